@@ -1,0 +1,41 @@
+# Everything a stranger needs: `make serve`, `make test`. Both do all their own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# The MLX backend to install: Metal comes with plain mlx on macOS; on Linux it is an extra.
+ifeq ($(shell uname -s),Darwin)
+EXTRA ?= dev
+else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
+EXTRA ?= cuda13,dev
+else
+EXTRA ?= cpu,dev
+endif
+
+.PHONY: serve test lint setup clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[$(EXTRA)]'
+	touch $@
+
+serve: setup
+	$(BIN)/chairlift serve $(ARGS)
+
+test: setup
+	$(BIN)/pytest $(ARGS)
+
+# mypy does not follow an editable install's mapping, so types are checked in the built wheel.
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/lint && $(BIN)/pip wheel --quiet --no-deps --wheel-dir build/lint .
+	$(BIN)/python -m zipfile -e build/lint/chairlift-*.whl build/lint/wheel
+	cd build/lint/wheel && MYPYPATH=. ../../../$(BIN)/mypy --config-file ../../../pyproject.toml \
+		--explicit-package-bases --namespace-packages -p chairlift
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""The engine: owns MLX, turns plans into tokens one step at a time."""

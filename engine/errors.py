@@ -1,0 +1,54 @@
+"""Every exception Chairlift raises on purpose.
+
+ChairliftError
+├── ModelError          the model cannot be loaded: missing, broken, truncated
+│   └── UnsupportedModel    it is whole, but Chairlift cannot serve it
+├── RequestError        this request can never be served; the client must change it
+│   └── PromptTooLong       its prompt does not fit the context or the KV memory
+├── QueueFull           the server is at its limits now; try again later
+└── EngineDead          the engine process has ended; nothing can be served
+"""
+
+from __future__ import annotations
+
+
+class ChairliftError(Exception):
+    """Base of all of them; its text is one line fit for an operator or a client."""
+
+
+class ModelError(ChairliftError):
+    """The model cannot be loaded: missing, broken, truncated."""
+
+
+class UnsupportedModel(ModelError):
+    """The model is whole, but its architecture, cache kind or format is not supported."""
+
+
+class RequestError(ChairliftError):
+    """The request can never be served as it stands.
+
+    ``param`` is the request field at fault, in the API's terms, or None.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for a single output token."""
+
+
+class QueueFull(ChairliftError):
+    """The server has as many unfinished requests as it allows.
+
+    ``retry_after`` is the predicted wait in seconds.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDead(ChairliftError):
+    """The engine process has ended, or could not start."""

@@ -1,0 +1,177 @@
+"""What crosses the border between the API process and the engine process.
+
+Plain msgspec structs, encoded as MessagePack. Times are seconds of ``time.monotonic()``, which
+all processes of one machine share; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_TOP_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one request's tokens are chosen, and when it ends.
+
+    ``max_tokens`` counts output tokens. ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and
+    ``min_p`` 0 are off. ``repetition_penalty`` divides (multiplies, where negative) the logits of
+    all tokens seen in prompt and output; ``presence_penalty`` and ``frequency_penalty`` subtract
+    for output tokens. ``logit_bias`` adds to the logits of token ids. The same ``seed`` gives the
+    same tokens, whatever else is in the batch; choice i of n uses ``seed + i``. ``logprobs`` None
+    reports none, k reports the chosen token's and the k most likely ones'. They are the model's
+    own log-probabilities, before temperature, penalties and bias. ``stop_token_ids`` are all ids that
+    end the text, the model's own end-of-text ids included unless they are to be ignored; none of
+    them is chosen before ``min_tokens``.
+    """
+
+    max_tokens: int
+    seed: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """A prompt to be continued ``n`` times. ``arrival`` is when the server received it."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    n: int = 1
+    arrival: float = 0.0
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """Ends one choice (or all, ``index`` None) of a request that still runs.
+
+    ``reason`` is "stop" when a stop string was found in its text, "abort" when the client left.
+    """
+
+    request_id: str
+    index: int | None = None
+    reason: FinishReason = "abort"
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    """Asks the engine process to end."""
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one output position; ``top`` is (token id, logprob), best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class TokenOutput(msgspec.Struct, array_like=True):
+    """New tokens of one choice of one request.
+
+    ``finish`` is set on the choice's last output and only there. An end-of-text or stop token that
+    ended the choice is counted in usage and is the last of ``token_ids``; its text is not part of
+    the reply, which ``ended_by_token`` tells. ``error`` explains a finish of "error".
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    ended_by_token: bool = False
+    error: str | None = None
+
+
+class FinishedChoice(msgspec.Struct, array_like=True):
+    """One finished choice, for the metrics. A time is None if that point was never reached."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    n: int
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    finished: float
+
+
+class StepStats(msgspec.Struct):
+    """All that the metrics learn of one step; the recorder's only input from the engine."""
+
+    duration: float = 0.0
+    # Seconds by phase: "schedule", "launch" (building and dispatching the graph), "wait" (for the
+    # device), "output" (reading tokens and deciding who has finished).
+    phases: dict[str, float] = {}
+    rows: int = 0
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    held_columns: int = 0
+    padded_columns: int = 0
+    kv_reserved_bytes: int = 0
+    kv_used_bytes: int = 0
+    kv_limit_bytes: int = 0
+    memory_active: int = 0
+    memory_peak: int = 0
+    memory_cache: int = 0
+    # Seconds from arrival to first token, one entry a choice whose first token came in this step.
+    first_token_latencies: list[float] = []
+    # Seconds since the same choice's token before, one entry a token.
+    inter_token_latencies: list[float] = []
+    finished: list[FinishedChoice] = []
+
+
+class StepOutput(msgspec.Struct, tag=True):
+    """What one step produced, for all its rows at once."""
+
+    outputs: list[TokenOutput]
+    stats: StepStats
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Progress while the engine starts; ``text`` says what it is doing."""
+
+    text: str
+
+
+class ModelInfo(msgspec.Struct, tag=True, frozen=True):
+    """Sent once, when the engine is ready.
+
+    ``max_context`` is the most tokens (prompt and output) a request can hold: the model's own
+    limit, or what fits the KV memory if that is less.
+    """
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_context: int
+    max_rows: int
+    max_queue: int
+    kv_limit_bytes: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+
+
+class StartFailed(msgspec.Struct, tag=True, frozen=True):
+    """The engine could not start; ``message`` is one line."""
+
+    message: str
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = StepOutput | Loading | ModelInfo | StartFailed
