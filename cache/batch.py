@@ -1,0 +1,197 @@
+"""The rows of one model's batch: they join, take steps together, are extracted, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from chairlift.cache.capacity import Capacity, KVGeometry, resized
+from chairlift.cache.layer import LayerCache, LayerRow
+from chairlift.cache.ring import Ring
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """One row taken out of a batch: ``offset`` tokens in all, and what each layer holds of them.
+
+    A layer is None while nothing has been written to it.
+    """
+
+    offset: int
+    layers: list[LayerRow | None]
+
+
+class BatchCache:
+    """All layers' caches for a batch of rows, numbered 0 to ``len(batch) - 1`` without holes.
+
+    ``layers`` goes to the model as its cache. A step is::
+
+        with batch.step(length):
+            logits = model(tokens, cache=batch.layers)  # tokens: [rows, length]
+
+    Args:
+        windows: each layer's sliding window in tokens, None for full attention.
+    """
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
+        self.layers = [LayerCache(self._rings[window]) for window in windows]
+        self.offsets: list[int] = []
+        # Columns just behind the cursor that a row does not own: the padding after its last token.
+        # Such a row can only be extracted and leave.
+        self._surplus: list[int] = []
+        self.capacity = Capacity(0, 0)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffers of all layers take."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def state(self) -> list[mx.array]:
+        """All buffers, to evaluate or inspect."""
+        return [array for layer in self.layers for array in layer.state]
+
+    @property
+    def tokens(self) -> int:
+        """Columns that the longest row takes, padding behind its end included."""
+        return max(map(sum, zip(self.offsets, self._surplus, strict=True)), default=0)
+
+    def join(self, state: RowState | None = None, columns: int = 0) -> int:
+        """Adds a row, empty or with a state taken out of another batch; returns its number.
+
+        Only this row's columns are written, unless the buffers have to grow. ``columns`` announces
+        how many tokens the row will come to hold, so that they grow once.
+        """
+        offset = state.offset if state else 0
+        self.reserve(Capacity(len(self) + 1, max(columns, offset + 1)))
+        row = len(self)
+        self.offsets.append(offset)
+        self._surplus.append(0)
+        for ring in self._rings.values():
+            ring.lengths.append(min(offset, ring.columns))
+        for layer, held in zip(self.layers, state.layers if state else (), strict=False):
+            if held is not None and held.tokens:
+                layer.put(row, _newest(held, layer.ring.columns))
+        return row
+
+    def leave(self, row: int) -> None:
+        """Removes a row. The last row takes its number, the only other row that is touched."""
+        last = len(self) - 1
+        if row != last:
+            for layer in self.layers:
+                held = layer.get(last, layer.ring.cursor, layer.ring.lengths[last])
+                if held is not None:
+                    layer.put(row, held)
+        for per_row in (self.offsets, self._surplus, *(r.lengths for r in self._rings.values())):
+            per_row[row] = per_row[last]
+            per_row.pop()
+
+    def extract(self, row: int) -> RowState:
+        """A row's state as arrays of its own; the batch is unchanged."""
+        surplus = self._surplus[row]
+        layers = [
+            layer.get(
+                row,
+                layer.ring.cursor - surplus,
+                min(layer.ring.lengths[row] - surplus, layer.ring.window or layer.ring.columns),
+            )
+            for layer in self.layers
+        ]
+        return RowState(self.offsets[row], layers)
+
+    @contextmanager
+    def step(self, length: int, real: Sequence[int] | None = None) -> Iterator[None]:
+        """Every row takes ``length`` new tokens from the model call inside.
+
+        ``real`` gives, for each row, how many of them are its own; the others follow as padding,
+        and a row that has some can afterwards only be extracted and leave.
+        """
+        assert not any(self._surplus), "a row that has ended has to leave before the next step"
+        real = [length] * len(self) if real is None else list(real)
+        self.reserve(Capacity(len(self), self.tokens + length), step=length)
+        offset = mx.array(self.offsets, mx.int32)
+        masks: dict[int, dict[tuple[int, int | None, bool], mx.array | str | None]] = {}
+        for layer in self.layers:
+            layer.begin(offset, masks.setdefault(id(layer.ring), {}))
+        yield
+        for ring in self._rings.values():
+            ring.advance(length)
+        self.offsets = [old + new for old, new in zip(self.offsets, real, strict=True)]
+        self._surplus = [length - new for new in real]
+
+    def reserve(self, need: Capacity, step: int = 1) -> None:
+        """Makes the buffers hold ``need`` and all rows; shrinks what has become far too large."""
+        rows = max(need.rows, len(self))
+        self.resize(resized(Capacity(rows, max(need.columns, self.tokens)), self.capacity), step)
+
+    def resize(self, capacity: Capacity, step: int = 1) -> None:
+        """Gives the buffers exactly this capacity, at least what the rows hold; see ``reserve``.
+
+        Windows take no more columns than they need to write ``step`` at a time.
+        """
+        self.capacity = capacity
+        for window, ring in self._rings.items():
+            columns = ring.needed(capacity.columns, step)
+            if window is not None and ring.columns >= columns:
+                # Room for a longer step stays: a prompt's last chunk is short, the next one long.
+                columns = min(ring.columns, capacity.columns)
+            if (ring.rows, ring.columns) == (capacity.rows, columns):
+                continue
+            kept = ring.spans(ring.cursor, min(columns, max(ring.lengths, default=0)))
+            held = Capacity(capacity.rows, columns)
+            for layer in self.layers:
+                if layer.ring is ring:
+                    layer.resize(held, kept)
+            ring.rows, ring.columns = held
+            ring.cursor = sum(span.width for span in kept) % columns if columns else 0
+            ring.lengths = [min(length, columns) for length in ring.lengths]
+
+    def reset(self) -> None:
+        """Removes all rows and gives the memory back."""
+        for ring in self._rings.values():
+            ring.rows = ring.columns = ring.cursor = 0
+            ring.lengths = []
+        for layer in self.layers:
+            layer.reset()
+        self.offsets = []
+        self._surplus = []
+        self.capacity = Capacity(0, 0)
+
+    def geometry(self) -> KVGeometry:
+        """Bytes a token takes by kind of layer; needs one step to have been taken."""
+        sizes: dict[int | None, int] = {}
+        for layer in self.layers:
+            size = layer.nbytes // (layer.ring.rows * layer.ring.columns)
+            sizes[layer.ring.window] = sizes.get(layer.ring.window, 0) + size
+        full = sizes.pop(None, 0)
+        return KVGeometry(full, {window: size for window, size in sizes.items() if window})
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between two steps."""
+        for window, ring in self._rings.items():
+            ring.check_integrity()
+            assert len(ring.lengths) == len(self)
+            for row, length in enumerate(ring.lengths):
+                owned = length - self._surplus[row]
+                most = self.offsets[row] if window is None else min(self.offsets[row], ring.columns)
+                kept = most if window is None else min(most, window - 1)
+                assert kept <= owned <= most, (window, row, owned, most)
+        for layer in self.layers:
+            for array in layer.state:
+                assert array.shape[0] == layer.ring.rows, (array.shape, layer.ring)
+                assert array.shape[2] == layer.ring.columns, (array.shape, layer.ring)
+        assert len(self._surplus) == len(self)
+
+
+def _newest(held: LayerRow, columns: int) -> LayerRow:
+    """The end of a row's tokens that fits a window of that many columns."""
+    if held.tokens <= columns:
+        return held
+    return LayerRow(held.keys[:, :, -columns:], held.values[:, :, -columns:])

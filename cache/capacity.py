@@ -1,0 +1,78 @@
+"""How large buffers are: plain arithmetic, shared by the caches and the scheduler's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Columns come in multiples of this: growing costs a copy, so it should be rare for short rows too.
+COLUMN_STEP = 64
+ROW_STEP = 4
+# A buffer is given back only when it is this many times larger than what its content needs, so
+# that a batch whose size swings does not copy itself with every swing.
+SHRINK_FACTOR = 4
+
+
+class Capacity(NamedTuple):
+    """What a batch's buffers can hold: rows, and columns (tokens) of each row."""
+
+    rows: int
+    columns: int
+
+
+def bucket(need: int, step: int) -> int:
+    """The capacity to allocate for ``need``: a multiple of ``step``, at most 1/4 above for large.
+
+    Growing through these sizes copies a token about five times over a row's whole life.
+    """
+    if need <= 0:
+        return 0
+    quarter = 1 << max(0, need.bit_length() - 3)
+    unit = max(step, quarter)
+    return -(-need // unit) * unit
+
+
+def resized(need: Capacity, now: Capacity) -> Capacity:
+    """The capacity that a buffer of ``now`` should have when it has to hold ``need``."""
+    return Capacity(
+        _resized(need.rows, now.rows, ROW_STEP), _resized(need.columns, now.columns, COLUMN_STEP)
+    )
+
+
+def _resized(need: int, now: int, step: int) -> int:
+    wanted = bucket(need, step)
+    return now if need <= now <= SHRINK_FACTOR * wanted else wanted
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """What one token costs in a model's caches.
+
+    ``full_bytes`` is the sum over all full-attention layers, in bytes a token.
+    ``window_bytes`` maps a window's size in tokens to the bytes a token of the layers that have it.
+    """
+
+    full_bytes: int
+    window_bytes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes a token takes while it is in every layer."""
+        return self.full_bytes + sum(self.window_bytes.values())
+
+    def reserved(self, capacity: Capacity, step: int = 1) -> int:
+        """Bytes of the buffers of a batch that writes ``step`` columns at a time."""
+        columns = capacity.columns
+        windows = sum(
+            min(columns, window - 1 + step) * size for window, size in self.window_bytes.items()
+        )
+        return capacity.rows * (columns * self.full_bytes + windows)
+
+    def used(self, lengths: Iterable[int]) -> int:
+        """Bytes that rows of these lengths (tokens) really hold."""
+        total = 0
+        for length in lengths:
+            total += length * self.full_bytes
+            total += sum(min(length, w) * size for w, size in self.window_bytes.items())
+        return total

@@ -1,0 +1,161 @@
+"""One layer's keys and values, in the shape that mlx-lm's model files expect of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from chairlift.cache.capacity import Capacity
+from chairlift.cache.ring import Ring, Span
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """What one row holds in one layer: ``[1, heads, tokens, dim]`` each, oldest token first."""
+
+    keys: mx.array
+    values: mx.array
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are held: all of the row's, or the end of them that its window keeps."""
+        return int(self.keys.shape[2])
+
+
+class LayerCache:
+    """The ring buffer of one attention layer: ``[rows, heads, columns, dim]`` for keys and values.
+
+    The value's last dimension may differ from the key's. It keeps mlx-lm's cache protocol
+    (``offset``, ``make_mask``, ``update_and_fetch``, ``state``, ``nbytes``), so that mlx-lm's model
+    files run unchanged. What all layers of a kind share, they read from one ``Ring``.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        # Positions of each row's first new token, [rows]; rebound each step, never written to.
+        self.offset: mx.array = mx.zeros((0,), mx.int32)
+        self._masks: dict[tuple[int, int | None, bool], mx.array | str | None] = {}
+
+    @property
+    def max_size(self) -> int | None:
+        """The window in tokens, None for full attention."""
+        return self.ring.window
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """The buffers, for inspection and for evaluating them. Empty before the first write."""
+        if self.keys is None or self.values is None:
+            return ()
+        return self.keys, self.values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the buffers take."""
+        return sum(array.nbytes for array in self.state)
+
+    def begin(
+        self,
+        offset: mx.array,
+        masks: dict[tuple[int, int | None, bool], mx.array | str | None],
+    ) -> None:
+        """Takes a step's row offsets, and the masks that layers of this kind share in it."""
+        self.offset = offset
+        self._masks = masks
+
+    def make_mask(
+        self, n: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """The attention mask for ``n`` new queries a row; see ``Ring.mask``."""
+        key = (n, window_size, return_array)
+        if key not in self._masks:
+            self._masks[key] = self.ring.mask(n, window_size, return_array)
+        return self._masks[key]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes new columns for all rows and returns what attention has to read.
+
+        Args:
+            keys, values: ``[rows, heads, new, dim]``, oldest first.
+
+        Returns:
+            Keys and values ``[rows, heads, visible columns, dim]``, as ``make_mask`` describes.
+        """
+        rows, _, step, _ = keys.shape
+        if self.keys is None or self.values is None:
+            self._allocate(keys, values)
+        assert self.keys is not None
+        assert self.values is not None
+        taken = 0
+        for span in self.ring.spans(self.ring.cursor + step, step):
+            part = slice(taken, taken + span.width)
+            self._write(slice(0, rows), span, keys[:, :, part], values[:, :, part])
+            taken += span.width
+        seen = slice(*self.ring.visible(step))
+        return self.keys[:rows, :, seen], self.values[:rows, :, seen]
+
+    def put(self, row: int, held: LayerRow) -> None:
+        """Copies one row's tokens into the columns just behind the cursor; touches no other row."""
+        if self.keys is None or self.values is None:
+            self._allocate(held.keys, held.values)
+        taken = 0
+        for span in self.ring.spans(self.ring.cursor, held.tokens):
+            part = slice(taken, taken + span.width)
+            self._write(
+                slice(row, row + 1), span, held.keys[:, :, part], held.values[:, :, part]
+            )
+            taken += span.width
+
+    def get(self, row: int, stop: int, tokens: int) -> LayerRow | None:
+        """The ``tokens`` columns of one row before column ``stop``; None before the first write."""
+        if self.keys is None or self.values is None:
+            return None
+        spans = self.ring.spans(stop, tokens)
+        return LayerRow(_gather(self.keys, row, spans), _gather(self.values, row, spans))
+
+    def resize(self, capacity: Capacity, kept: Sequence[Span]) -> None:
+        """Moves to buffers of another size: ``kept`` columns first, in that order, then zeros."""
+        if self.keys is None or self.values is None:
+            return
+        self.keys = _resized(self.keys, capacity, kept)
+        self.values = _resized(self.values, capacity, kept)
+
+    def reset(self) -> None:
+        """Gives the memory back."""
+        self.keys = self.values = None
+        self._masks = {}
+
+    def _allocate(self, keys: mx.array, values: mx.array) -> None:
+        rows, columns = self.ring.rows, self.ring.columns
+        self.keys = mx.zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
+        self.values = mx.zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
+
+    def _write(self, rows: slice, span: Span, keys: mx.array, values: mx.array) -> None:
+        assert self.keys is not None
+        assert self.values is not None
+        columns = slice(*span)
+        self.keys[rows, :, columns] = keys
+        self.values[rows, :, columns] = values
+
+
+def _gather(buffer: mx.array, row: int, spans: Sequence[Span]) -> mx.array:
+    parts = [buffer[row : row + 1, :, span.start : span.stop] for span in spans]
+    if not parts:
+        return buffer[row : row + 1, :, :0]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Span]) -> mx.array:
+    rows = min(capacity.rows, buffer.shape[0])
+    parts = [buffer[:rows, :, span.start : span.stop] for span in kept]
+    spare = capacity.columns - sum(span.width for span in kept)
+    if spare:
+        parts.append(mx.zeros((rows, buffer.shape[1], spare, buffer.shape[3]), buffer.dtype))
+    moved = mx.concatenate(parts, axis=2)
+    if capacity.rows > rows:
+        more = mx.zeros((capacity.rows - rows, *moved.shape[1:]), buffer.dtype)
+        moved = mx.concatenate([moved, more], axis=0)
+    return moved

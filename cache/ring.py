@@ -1,0 +1,112 @@
+"""The ring: one buffer of keys and values a layer, one cursor for all its rows.
+
+All rows write at the same columns, so a write is one slice. Row ``r`` owns the ``lengths[r]``
+columns just behind the cursor; every other column is padding for it, whatever it holds. Keys carry
+their rotation already, so that their order in the ring means nothing to attention. A sliding
+window is the same ring with the lengths bounded.
+
+        column     0    1    2    3    4    5    6    7
+        row 0      k6   k7   --   --   k2   k3   k4   k5      length 6
+        row 1      k1   k2   --   --   --   --   --   k0      length 3
+                              ^ cursor
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import mlx.core as mx
+
+
+class Span(NamedTuple):
+    """A run of neighbouring columns, ``stop`` excluded."""
+
+    start: int
+    stop: int
+
+    @property
+    def width(self) -> int:
+        """How many columns it has."""
+        return self.stop - self.start
+
+
+@dataclass(slots=True)
+class Ring:
+    """The geometry that all layers of one kind share: where to write, which columns count.
+
+    ``window`` is the most tokens a query sees, its own included; None means all. ``rows``
+    and ``columns`` are what is allocated; ``lengths`` the tokens each row in use holds, in columns
+    right behind ``cursor``.
+    """
+
+    window: int | None = None
+    rows: int = 0
+    columns: int = 0
+    cursor: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+    def needed(self, columns: int, step: int) -> int:
+        """Columns this ring needs to hold rows of ``columns`` tokens and write ``step`` at a time.
+
+        A window keeps ``window - 1`` old tokens, so that the first of ``step`` new queries still
+        sees its whole window.
+        """
+        return columns if self.window is None else min(columns, self.window - 1 + step)
+
+    def spans(self, stop: int, width: int) -> list[Span]:
+        """The ``width`` columns before (unwrapped) column ``stop``, oldest first: one or two runs."""
+        if width == 0:
+            return []
+        start = (stop - width) % self.columns
+        if start + width <= self.columns:
+            return [Span(start, start + width)]
+        return [Span(start, self.columns), Span(0, start + width - self.columns)]
+
+    def visible(self, step: int) -> Span:
+        """The columns that attention must read once ``step`` new ones are written at the cursor.
+
+        The live columns where they are one run, else the whole ring.
+        """
+        live = min(self.columns, max(self.lengths, default=0) + step)
+        runs = self.spans(self.cursor + step, live)
+        return runs[0] if len(runs) == 1 else Span(0, self.columns)
+
+    def mask(
+        self, step: int, window: int | None = None, as_array: bool = False
+    ) -> mx.array | str | None:
+        """Which of the visible columns each of ``step`` new queries attends to.
+
+        ``window`` narrows the ring's own window further, for models that ask for it.
+
+        Returns:
+            Booleans ``[rows, 1, step, visible columns]``; or, unless ``as_array``, None where all
+            is seen and "causal" where each query sees all up to itself.
+        """
+        visible = self.visible(step)
+        limits = [w for w in (window, self.window) if w is not None]
+        limit = min(limits, default=visible.width)
+        in_order = (self.cursor + step) % self.columns == visible.stop % self.columns
+        level = all(length + step == visible.width for length in self.lengths)
+        if level and limit >= visible.width and not as_array and (in_order or step == 1):
+            return None if step == 1 else "causal"
+        newest = (self.cursor + step - 1) % self.columns
+        # How many columns a key lies behind the newest; the same for a query; the difference.
+        key_age = (newest - mx.arange(visible.start, visible.stop)) % self.columns
+        query_age = mx.arange(step - 1, -1, -1)
+        behind = key_age[None, :] - query_age[:, None]
+        held = mx.array(self.lengths)[:, None] + mx.arange(1, step + 1)[None, :]
+        held = mx.minimum(held, limit)
+        return ((behind >= 0)[None] & (behind[None] < held[:, :, None]))[:, None]
+
+    def advance(self, step: int) -> None:
+        """Counts ``step`` columns as written, for every row. A window forgets its oldest."""
+        self.cursor = (self.cursor + step) % self.columns
+        self.lengths = [min(length + step, self.columns) for length in self.lengths]
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between two steps."""
+        assert len(self.lengths) <= self.rows, (self.lengths, self.rows)
+        assert 0 <= self.cursor < max(1, self.columns), (self.cursor, self.columns)
+        for row, length in enumerate(self.lengths):
+            assert 0 <= length <= self.columns, (row, length, self.columns)
