@@ -1,0 +1,57 @@
+"""What a batch may take: rows, tokens a step, bytes of KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, resized
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``max_step_tokens`` bounds prompt and decode tokens of one step together.
+
+    Raises:
+        ValueError: a limit that cannot work, with the numbers.
+    """
+
+    max_rows: int
+    max_step_tokens: int
+    kv_bytes: int
+    geometry: KVGeometry
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ValueError(f"max-rows must be at least 1, not {self.max_rows}")
+        if self.max_step_tokens <= self.max_rows:
+            raise ValueError(
+                f"max-step-tokens ({self.max_step_tokens}) must be larger than max-rows "
+                f"({self.max_rows}): every running row takes one token of each step"
+            )
+        if self.max_context < COLUMN_STEP:
+            raise ValueError(
+                f"kv-memory of {self.kv_bytes} bytes holds {self.max_context} tokens of this "
+                f"model ({self.geometry.bytes_per_token} bytes each); {COLUMN_STEP} are the least"
+            )
+
+    @property
+    def max_context(self) -> int:
+        """The longest sequence that fits alone: in a prefill batch and, at its end, in its row."""
+        low, high = 0, self.kv_bytes // max(1, self.geometry.bytes_per_token) + 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            alone = Capacity(1, middle)
+            twice = self.geometry.reserved(alone, middle) + self.geometry.reserved(alone)
+            low, high = (middle, high) if twice <= self.kv_bytes else (low, middle - 1)
+        return low
+
+    def choose(self, need: Capacity, now: Capacity, besides: int = 0) -> Capacity | None:
+        """The capacity to give a batch that must hold ``need`` and has ``now``; None if none fits.
+
+        ``besides`` is bytes taken elsewhere. Roomy sizes come first, since growing costs a copy.
+        """
+        roomy = Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
+        for capacity in (resized(need, now), roomy, need):
+            if self.geometry.reserved(capacity) + besides <= self.kv_bytes:
+                return capacity
+        return None

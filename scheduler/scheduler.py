@@ -1,0 +1,181 @@
+"""Who is computed in the next step: first come, first served, within the limits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from chairlift.cache.capacity import COLUMN_STEP, Capacity
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.sequence import Sequence
+
+# Prompts share a prefill while at most this part of its columns is padding.
+MAX_PREFILL_PADDING = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: ``prefill`` computes ``columns`` tokens of each of its sequences (fewer of those
+    that end within), then every sequence of ``decode`` gains a token, those that the prefill has
+    just finished included. Whoever has a row and is not in ``decode`` leaves. ``capacity`` is what
+    the decode batch has to hold.
+    """
+
+    prefill: list[Sequence] = field(default_factory=list)
+    columns: int = 0
+    decode: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    capacity: Capacity = Capacity(0, 0)
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill or self.decode or self.preempted)
+
+    def chunk(self, sequence: Sequence) -> int:
+        """How many tokens of a prefill sequence this step computes."""
+        return min(self.columns, sequence.to_prefill)
+
+
+class Scheduler:
+    """Holds every unfinished sequence and plans steps. Deterministic.
+
+    A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
+    ``finish()`` report back what came of it, which may be one step later.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []
+        self.running: list[Sequence] = []
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.prefilling
+        yield from self.waiting
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to compute or to read back."""
+        return not (self.waiting or self.prefilling or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
+        at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
+        prompt = self.limits.geometry.reserved(Capacity(1, sequence.wanted), sequence.wanted)
+        fits = self.limits.choose(at_once, Capacity(0, 0), besides=prompt) is not None
+        shared = fits and sequence.rows <= self.limits.max_rows
+        self.waiting.extend([sequence] if shared else sequence.fork())
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forgets a sequence, wherever it stands; its row leaves with the next step."""
+        sequence.finished = True
+        for place in (self.running, self.prefilling, self.waiting):
+            if sequence in place:
+                place.remove(sequence)
+
+    def token(self, sequence: Sequence, token: int) -> None:
+        """Records one of a sequence's tokens in flight as read."""
+        sequence.in_flight -= 1
+        sequence.tokens.append(token)
+
+    def plan(self, now: Capacity) -> Plan:
+        """What to compute next, for a decode batch that has the capacity ``now``."""
+        decode = [s for s in self.running if s.wanted < s.most]
+        preempted = []
+        capacity = self._capacity(decode, self.prefilling, now)
+        while capacity is None:
+            # The youngest gives way; alone, the oldest always fits (Limits.max_context).
+            preempted.append(self.prefilling.pop() if self.prefilling else decode.pop())
+            capacity = self._capacity(decode, self.prefilling, now)
+        prefill, capacity = self._admit(decode, capacity, now)
+        columns = min(self._budget(decode, prefill), max((s.to_prefill for s in prefill), default=0))
+        ready = [s for s in prefill if s.to_prefill <= columns]
+        decode += [choice for s in ready for choice in s.fork()]
+        return Plan(prefill, columns, decode, preempted, capacity)
+
+    def commit(self, plan: Plan) -> None:
+        """Counts what a launched plan computes."""
+        if not self.prefilling:
+            for _ in plan.prefill:
+                self.waiting.popleft()
+        for sequence in plan.preempted:
+            sequence.start_over()
+            self.waiting.appendleft(sequence)
+        for sequence in plan.prefill:
+            sequence.computed += plan.chunk(sequence)
+        self.prefilling = [s for s in plan.prefill if s.to_prefill > 0]
+        decoding = set(map(id, plan.decode))
+        self.running = plan.decode + [
+            s for s in self.running if id(s) not in decoding and s.wanted == s.most
+        ]
+        for sequence in plan.decode:
+            sequence.computed = sequence.wanted
+            sequence.in_flight += 1
+
+    def _admit(
+        self, decode: list[Sequence], capacity: Capacity, now: Capacity
+    ) -> tuple[list[Sequence], Capacity]:
+        """The sequences that the step's prefill computes, and the capacity with them.
+
+        One whose prompt has begun goes on alone. Else the queue's head, and with it whoever comes
+        next and fits the same chunk without much padding.
+        """
+        if self.prefilling:
+            return self.prefilling, capacity
+        group: list[Sequence] = []
+        for sequence in self.waiting:
+            wider = [*group, sequence]
+            if not self._shares_a_chunk(decode, wider):
+                break
+            if len(decode) + sum(s.rows for s in wider) > self.limits.max_rows:
+                break
+            fits = self._capacity(decode, wider, now, COLUMN_STEP if decode or group else 0)
+            if fits is None:
+                break
+            group, capacity = wider, fits
+        return group, capacity
+
+    def _budget(self, decode: list[Sequence], prefill: list[Sequence]) -> int:
+        """Prompt tokens that the step has room for; a row that joins needs one for its decode."""
+        rows = len(decode) + sum(s.rows for s in prefill)
+        return max(1, self.limits.max_step_tokens - rows)
+
+    def _shares_a_chunk(self, decode: list[Sequence], group: list[Sequence]) -> bool:
+        if len(group) == 1:
+            return True
+        longest = max(s.to_prefill for s in group)
+        columns = longest * len(group)
+        padding = columns - sum(s.to_prefill for s in group)
+        return columns <= self._budget(decode, group) and padding <= MAX_PREFILL_PADDING * columns
+
+    def _capacity(
+        self, decode: list[Sequence], prefill: list[Sequence], now: Capacity, spare: int = 0
+    ) -> Capacity | None:
+        """What the decode batch needs once ``prefill`` has joined; None if the bytes do not allow.
+
+        Counted with what the prefill itself holds until then. ``spare`` columns more must fit, so
+        that who is admitted is not preempted at once.
+        """
+        if not decode and not prefill:
+            return Capacity(0, 0)
+        longest = max((s.wanted for s in prefill), default=0)
+        rows = len(decode) + sum(s.rows for s in prefill)
+        need = Capacity(rows, spare + max(longest, max((s.wanted for s in decode), default=0)))
+        begun = Capacity(len(prefill), longest)
+        return self.limits.choose(need, now, self.limits.geometry.reserved(begun, longest))
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between two steps."""
+        everyone = list(self)
+        assert len(set(map(id, everyone))) == len(everyone)
+        assert sum(s.wanted < s.most for s in self.running) <= self.limits.max_rows
+        assert len(self.prefilling) <= 1
+        for sequence in everyone:
+            assert not sequence.finished
+            assert 0 <= sequence.computed <= sequence.wanted <= sequence.most
+        for sequence in self.running:
+            assert sequence.forked
+            assert sequence.computed == sequence.wanted - 1
+        for sequence in self.waiting:
+            assert sequence.computed == 0

@@ -1,0 +1,73 @@
+"""One row-to-be: three integers, the tokens, and when things happened to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of one prompt.
+
+    ``tokens`` are the prompt and the output read so far. ``in_flight`` counts tokens that are
+    sampled but not read back yet: they are wanted already, though nobody knows them. Until its
+    prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
+    Times are seconds of ``time.monotonic()``.
+    """
+
+    request_id: str
+    tokens: list[int]
+    max_tokens: int
+    index: int = 0
+    n: int = 1
+    arrival: float = 0.0
+    computed: int = 0
+    in_flight: int = 0
+    prompt_tokens: int = field(default=0)
+    forked: bool = False
+    finished: bool = False
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.prompt_tokens or len(self.tokens)
+        self.forked = self.forked or self.n == 1
+
+    @property
+    def wanted(self) -> int:
+        """Tokens of prompt and output so far, those in flight included."""
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def most(self) -> int:
+        """Tokens of prompt and output that it may reach."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def generated(self) -> int:
+        """Output tokens, those in flight included."""
+        return self.wanted - self.prompt_tokens
+
+    @property
+    def to_prefill(self) -> int:
+        """Tokens to compute before it can join the batch; its last one is its first input there."""
+        return self.wanted - 1 - self.computed
+
+    @property
+    def rows(self) -> int:
+        """Rows that it takes, or will take once it forks."""
+        return 1 if self.forked else self.n
+
+    def fork(self) -> list[Sequence]:
+        """The request's choices, each with the shared prompt computed."""
+        if self.forked:
+            return [self]
+        return [
+            replace(self, tokens=list(self.tokens), index=index, forked=True)
+            for index in range(self.n)
+        ]
+
+    def start_over(self) -> None:
+        """Forgets what was computed: its row has been taken away."""
+        self.computed = 0
