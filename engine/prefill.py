@@ -1,0 +1,76 @@
+"""Prefill: prompts are computed in a batch of their own, then handed over as row states.
+
+Only keys and values come of it: a prompt's last token is fed by the decode batch, so that sampling
+happens in one place, and no logits are ever computed here (MLX computes nothing nobody asks for).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from chairlift.cache.batch import BatchCache, RowState
+from chairlift.cache.capacity import Capacity
+from chairlift.cache.kinds import make_batch
+from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.sequence import Sequence
+
+
+class Prefilled(NamedTuple):
+    """What a chunk gave: the states of all that may join the decode batch now, or buffers that
+    the step has to compute although nobody reads them yet.
+    """
+
+    states: dict[Sequence, RowState]
+    written: list[mx.array]
+
+
+class Prefill:
+    """The prompts under way: one in several chunks, or several that fit one chunk."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._cache: BatchCache | None = None
+        self._rows: list[Sequence] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes its caches take between two steps."""
+        return self._cache.nbytes if self._cache else 0
+
+    def run(self, plan: Plan) -> Prefilled:
+        """Builds a plan's chunk; nothing is computed yet."""
+        if self._rows != plan.prefill:
+            self._cache = None  # another prompt's turn, or this one was aborted
+        self._rows = list(plan.prefill)
+        if not plan.prefill:
+            return Prefilled({}, [])
+        cache = self._cache = self._cache or self._begin(plan)
+        real = [plan.chunk(sequence) for sequence in plan.prefill]
+        if plan.columns:
+            chunks = [
+                s.tokens[s.computed : s.computed + n] + [0] * (plan.columns - n)
+                for s, n in zip(plan.prefill, real, strict=True)
+            ]
+            with cache.step(plan.columns, real):
+                self._model(mx.array(chunks, mx.int32), cache=cache.layers)
+        ready = {
+            sequence: cache.extract(row)
+            for row, (sequence, n) in enumerate(zip(plan.prefill, real, strict=True))
+            if n == sequence.to_prefill
+        }
+        if ready:
+            self._cache = None
+            self._rows = []
+        states = {choice: ready[sequence] for choice, sequence in plan.joins.items()}
+        return Prefilled(states, [] if ready else cache.state)
+
+    def _begin(self, plan: Plan) -> BatchCache:
+        """A cache exactly as large as these prompts will need."""
+        cache = make_batch(self._model)
+        longest = max(s.to_prefill for s in plan.prefill)
+        cache.resize(Capacity(len(plan.prefill), max(1, longest)), step=max(1, plan.columns))
+        for _ in plan.prefill:
+            cache.join(columns=longest)
+        return cache

@@ -1,0 +1,92 @@
+"""The engine process: ``python -m chairlift.engine.process ADDRESS``, started by ``ProcessClient``.
+
+Its first message is a ``Start``. It ends with a ``Shutdown``, or when its standard input closes,
+which it does when the parent has gone, however that came about.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from chairlift.engine.blas import load_fast_blas
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.messages import FromEngine, ToEngine
+from chairlift.engine.source import ModelSource
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What to serve, and how."""
+
+    config: EngineConfig
+    source: ModelSource
+    log_level: str = "info"
+
+
+class SocketInbox:
+    """Messages from the parent's socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def receive(self, block: bool) -> Iterable[ToEngine]:
+        """See ``Inbox.receive``."""
+        messages: list[ToEngine] = []
+        while self._socket.poll(None if block and not messages else 0):
+            messages.append(self._decoder.decode(self._socket.recv()))
+        return messages
+
+
+def encode_path(value: object) -> str:
+    """Paths cross as text."""
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def decode_path(kind: type, value: object) -> object:
+    """The way back."""
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)
+
+
+def main(address: str) -> None:
+    """Connects to the parent and serves until told to stop."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    socket.connect(address)
+    start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
+    logging.basicConfig(level=start.log_level.upper(), format=LOG_FORMAT)
+    blas = load_fast_blas()
+    if blas.warning:
+        logging.getLogger(__name__).warning(blas.warning)
+    # MLX loads with this import, after the BLAS that it is to use.
+    from chairlift.engine.loop import run
+
+    encoder = msgspec.msgpack.Encoder()
+
+    def send(message: FromEngine) -> None:
+        socket.send(encoder.encode(message))
+
+    run(start.config, start.source, SocketInbox(socket), send)
+    socket.close(linger=1000)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,47 @@
+"""Penalties on tokens already seen: counts kept on the device, one line a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import mlx.core as mx
+import numpy as np
+
+
+class Seen:
+    """Which tokens each row's prompt has, and how often each stands in its output.
+
+    ``in_prompt`` is ``[rows, vocabulary]`` booleans, ``in_output`` int32 counts of the same shape.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self.in_prompt = mx.zeros((0, vocabulary), mx.bool_)
+        self.in_output = mx.zeros((0, vocabulary), mx.int32)
+
+    def rearrange(self, kept: Seq[int], joined: Seq[tuple[Seq[int], Seq[int]]]) -> None:
+        """Keeps the rows numbered ``kept``, in that order, then adds (prompt, output) rows."""
+        index = mx.array(list(kept), mx.int32)
+        prompts = [self.in_prompt[index]] if kept else []
+        outputs = [self.in_output[index]] if kept else []
+        for prompt, output in joined:
+            counts = np.bincount(prompt, minlength=self._vocabulary)
+            prompts.append(mx.array(counts > 0)[None])
+            counts = np.bincount(np.asarray(output, np.int64), minlength=self._vocabulary)
+            outputs.append(mx.array(counts.astype(np.int32))[None])
+        self.in_prompt = mx.concatenate(prompts)
+        self.in_output = mx.concatenate(outputs)
+
+    def count(self, tokens: mx.array) -> None:
+        """Counts one output token of every row; ``tokens`` is ``[rows]``."""
+        rows = mx.arange(tokens.shape[0])
+        self.in_output = self.in_output.at[rows, tokens].add(1)
+
+    def penalize(
+        self, logits: mx.array, repetition: mx.array, presence: mx.array, frequency: mx.array
+    ) -> mx.array:
+        """Applies the three penalties, each ``[rows, 1]``; see ``SamplingParams``."""
+        said = self.in_output > 0
+        repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
+        logits = mx.where(self.in_prompt | said, repeated, logits)
+        return logits - presence * said - frequency * self.in_output

@@ -1,0 +1,198 @@
+"""One step's tokens for all rows: bias, penalties, temperature, filters, the draw, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.engine import cpu
+from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.penalties import Seen
+
+_BANNED = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What leaves the device about probabilities: m rows, the k most likely tokens of each.
+
+    ``chosen`` is ``[m]``; ``top_ids`` and ``top`` are ``[m, k]``, best first.
+    """
+
+    rows: list[int]
+    chosen: mx.array
+    top_ids: mx.array
+    top: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """``tokens`` is ``[rows]`` int32, on the device."""
+
+    tokens: mx.array
+    logprobs: Logprobs | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that has to be evaluated."""
+        if self.logprobs is None:
+            return [self.tokens]
+        return [self.tokens, self.logprobs.chosen, self.logprobs.top_ids, self.logprobs.top]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRow:
+    """A row's parameters; ``prompt`` and ``output`` are its tokens when it joined."""
+
+    params: SamplingParams
+    prompt: Seq[int]
+    output: Seq[int]
+
+    @property
+    def penalized(self) -> bool:
+        p = self.params
+        return p.repetition_penalty != 1 or bool(p.presence_penalty or p.frequency_penalty)
+
+
+class Sampler:
+    """Samples for the rows of one batch, whose order it follows through ``rearrange``.
+
+    Only what some row asks for is computed; a batch of greedy rows costs one argmax.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._rows: list[SamplerRow] = []
+        self._seen: Seen | None = None
+        self._bias: tuple[list[bool], mx.array] | None = None
+
+    def rearrange(self, kept: Seq[int], joined: Seq[SamplerRow]) -> None:
+        """Keeps the rows numbered ``kept``, in that order, then adds ``joined``."""
+        before = self._rows
+        self._rows = [before[row] for row in kept] + list(joined)
+        self._bias = None
+        if not any(row.penalized for row in self._rows):
+            self._seen = None
+        elif self._seen is not None:
+            self._seen.rearrange(kept, [(row.prompt, row.output) for row in joined])
+        else:
+            # Only rows without penalties were here before: their counts are never read.
+            self._seen = Seen(self._vocabulary)
+            everyone = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
+            self._seen.rearrange([], everyone)
+
+    def sample(self, logits: mx.array, generated: Seq[int]) -> Sampled:
+        """Chooses a token for every row.
+
+        Args:
+            logits: ``[rows, vocabulary]`` of any float type.
+            generated: how many output tokens each row has so far; with the seed it decides the
+                draw, so that neither the other rows nor an interruption changes it.
+        """
+        raw = logits.astype(mx.float32)
+        logits = self._biased(raw, generated)
+        if self._seen is not None:
+            logits = self._seen.penalize(
+                logits,
+                self._column(lambda p: p.repetition_penalty),
+                self._column(lambda p: p.presence_penalty),
+                self._column(lambda p: p.frequency_penalty),
+            )
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        drawn = [i for i, row in enumerate(self._rows) if row.params.temperature > 0]
+        if drawn:
+            every = len(drawn) == len(self._rows)
+            index = mx.array(drawn, mx.int32)
+            picked = self._draw(logits if every else logits[index], drawn, generated)
+            tokens = picked if every else tokens.at[index].add(picked - tokens[index])
+        if self._seen is not None:
+            self._seen.count(tokens)
+        return Sampled(tokens, self._logprobs(raw, tokens))
+
+    def _column(self, read: object, rows: Seq[int] | None = None) -> mx.array:
+        assert callable(read)
+        chosen = self._rows if rows is None else [self._rows[row] for row in rows]
+        return mx.array([float(read(row.params)) for row in chosen], mx.float32)[:, None]
+
+    def _biased(self, logits: mx.array, generated: Seq[int]) -> mx.array:
+        """Adds each row's logit_bias, and bans its stop tokens before min_tokens."""
+        early = [
+            done < row.params.min_tokens for done, row in zip(generated, self._rows, strict=True)
+        ]
+        if self._bias is None or self._bias[0] != early:
+            self._bias = early, self._bias_entries(early)
+        entries = self._bias[1]
+        if entries.shape[1] == 0:
+            return logits
+        rows, tokens = entries[0].astype(mx.int32), entries[1].astype(mx.int32)
+        return logits.at[rows, tokens].add(entries[2])
+
+    def _bias_entries(self, early: Seq[bool]) -> mx.array:
+        """``[3, entries]`` float32: row, token, what to add. Whole numbers below 2^24 are exact."""
+        entries = [
+            (row, token, value)
+            for row, r in enumerate(self._rows)
+            for token, value in r.params.logit_bias.items()
+        ]
+        entries += [
+            (row, token, _BANNED)
+            for row, r in enumerate(self._rows)
+            if early[row]
+            for token in r.params.stop_token_ids
+        ]
+        inside = [entry for entry in entries if entry[1] < self._vocabulary]
+        return mx.array(np.array(inside, np.float32).reshape(-1, 3).T)
+
+    def _draw(self, logits: mx.array, rows: Seq[int], generated: Seq[int]) -> mx.array:
+        """One token of each row's distribution, by where a uniform number falls in its sum."""
+        params = [self._rows[row].params for row in rows]
+        logits = logits / self._column(lambda p: p.temperature, rows)
+        weights = cpu.exp(logits - logits.max(axis=-1, keepdims=True))
+        top_k = top_p = min_p = None
+        if any(p.top_k > 0 for p in params):
+            top_k = self._column(lambda p: p.top_k, rows)
+        if any(p.top_p < 1 for p in params):
+            top_p = self._column(lambda p: p.top_p, rows)
+        if any(p.min_p > 0 for p in params):
+            min_p = self._column(lambda p: p.min_p, rows)
+        if top_k is not None or top_p is not None or min_p is not None:
+            least = thresholds(weights, top_k, top_p, min_p)
+            weights = mx.where(weights >= least, weights, 0.0)
+        sums = weights.cumsum(axis=-1)
+        seeds = [_key(p.seed, generated[row]) for p, row in zip(params, rows, strict=True)]
+        uniform = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
+        point = uniform(mx.array(seeds, mx.uint32)) * sums[:, -1:]
+        # Rounding may put the point at the very end of the sum, behind the last token.
+        return mx.minimum((sums <= point).sum(axis=-1), self._vocabulary - 1).astype(mx.int32)
+
+    def _logprobs(self, logits: mx.array, tokens: mx.array) -> Logprobs | None:
+        asked = {i: r.params.logprobs for i, r in enumerate(self._rows)}
+        rows = [row for row, k in asked.items() if k is not None]
+        if not rows:
+            return None
+        index = mx.array(rows, mx.int32)
+        some, chosen = logits[index], tokens[index]
+        total = mx.logsumexp(some, axis=-1, keepdims=True)
+        most = max(asked[row] or 0 for row in rows)
+        top_ids = mx.argpartition(-some, max(0, most - 1), axis=-1)[:, :most]
+        top = mx.take_along_axis(some, top_ids, axis=-1)
+        order = mx.argsort(-top, axis=-1)
+        return Logprobs(
+            rows,
+            (mx.take_along_axis(some, chosen[:, None], axis=-1) - total)[:, 0],
+            mx.take_along_axis(top_ids, order, axis=-1),
+            mx.take_along_axis(top, order, axis=-1) - total,
+        )
+
+
+def _key(seed: int, position: int) -> tuple[int, int]:
+    """A random key of two 32-bit words for one token of one seed (splitmix64's finalizer)."""
+    x = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    x ^= x >> 31
+    return x >> 32, x & 0xFFFFFFFF

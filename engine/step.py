@@ -1,0 +1,46 @@
+"""One step on its way: built as a graph, dispatched to the device, waited for, read.
+
+NOTE: MLX writes into a KV buffer in place only if nothing else holds it any more, and an operation
+holds its inputs until it has run. A step dispatched while the one before still runs would therefore
+copy every buffer it writes (measured: 220 ms against 7 for a buffer of 246 MB on the CPU). So the
+next step is built while this one runs, then this one is waited for, then the next is dispatched,
+and only then are this one's tokens read: the device rests for microseconds, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from chairlift.engine.sampling.sampler import Sampled
+from chairlift.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Step:
+    """``rows`` are the sequences that get a token, in the order of ``sampled``.
+
+    ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
+    nothing sampled depends on (a prompt's chunk).
+    """
+
+    rows: list[Sequence] = field(default_factory=list)
+    sampled: Sampled | None = None
+    first: list[mx.array] = field(default_factory=list)
+    written: list[mx.array] = field(default_factory=list)
+
+    def dispatch(self) -> None:
+        """Hands the graph to the device and returns."""
+        mx.eval(self.first)
+        self.first = []
+        mx.async_eval(self._results)
+
+    def wait(self) -> None:
+        """Returns when the device has computed it, and lets go of the buffers."""
+        mx.eval(self._results)
+        self.written = []
+
+    @property
+    def _results(self) -> list[mx.array]:
+        return self.written + (self.sampled.arrays if self.sampled else [])

@@ -1,0 +1,192 @@
+"""What the two engine clients have in common: the open requests, and who gets which tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
+from chairlift.engine.messages import (
+    Abort,
+    FromEngine,
+    Loading,
+    ModelInfo,
+    StartFailed,
+    StepOutput,
+    StepStats,
+    Submit,
+    ToEngine,
+    TokenOutput,
+)
+
+# No step for this long while requests are unfinished: something hangs.
+STALL_SECONDS = 60.0
+# The predicted wait is read from this many finishes.
+RECENT_FINISHES = 64
+MAX_RETRY_AFTER = 60.0
+
+
+class Stream:
+    """The outputs of one request; see ``interface.TokenStream``."""
+
+    def __init__(self, request: Submit, client: StreamingClient) -> None:
+        self._request = request
+        self._client = client
+        self._running = set(range(request.n))
+        self._outputs: asyncio.Queue[TokenOutput | EngineDead] = asyncio.Queue()
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that still run."""
+        return len(self._running)
+
+    def put(self, output: TokenOutput | EngineDead) -> None:
+        """Takes an output from the engine; one of a choice that has ended is dropped."""
+        if isinstance(output, TokenOutput):
+            if output.index not in self._running:
+                return
+            if output.finish is not None:
+                self._end(output.index)
+        self._outputs.put_nowait(output)
+
+    async def __aiter__(self) -> AsyncIterator[TokenOutput]:
+        while self._running or not self._outputs.empty():
+            output = await self._outputs.get()
+            if isinstance(output, EngineDead):
+                raise output
+            yield output
+
+    def stop(self, index: int) -> None:
+        """See ``interface.TokenStream.stop``."""
+        if index in self._running:
+            self._client.send(Abort(self._request.request_id, index, "stop"))
+            self._end(index)
+
+    def close(self) -> None:
+        """See ``interface.TokenStream.close``."""
+        if self._running:
+            self._client.send(Abort(self._request.request_id))
+            for index in list(self._running):
+                self._end(index)
+
+    def _end(self, index: int) -> None:
+        self._running.discard(index)
+        if not self._running:
+            self._client.forget(self._request.request_id)
+
+
+class StreamingClient:
+    """An engine client but for the transport: subclasses bring ``send`` and call ``receive``.
+
+    All of it runs in one event loop.
+    """
+
+    def __init__(self) -> None:
+        self.info: ModelInfo | None = None
+        self.on_step: Callable[[StepStats], None] = lambda stats: None
+        self._on_progress: Callable[[str], None] = lambda text: None
+        self._streams: dict[str, Stream] = {}
+        self._started: asyncio.Future[ModelInfo] | None = None
+        self._death: asyncio.Future[str] | None = None
+        self._last_step = time.monotonic()
+        self._finishes: deque[float] = deque(maxlen=RECENT_FINISHES)
+
+    def send(self, message: ToEngine) -> None:
+        """Hands a message to the engine; does nothing once it is dead."""
+        raise NotImplementedError
+
+    @property
+    def unhealthy(self) -> str | None:
+        """See ``interface.EngineClient.unhealthy``."""
+        if self._death is not None and self._death.done():
+            return f"the engine has ended: {self._death.result()}"
+        if self.info is None:
+            return "loading the model"
+        stalled = time.monotonic() - self._last_step
+        if self._streams and stalled > STALL_SECONDS:
+            return f"no step for {stalled:.0f} s"
+        return None
+
+    def submit(self, request: Submit) -> Stream:
+        """See ``interface.EngineClient.submit``."""
+        if self.info is None or (self._death is not None and self._death.done()):
+            raise EngineDead(self.unhealthy or "the engine is not ready")
+        if len(request.prompt) + request.params.max_tokens > self.info.max_context:
+            raise PromptTooLong(
+                f"prompt ({len(request.prompt)} tokens) and max_tokens "
+                f"({request.params.max_tokens}) exceed the context of {self.info.max_context} tokens"
+            )
+        unfinished = sum(stream.unfinished for stream in self._streams.values())
+        room = self.info.max_rows + self.info.max_queue
+        if unfinished + request.n > room:
+            raise QueueFull(
+                f"{unfinished} requests are unfinished and {room} is the limit",
+                self._predicted_wait(unfinished - room + request.n),
+            )
+        if not self._streams:
+            self._last_step = time.monotonic()  # an idle engine has not stalled
+        stream = self._streams[request.request_id] = Stream(request, self)
+        self.send(request)
+        return stream
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request that has ended."""
+        if self._streams.pop(request_id, None) is not None:
+            self._finishes.append(time.monotonic())
+
+    async def died(self) -> str:
+        """See ``interface.EngineClient.died``."""
+        assert self._death is not None, "not started"
+        return await asyncio.shield(self._death)
+
+    def receive(self, message: FromEngine) -> None:
+        """Takes a message from the engine."""
+        assert self._started is not None
+        match message:
+            case StepOutput():
+                self._last_step = time.monotonic()
+                for output in message.outputs:
+                    stream = self._streams.get(output.request_id)
+                    if stream is not None:
+                        stream.put(output)
+                self.on_step(message.stats)
+            case Loading():
+                self._on_progress(message.text)
+            case ModelInfo():
+                self.info = message
+                if not self._started.done():
+                    self._started.set_result(message)
+            case StartFailed():
+                if not self._started.done():
+                    self._started.set_exception(ModelError(message.message))
+
+    def begin(self, on_progress: Callable[[str], None]) -> asyncio.Future[ModelInfo]:
+        """What ``start`` has to wait for."""
+        loop = asyncio.get_running_loop()
+        self._on_progress = on_progress
+        self._started = loop.create_future()
+        self._death = loop.create_future()
+        return self._started
+
+    def end(self, why: str) -> None:
+        """The engine has ended: everyone who waits for it learns why."""
+        assert self._started is not None
+        assert self._death is not None
+        if self._death.done():
+            return
+        self._death.set_result(why)
+        if not self._started.done():
+            self._started.set_exception(EngineDead(why))
+        for stream in list(self._streams.values()):
+            stream.put(EngineDead(why))
+        self._streams.clear()
+
+    def _predicted_wait(self, places: int) -> float:
+        """Seconds until so many requests more have finished, at the pace of the last ones."""
+        if len(self._finishes) < 2:
+            return 1.0
+        pace = (time.monotonic() - self._finishes[0]) / len(self._finishes)
+        return min(MAX_RETRY_AFTER, math.ceil(max(1.0, places * pace)))
