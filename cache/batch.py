@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from chairlift.cache.capacity import Capacity, KVGeometry, resized
+from chairlift.cache.capacity import Capacity, KVGeometry, grown
 from chairlift.cache.layer import LayerCache, LayerRow
 from chairlift.cache.ring import Ring
 
@@ -43,6 +43,7 @@ class BatchCache:
         # Columns just behind the cursor that a row does not own: the padding after its last token.
         # Such a row can only be extracted and leave.
         self._surplus: list[int] = []
+        self._moves: list[mx.array] = []
         self.capacity = Capacity(0, 0)
 
     def __len__(self) -> int:
@@ -76,22 +77,45 @@ class BatchCache:
         self._surplus.append(0)
         for ring in self._rings.values():
             ring.lengths.append(min(offset, ring.columns))
-        for layer, held in zip(self.layers, state.layers if state else (), strict=False):
-            if held is not None and held.tokens:
-                layer.put(row, _newest(held, layer.ring.columns))
+        if state is not None:
+            for layer, held in zip(self.layers, state.layers, strict=True):
+                if held is not None and held.tokens:
+                    layer.put(row, _newest(held, layer.ring.columns))
         return row
 
-    def leave(self, row: int) -> None:
-        """Removes a row. The last row takes its number, the only other row that is touched."""
-        last = len(self) - 1
-        if row != last:
+    def leave(self, rows: Collection[int]) -> list[int]:
+        """Removes rows; the last ones take the freed numbers, and nothing else is touched.
+
+        Returns:
+            The former number of each row that remains, in the new order.
+        """
+        remaining = len(self) - len(rows)
+        freed = sorted(row for row in rows if row < remaining)
+        movers = [row for row in range(remaining, len(self)) if row not in rows]
+        order = list(range(remaining))
+        for row, mover in zip(freed, movers, strict=True):
+            order[row] = mover
             for layer in self.layers:
-                held = layer.get(last, layer.ring.cursor, layer.ring.lengths[last])
+                held = layer.get(mover, layer.ring.cursor, layer.ring.lengths[mover])
                 if held is not None:
+                    held = held.copy()
+                    self._moves += [held.keys, held.values]
                     layer.put(row, held)
-        for per_row in (self.offsets, self._surplus, *(r.lengths for r in self._rings.values())):
-            per_row[row] = per_row[last]
-            per_row.pop()
+        self.offsets = [self.offsets[row] for row in order]
+        self._surplus = [self._surplus[row] for row in order]
+        for ring in self._rings.values():
+            ring.lengths = [ring.lengths[row] for row in order]
+        return order
+
+    def take_moves(self) -> list[mx.array]:
+        """Copies of rows on the move, to be evaluated before what is built on the buffers next.
+
+        NOTE: MLX writes into a buffer in place only if nothing else, not even an operation that is
+        still running, holds it; else it copies the buffer whole. A row that moves within a buffer
+        is therefore read out first.
+        """
+        moves, self._moves = self._moves, []
+        return moves
 
     def extract(self, row: int) -> RowState:
         """A row's state as arrays of its own; the batch is unchanged."""
@@ -127,15 +151,16 @@ class BatchCache:
         self._surplus = [length - new for new in real]
 
     def reserve(self, need: Capacity, step: int = 1) -> None:
-        """Makes the buffers hold ``need`` and all rows; shrinks what has become far too large."""
-        rows = max(need.rows, len(self))
-        self.resize(resized(Capacity(rows, max(need.columns, self.tokens)), self.capacity), step)
+        """Makes the buffers hold ``need`` and all rows. Never shrinks them; ``resize`` does."""
+        self.resize(grown(need, self.capacity), step)
 
     def resize(self, capacity: Capacity, step: int = 1) -> None:
-        """Gives the buffers exactly this capacity, at least what the rows hold; see ``reserve``.
+        """Gives the buffers exactly this capacity, which must be enough for all rows.
 
         Windows take no more columns than they need to write ``step`` at a time.
         """
+        assert capacity.rows >= len(self), (capacity, len(self))
+        assert capacity.columns >= self.tokens, (capacity, self.tokens)
         self.capacity = capacity
         for window, ring in self._rings.items():
             columns = ring.needed(capacity.columns, step)
@@ -162,6 +187,7 @@ class BatchCache:
             layer.reset()
         self.offsets = []
         self._surplus = []
+        self._moves = []
         self.capacity = Capacity(0, 0)
 
     def geometry(self) -> KVGeometry:

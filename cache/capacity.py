@@ -33,16 +33,22 @@ def bucket(need: int, step: int) -> int:
     return -(-need // unit) * unit
 
 
-def resized(need: Capacity, now: Capacity) -> Capacity:
-    """The capacity that a buffer of ``now`` should have when it has to hold ``need``."""
+def grown(need: Capacity, now: Capacity) -> Capacity:
+    """The capacity with which a buffer of ``now`` holds ``need`` as well."""
     return Capacity(
-        _resized(need.rows, now.rows, ROW_STEP), _resized(need.columns, now.columns, COLUMN_STEP)
+        now.rows if need.rows <= now.rows else bucket(need.rows, ROW_STEP),
+        now.columns if need.columns <= now.columns else bucket(need.columns, COLUMN_STEP),
     )
 
 
-def _resized(need: int, now: int, step: int) -> int:
-    wanted = bucket(need, step)
-    return now if need <= now <= SHRINK_FACTOR * wanted else wanted
+def resized(need: Capacity, now: Capacity) -> Capacity:
+    """The same, but for what is far larger than needed, which shrinks."""
+    roomy = Capacity(bucket(need.rows, ROW_STEP), bucket(need.columns, COLUMN_STEP))
+    kept = grown(need, now)
+    return Capacity(
+        kept.rows if kept.rows <= SHRINK_FACTOR * roomy.rows else roomy.rows,
+        kept.columns if kept.columns <= SHRINK_FACTOR * roomy.columns else roomy.columns,
+    )
 
 
 @dataclass(frozen=True, slots=True)

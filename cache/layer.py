@@ -23,6 +23,10 @@ class LayerRow:
         """How many tokens are held: all of the row's, or the end of them that its window keeps."""
         return int(self.keys.shape[2])
 
+    def copy(self) -> LayerRow:
+        """The same in memory of its own, once evaluated."""
+        return LayerRow(self.keys * 1, self.values * 1)
+
 
 class LayerCache:
     """The ring buffer of one attention layer: ``[rows, heads, columns, dim]`` for keys and values.
@@ -104,9 +108,7 @@ class LayerCache:
         taken = 0
         for span in self.ring.spans(self.ring.cursor, held.tokens):
             part = slice(taken, taken + span.width)
-            self._write(
-                slice(row, row + 1), span, held.keys[:, :, part], held.values[:, :, part]
-            )
+            self._write(slice(row, row + 1), span, held.keys[:, :, part], held.values[:, :, part])
             taken += span.width
 
     def get(self, row: int, stop: int, tokens: int) -> LayerRow | None:

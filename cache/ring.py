@@ -55,7 +55,7 @@ class Ring:
         return columns if self.window is None else min(columns, self.window - 1 + step)
 
     def spans(self, stop: int, width: int) -> list[Span]:
-        """The ``width`` columns before (unwrapped) column ``stop``, oldest first: one or two runs."""
+        """The ``width`` columns before column ``stop`` (unwrapped), oldest first, in runs."""
         if width == 0:
             return []
         start = (stop - width) % self.columns

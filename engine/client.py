@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -38,7 +37,8 @@ class ProcessClient(StreamingClient):
         self._encoder = msgspec.msgpack.Encoder()
         self._process: asyncio.subprocess.Process | None = None
         self._socket: zmq.asyncio.Socket | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -48,8 +48,8 @@ class ProcessClient(StreamingClient):
     async def start(self, on_progress: Callable[[str], None] = _silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         started = self.begin(on_progress)
-        folder = tempfile.mkdtemp(prefix="chairlift-")
-        address = f"ipc://{folder}/engine"
+        folder = tempfile.TemporaryDirectory(prefix="chairlift-")
+        address = f"ipc://{folder.name}/engine"
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         self._socket.bind(address)
         # A session of its own keeps the terminal's Ctrl-C from the engine: the server ends it.
@@ -65,7 +65,7 @@ class ProcessClient(StreamingClient):
         await self._socket.send(start)
         self._tasks = [
             asyncio.create_task(self._listen(self._socket)),
-            asyncio.create_task(self._watch(self._process, Path(folder))),
+            asyncio.create_task(self._watch(self._process, folder)),
         ]
         return await started
 
@@ -77,7 +77,7 @@ class ProcessClient(StreamingClient):
 
     async def stop(self) -> None:
         """See ``interface.EngineClient.stop``."""
-        if self._process is None or self._socket is None:
+        if self._process is None or self._socket is None or self._watcher is None:
             return
         self.send(Shutdown())
         if self._process.returncode is None:
@@ -86,9 +86,9 @@ class ProcessClient(StreamingClient):
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._watcher
+        if self._listener is not None:
+            self._listener.cancel()
         self._socket.close(linger=0)
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
@@ -96,12 +96,13 @@ class ProcessClient(StreamingClient):
         while True:
             self.receive(decoder.decode(await socket.recv()))
 
-    async def _watch(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    async def _watch(
+        self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]
+    ) -> None:
         code = await process.wait()
         # What it sent last, an explanation perhaps, may still be on its way.
         await asyncio.sleep(0.1)
-        (folder / "engine").unlink(missing_ok=True)
-        folder.rmdir()
+        folder.cleanup()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self.end(f"the engine process ended with {how}")
 

@@ -1,4 +1,4 @@
-"""The machine: requests come in, a step is planned, built and dispatched, the one before is read."""
+"""The machine: plan a step, build it, wait for the one before, dispatch it, read the one before."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
 from tqdm import tqdm
 
@@ -189,7 +190,7 @@ class _Progress:
 
     def __init__(self, title: str, total: int) -> None:
         self._title, self._total = title, total
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Never] | None = None
         self._next_line = time.monotonic() + _LINE_SECONDS
 
     def __enter__(self) -> _Progress:

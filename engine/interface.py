@@ -1,4 +1,4 @@
-"""The engine as its users see it: one small interface, whether it runs in its own process or not."""
+"""The engine as its users see it, whether it runs in its own process or not."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     for output tokens. ``logit_bias`` adds to the logits of token ids. The same ``seed`` gives the
     same tokens, whatever else is in the batch; choice i of n uses ``seed + i``. ``logprobs`` None
     reports none, k reports the chosen token's and the k most likely ones'. They are the model's
-    own log-probabilities, before temperature, penalties and bias. ``stop_token_ids`` are all ids that
-    end the text, the model's own end-of-text ids included unless they are to be ignored; none of
-    them is chosen before ``min_tokens``.
+    own log-probabilities, before temperature, penalties and bias. ``stop_token_ids`` are all ids
+    that end the text, the model's own end-of-text ids included unless they are to be ignored; none
+    of them is chosen before ``min_tokens``.
     """
 
     max_tokens: int

@@ -34,9 +34,7 @@ def probe(model: Any, architecture: str) -> tuple[KVGeometry, int]:
         mx.eval(logits)
         return batch.geometry(), int(logits.shape[-1])
     except UnsupportedKind as error:
-        raise UnsupportedModel(f"the architecture {architecture} cannot be served: {error}") from None
+        why = str(error)
     except Exception as error:  # a model's own code, which may raise anything
-        raise UnsupportedModel(
-            f"the architecture {architecture} cannot be served: its model file does not run on "
-            f"batched caches ({type(error).__name__}: {error})"
-        ) from error
+        why = f"its model file fails on batched caches ({type(error).__name__}: {error})"
+    raise UnsupportedModel(f"the architecture {architecture} cannot be served: {why}")

@@ -37,7 +37,7 @@ class Request:
     def finished(
         self, sequence: Sequence, reason: FinishReason, now: float
     ) -> Iterator[FinishedChoice]:
-        """What the metrics learn of a sequence that ends: one entry for each choice it stands for."""
+        """What the metrics learn of a sequence that ends, once for each choice it stands for."""
         for _ in range(sequence.rows):
             yield FinishedChoice(
                 reason=reason,

@@ -117,7 +117,8 @@ class StreamingClient:
         if len(request.prompt) + request.params.max_tokens > self.info.max_context:
             raise PromptTooLong(
                 f"prompt ({len(request.prompt)} tokens) and max_tokens "
-                f"({request.params.max_tokens}) exceed the context of {self.info.max_context} tokens"
+                f"({request.params.max_tokens}) exceed the context of "
+                f"{self.info.max_context} tokens"
             )
         unfinished = sum(stream.unfinished for stream in self._streams.values())
         room = self.info.max_rows + self.info.max_queue

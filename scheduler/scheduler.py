@@ -12,6 +12,7 @@ from chairlift.scheduler.sequence import Sequence
 
 # Prompts share a prefill while at most this part of its columns is padding.
 MAX_PREFILL_PADDING = 0.25
+NOTHING = Capacity(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Plan:
     decode: list[Sequence] = field(default_factory=list)
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
-    capacity: Capacity = Capacity(0, 0)
+    capacity: Capacity = NOTHING
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.decode or self.preempted)
@@ -70,7 +71,7 @@ class Scheduler:
         """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
         prompt = self.limits.geometry.reserved(Capacity(1, sequence.wanted), sequence.wanted)
-        fits = self.limits.choose(at_once, Capacity(0, 0), besides=prompt) is not None
+        fits = self.limits.choose(at_once, NOTHING, besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
         self.waiting.extend([sequence] if shared else sequence.fork())
 
@@ -96,7 +97,9 @@ class Scheduler:
             preempted.append(self.prefilling.pop() if self.prefilling else decode.pop())
             capacity = self._capacity(decode, self.prefilling, now)
         prefill, capacity = self._admit(decode, capacity, now)
-        columns = min(self._budget(decode, prefill), max((s.to_prefill for s in prefill), default=0))
+        columns = min(
+            self._budget(decode, prefill), max((s.to_prefill for s in prefill), default=0)
+        )
         ready = [s for s in prefill if s.to_prefill <= columns]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
         return Plan(prefill, columns, decode + list(joins), joins, preempted, capacity)
@@ -165,7 +168,7 @@ class Scheduler:
         that who is admitted is not preempted at once.
         """
         if not decode and not prefill:
-            return Capacity(0, 0)
+            return NOTHING
         longest = max((s.wanted for s in prefill), default=0)
         rows = len(decode) + sum(s.rows for s in prefill)
         need = Capacity(rows, spare + max(longest, max((s.wanted for s in decode), default=0)))

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-# The bits of a non-negative float, read as an integer, are in the float's order, so the search halves
-# integers. Each halving of top_p sums the vocabulary: stopped when the threshold is known to 4e-6 of
-# itself. Those of top_k only count: they go on to the last bit.
+# The bits of a non-negative float, read as an integer, are in the float's order, so the search
+# halves integers. Each halving of top_p sums the vocabulary: it stops when the threshold is known
+# to 4e-6 of itself. Those of top_k only count: they go on to the last bit.
 TOP_P_HALVINGS = 22
 TOP_K_HALVINGS = 29
 SMALLEST = 2.0**-60
@@ -58,9 +58,7 @@ def thresholds(
     return least
 
 
-def _largest(
-    start: mx.array, halvings: int, enough: Callable[[mx.array], mx.array]
-) -> mx.array:
+def _largest(start: mx.array, halvings: int, enough: Callable[[mx.array], mx.array]) -> mx.array:
     """The largest threshold from ``start`` to 1, of each row, at which the tokens kept are enough.
 
     ``start`` and what ``enough`` takes and gives are ``[rows, 1]``.

@@ -1,4 +1,4 @@
-"""One step's tokens for all rows: bias, penalties, temperature, filters, the draw, log-probabilities."""
+"""One step's tokens for all rows: bias, penalties, temperature, filters, the draw."""
 
 from __future__ import annotations
 

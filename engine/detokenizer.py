@@ -1,0 +1,106 @@
+"""Turns tokens into text one at a time; all segments together are what ``decode`` would give.
+
+mlx-lm's byte-level detokenizer drops a leading space and its SentencePiece one depends on where a
+line began. Both kinds of token are bytes, though, so one UTF-8 decoder over those bytes does.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable
+from typing import Any
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+
+class ByteDetokenizer:
+    """mlx-lm's StreamingDetokenizer interface, in time linear in the tokens.
+
+    ``token_bytes`` are the bytes of each token id. ``strip`` drops one leading space of the text.
+    An invalid byte becomes U+FFFD once it is known that no later one can complete it.
+    """
+
+    def __init__(self, token_bytes: list[bytes], strip: bool) -> None:
+        self._token_bytes = token_bytes
+        self._strip = strip
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all tokens; the table of bytes stays."""
+        self.tokens: list[int] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._segments: list[str] = []
+        self._read = 0
+        self._at_start = True
+
+    def add_token(self, token: int) -> None:
+        """Takes the next token. An id outside the vocabulary has no text, as in ``decode``."""
+        self.tokens.append(token)
+        if 0 <= token < len(self._token_bytes):
+            self._append(self._decoder.decode(self._token_bytes[token]))
+
+    def finalize(self) -> None:
+        """Ends the text: what waits for more bytes becomes U+FFFD."""
+        self._append(self._decoder.decode(b"", final=True))
+
+    def _append(self, text: str) -> None:
+        if text and self._at_start:
+            self._at_start = False
+            if self._strip:
+                text = text.removeprefix(" ")
+        if text:
+            self._segments.append(text)
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._segments)
+
+    @property
+    def last_segment(self) -> str:
+        """The text that has come since the last time this was read."""
+        new = "".join(self._segments[self._read :])
+        self._read = len(self._segments)
+        return new
+
+
+def byte_detokenizer(tokenizer: Any) -> ByteDetokenizer | None:
+    """The detokenizer for a transformers tokenizer, or None if its decoder is of another kind."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.decoder is None:
+        return None
+    decoder = json.loads(backend.decoder.__getstate__())
+    steps = decoder.get("decoders", [decoder])
+    kinds = [step["type"] for step in steps]
+    to_bytes: Callable[[str], bytes]
+    if kinds == ["ByteLevel"]:
+        to_bytes = _byte_level
+    elif (
+        kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"])
+        and steps[0]["pattern"] == {"String": "▁"}
+        and steps[0]["content"] == " "
+        and (steps[3:] or [_STRIP_ONE]) == [_STRIP_ONE]
+    ):
+        to_bytes = _sentencepiece
+    else:
+        return None
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return ByteDetokenizer([to_bytes(t) if t else b"" for t in tokens], "Strip" in kinds)
+
+
+_STRIP_ONE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError:  # an added token that is plain text
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace("▁", " ").encode()

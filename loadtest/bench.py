@@ -1,0 +1,52 @@
+"""One run: requests go out as they arrive, and every reply comes back with its times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.workload import Request
+
+
+class LoadResult(NamedTuple):
+    """The replies in the order of their requests, and the seconds the whole run took."""
+
+    replies: list[Reply]
+    duration: float
+
+
+async def run_load(
+    client: OpenAIClient,
+    requests: Sequence[Request],
+    offsets: Sequence[float],
+    max_concurrency: int | None,
+    progress: Progress,
+) -> LoadResult:
+    """Sends request i at ``offsets[i]`` seconds, or once fewer than ``max_concurrency`` run."""
+    slot = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+
+    async def send(request: Request) -> Reply:
+        arrival = time.perf_counter()
+        async with slot:
+            reply = await client.complete(request, progress.add_chunk)
+        reply.queue_time = reply.start - arrival
+        progress.add_done(ok=reply.ok)
+        return reply
+
+    async with progress, asyncio.TaskGroup() as group:
+        start = time.perf_counter()
+        tasks = []
+        for request, offset in zip(requests, offsets, strict=True):
+            wait = start + offset - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(group.create_task(send(request)))
+        replies = [await task for task in tasks]
+        duration = time.perf_counter() - start
+    return LoadResult(replies, duration)

@@ -1,0 +1,154 @@
+"""A server as a child process: started, awaited, watched and surely ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chairlift.loadtest.errors import ServerError
+
+_POLL_PERIOD = 0.2
+_SHOW_PERIOD = 5.0
+_TERMINATE_SECONDS = 15.0
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """How to start a server on ``port`` of the loopback, and how to talk to it.
+
+    ``model`` is the name to send, None to ask the server. ``body`` is added to every request; it
+    and ``notes`` say how replies are made to run to their full length. ``min_tokens`` tells that
+    the server knows that field, too.
+    """
+
+    name: str
+    command: list[str]
+    port: int
+    model: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    min_tokens: bool = False
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ChildServer:
+    """Runs a server for as long as the ``with`` lasts.
+
+    Entering waits until GET /health answers 200, at most ``start_limit`` seconds; leaving ends the
+    process and whatever it started, on every way out. Its log is kept if something went wrong.
+
+    Raises:
+        ServerError: it ended, or was not ready in time; the end of its log is printed.
+    """
+
+    def __init__(self, spec: ServerSpec, start_limit: float) -> None:
+        self.spec = spec
+        self._start_limit = start_limit
+        self._process: subprocess.Popen[bytes] | None = None
+        handle, path = tempfile.mkstemp(prefix=f"chairlift-{spec.name}-", suffix=".log")
+        os.close(handle)
+        self._log = Path(path)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        print(f"{self.spec.name}: starting (log: {self._log})", file=sys.stderr, flush=True)
+        with self._log.open("wb") as log:
+            try:
+                # NOTE: a session of its own makes a process group of its own, so that ending the
+                # group reaches what the server has started and nobody else.
+                self._process = subprocess.Popen(
+                    self.spec.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **self.spec.env},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ServerError(f"{self.spec.name} cannot be started: {error}") from error
+        try:
+            self._await_health(self._process)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+        if error is None:
+            self._log.unlink(missing_ok=True)
+
+    def _await_health(self, process: subprocess.Popen[bytes]) -> None:
+        started = shown = time.monotonic()
+        while not self._healthy():
+            now = time.monotonic()
+            if process.poll() is not None:
+                self._print_log_tail()
+                raise ServerError(f"{self.spec.name} ended with code {process.returncode}")
+            if now - started > self._start_limit:
+                self._print_log_tail()
+                raise ServerError(f"{self.spec.name} was not ready in {self._start_limit:.0f} s")
+            if now - shown > _SHOW_PERIOD:
+                shown = now
+                waited = f"{now - started:.0f} s"
+                print(f"{self.spec.name}: not ready after {waited}", file=sys.stderr, flush=True)
+            time.sleep(_POLL_PERIOD)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.spec.base_url}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _print_log_tail(self) -> None:
+        tail = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        print(f"--- end of {self._log} ---\n{tail}", file=sys.stderr)
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_SECONDS)
+        # What is left of the group did not end when asked, or lost its parent.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._process = None

@@ -1,0 +1,85 @@
+"""``python -m chairlift.loadtest.convert MODEL``: the model as a folder for mlx_lm.server.
+
+Prints the folder, which is kept in the user's cache and made only once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from chairlift.engine.blas import load_fast_blas
+from chairlift.engine.errors import ChairliftError
+from chairlift.engine.fetch import cache_dir
+
+# Bump when what is written changes, so that old folders are made anew.
+_FORMAT = 1
+
+# Where a Hugging Face tokenizer names the token that ends the text.
+_EOS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+def convert(model: str) -> Path:
+    """The folder of ``model``, in the types Chairlift serves it in, without an end-of-text token.
+
+    mlx_lm.server has no ignore_eos: a model that knows no end of text is what runs every reply to
+    its full length at no cost in the step.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+    """
+    load_fast_blas()  # before anything imports mlx
+    from mlx_lm.utils import save_config, save_model
+
+    from chairlift.engine.loader import load_model
+    from chairlift.engine.source import resolve
+    from chairlift.engine.tokenizer import load_tokenizer
+
+    source = resolve(model)
+    path = Path(source.path)
+    stat = path.stat()
+    identity = f"{path.stem}-{stat.st_size}-{int(stat.st_mtime)}-v{_FORMAT}"
+    folder = cache_dir() / "compare" / identity
+    if folder.exists():
+        return folder
+    print(f"converting {path} for mlx_lm.server", file=sys.stderr, flush=True)
+    # Written beside its place and then renamed, so that a broken-off conversion is never used.
+    partial = folder.with_name(f"{identity}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        loaded = load_model(source, "auto")
+        save_model(partial, loaded.model)
+        config: dict[str, Any] = {k: v for k, v in loaded.config.items() if "eos_token" not in k}
+        save_config(config, partial / "config.json")
+        load_tokenizer(source).save_pretrained(partial)
+        for name in _EOS_FILES:
+            _forget_eos(partial / name)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _forget_eos(path: Path) -> None:
+    if path.exists():
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kept = {key: value for key, value in values.items() if not key.startswith("eos_token")}
+        path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def main() -> int:
+    """Returns the exit code; what is wrong with the model goes to stderr."""
+    try:
+        print(convert(sys.argv[1]))
+    except ChairliftError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

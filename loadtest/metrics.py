@@ -1,0 +1,184 @@
+"""What a run's replies amount to: vLLM's definitions, computed from times alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request as its client saw it. All times are seconds of ``time.perf_counter()``.
+
+    ``chunk_times`` holds the arrival of every chunk that carried a token; ``end`` is when the
+    reply was complete. ``queue_time`` is what the client itself held the request back for the sake
+    of ``--max-concurrency``. The token counts are the server's usage where it sends one; else the
+    workload's own and the number of chunks. ``error`` is empty for a reply that is whole.
+    """
+
+    prompt_tokens: int
+    start: float = 0.0
+    end: float = 0.0
+    queue_time: float = 0.0
+    chunk_times: list[float] = field(default_factory=list)
+    usage_tokens: int | None = None
+    text: str = ""
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the reply; 0 when it failed."""
+        if not self.ok:
+            return 0
+        return len(self.chunk_times) if self.usage_tokens is None else self.usage_tokens
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from sending to the first token; 0 when none came."""
+        return self.chunk_times[0] - self.start if self.chunk_times else 0.0
+
+    @property
+    def latency(self) -> float:
+        """Seconds from sending to the complete reply."""
+        return self.end - self.start
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None for a reply of one token."""
+        if self.output_tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+    @property
+    def itls(self) -> list[float]:
+        """Seconds between the chunks."""
+        return [later - earlier for earlier, later in pairwise(self.chunk_times)]
+
+
+class MetricName(NamedTuple):
+    """How a latency is printed: on its own line, and as the head of its section."""
+
+    short: str
+    header: str
+
+
+METRIC_NAMES = {
+    "ttft": MetricName("TTFT", "Time to First Token"),
+    "tpot": MetricName("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": MetricName("ITL", "Inter-token Latency"),
+    "e2el": MetricName("E2EL", "End-to-end Latency"),
+    "client_queue_time": MetricName("Client Queue Time", "Client-side Queueing"),
+}
+
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One latency over all replies, in milliseconds; all 0 where nothing was measured."""
+
+    mean: float
+    median: float
+    std: float
+    percentiles: dict[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchMetrics:
+    """A whole run. Throughputs are per second of ``duration`` (seconds); failed replies count
+    neither their tokens nor their times. ``request_goodput`` is None without an objective."""
+
+    duration: float
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_goodput: float | None
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+    latencies: dict[str, Distribution]
+
+    @property
+    def request_throughput(self) -> float:
+        return self.completed / self.duration
+
+    @property
+    def output_throughput(self) -> float:
+        return self.total_output_tokens / self.duration
+
+    @property
+    def total_token_throughput(self) -> float:
+        return (self.total_input_tokens + self.total_output_tokens) / self.duration
+
+
+def compute_metrics(
+    replies: Sequence[Reply],
+    duration: float,
+    goodput: dict[str, float],
+    percentiles: Sequence[float],
+) -> BenchMetrics:
+    """Sums up the replies of a run of ``duration`` seconds; ``goodput`` limits are milliseconds."""
+    whole = [reply for reply in replies if reply.ok]
+    samples = {
+        "ttft": [reply.ttft for reply in whole],
+        "tpot": [tpot for reply in whole if (tpot := reply.tpot) is not None],
+        "itl": [itl for reply in whole for itl in reply.itls],
+        "e2el": [reply.latency for reply in whole],
+        "client_queue_time": [reply.queue_time for reply in whole],
+    }
+    good = sum(_is_good(reply, goodput) for reply in whole)
+    return BenchMetrics(
+        duration=duration,
+        completed=len(whole),
+        failed=len(replies) - len(whole),
+        total_input_tokens=sum(reply.prompt_tokens for reply in whole),
+        total_output_tokens=sum(reply.output_tokens for reply in whole),
+        request_goodput=good / duration if goodput else None,
+        max_output_tokens_per_s=_busiest_second(whole),
+        max_concurrent_requests=_most_at_once(whole),
+        latencies={name: distribution(values, percentiles) for name, values in samples.items()},
+    )
+
+
+def distribution(seconds: Sequence[float], percentiles: Sequence[float]) -> Distribution:
+    """Mean, median, deviation and percentiles of times in seconds, as milliseconds."""
+    values = np.asarray(seconds or [0.0]) * 1000
+    return Distribution(
+        mean=float(values.mean()),
+        median=float(np.median(values)),
+        std=float(values.std()),
+        percentiles={p: float(np.percentile(values, p)) for p in percentiles},
+    )
+
+
+def _is_good(reply: Reply, goodput: dict[str, float]) -> bool:
+    # A reply of one token has no time per token, so it cannot miss that objective.
+    measured = {"ttft": reply.ttft, "tpot": reply.tpot or 0.0, "e2el": reply.latency}
+    return all(measured[name] * 1000 <= limit for name, limit in goodput.items())
+
+
+def _busiest_second(whole: list[Reply]) -> float:
+    """The most chunks that came in one second, in seconds counted from the first request."""
+    if not whole:
+        return 0.0
+    origin = min(reply.start for reply in whole)
+    seconds = [math.floor(t - origin) for reply in whole for t in reply.chunk_times]
+    return float(np.bincount(seconds).max())
+
+
+def _most_at_once(whole: list[Reply]) -> int:
+    """The most requests in flight at one moment; one that ends as another starts does not count."""
+    # -1 sorts before +1: at the same moment, departures come first.
+    events = sorted(
+        [(reply.start, 1) for reply in whole] + [(reply.end, -1) for reply in whole],
+    )
+    return max(np.cumsum([change for _, change in events]).tolist(), default=0)

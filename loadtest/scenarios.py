@@ -1,0 +1,128 @@
+"""Two situations that a throughput figure does not show: a long prompt arrives; nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from chairlift.loadtest import procfs
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.workload import Request
+
+# Tokens that every stream must have made since all of them run, before the long prompt arrives.
+_QUIET_CHUNKS = 8
+_QUIET_LIMIT = 180.0
+_POLL_PERIOD = 0.02
+
+# After the last request, before idleness is measured: freeing rows is work, not idling.
+_SETTLE_SECONDS = 3.0
+
+
+class _Gap(NamedTuple):
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class LongPromptResult:
+    """Gaps between two tokens of the running streams, in seconds.
+
+    ``quiet_gap`` is the median before the long prompt arrives, ``median_gap`` the median and
+    ``longest_gap`` the longest from its arrival to its first token, ``ttft`` that time in seconds.
+    """
+
+    streams: int
+    prompt_tokens: int
+    ttft: float
+    quiet_gap: float
+    median_gap: float
+    longest_gap: float
+    gaps: int
+
+    @property
+    def ratio(self) -> float:
+        """The longest gap in median gaps."""
+        return self.longest_gap / self.median_gap
+
+
+async def measure_long_prompt(
+    client: OpenAIClient, running: Sequence[Request], long: Request
+) -> LongPromptResult:
+    """Lets ``long`` arrive while the replies to ``running`` stream; cancels those at the end.
+
+    Raises:
+        ServerError: a request failed, or the streams ended before the long prompt's first token.
+    """
+    times: list[list[float]] = [[] for _ in running]
+    streams = [
+        asyncio.create_task(client.complete(request, stream.append))
+        for request, stream in zip(running, times, strict=True)
+    ]
+    try:
+        everyone_runs = await _wait_for_chunks(streams, times, [1] * len(times))
+        seen = [len(stream) + _QUIET_CHUNKS for stream in times]
+        arrival = await _wait_for_chunks(streams, times, seen)
+        reply = await client.complete(long)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    if not reply.ok:
+        raise ServerError(f"the long prompt failed: {reply.error}")
+    first_token = reply.chunk_times[0]
+    if any(stream[-1] < first_token for stream in times):
+        raise ServerError("a stream ended, or stood still, beyond the long prompt's first token")
+
+    gaps = [_Gap(*pair) for stream in times for pair in pairwise(stream)]
+    quiet = [gap.length for gap in gaps if gap.start >= everyone_runs and gap.end <= arrival]
+    touched = [gap for gap in gaps if gap.end > arrival and gap.start < first_token]
+    # The gaps at either edge belong in part to the quiet time, so they may be the longest but are
+    # not typical. A server that stands still during the whole prefill has no others.
+    inside = [gap for gap in touched if gap.start >= arrival and gap.end <= first_token]
+    return LongPromptResult(
+        streams=len(running),
+        prompt_tokens=reply.prompt_tokens,
+        ttft=reply.ttft,
+        quiet_gap=statistics.median(quiet),
+        median_gap=statistics.median(gap.length for gap in inside or touched),
+        longest_gap=max(gap.length for gap in touched),
+        gaps=len(touched),
+    )
+
+
+async def _wait_for_chunks(
+    streams: Sequence[asyncio.Task[object]], times: Sequence[list[float]], wanted: Sequence[int]
+) -> float:
+    """Waits until every stream has as many chunks as wanted; returns when that was."""
+    deadline = time.perf_counter() + _QUIET_LIMIT
+    while any(len(stream) < count for stream, count in zip(times, wanted, strict=True)):
+        if any(stream.done() for stream in streams):
+            raise ServerError("a stream ended before the long prompt arrived")
+        if time.perf_counter() > deadline:
+            raise ServerError(f"the streams did not get going in {_QUIET_LIMIT:.0f} s")
+        await asyncio.sleep(_POLL_PERIOD)
+    return time.perf_counter()
+
+
+def measure_idle(pid: int, seconds: float) -> float | None:
+    """CPU time the idle server uses, its children included, in percent of one core.
+
+    None where the system has no /proc.
+    """
+    if not procfs.available():
+        return None
+    time.sleep(_SETTLE_SECONDS)
+    before, started = procfs.cpu_seconds(pid), time.monotonic()
+    time.sleep(seconds)
+    used, passed = procfs.cpu_seconds(pid) - before, time.monotonic() - started
+    return 100 * used / passed

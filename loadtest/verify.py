@@ -1,0 +1,100 @@
+"""Does a greedy reply depend on who else was in the batch? It must not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.workload import Request
+
+# Characters shown before and after the first difference.
+_SHOWN_BEFORE = 20
+_SHOWN_AFTER = 40
+_DIFFERENCES_SHOWN = 5
+
+
+class Difference(NamedTuple):
+    """A reply that is not what its request gets alone.
+
+    ``number`` counts requests from 0, ``at`` is the first differing character.
+    """
+
+    number: int
+    at: int
+    under_load: Reply
+    alone: Reply
+
+
+class Verification(NamedTuple):
+    """``failed`` counts requests that got no whole reply alone: nothing is known of those."""
+
+    compared: int
+    failed: int
+    differences: list[Difference]
+
+    @property
+    def passed(self) -> bool:
+        return not self.differences and not self.failed
+
+
+async def verify_replies(
+    client: OpenAIClient,
+    requests: Sequence[Request],
+    replies: Sequence[Reply],
+    progress: Progress,
+) -> Verification:
+    """Sends every request again, one at a time to a quiet server, and compares text and length.
+
+    Requests whose first reply failed are left out: the run has reported them already.
+    """
+    compared = failed = 0
+    differences = []
+    async with progress:
+        for index, (request, reply) in enumerate(zip(requests, replies, strict=True)):
+            if not reply.ok:
+                continue
+            alone = await client.complete(request, progress.add_chunk)
+            progress.add_done(ok=alone.ok)
+            if not alone.ok:
+                failed += 1
+                continue
+            compared += 1
+            if (alone.text, alone.output_tokens) != (reply.text, reply.output_tokens):
+                at = _first_difference(reply.text, alone.text)
+                differences.append(Difference(index, at, reply, alone))
+    return Verification(compared, failed, differences)
+
+
+def _first_difference(a: str, b: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def verification_report(result: Verification) -> str:
+    """The verdict, and what the first differing replies look like."""
+    lines = [
+        f"Replies that differ from their solo run: {len(result.differences)} of {result.compared}"
+    ]
+    if result.failed:
+        lines.append(f"Requests that failed when sent alone: {result.failed}")
+    for difference in result.differences[:_DIFFERENCES_SHOWN]:
+        lines += [
+            f"  request {difference.number}, from character {difference.at}:",
+            f"    under load {_excerpt(difference.under_load, difference.at)}",
+            f"    alone      {_excerpt(difference.alone, difference.at)}",
+        ]
+    hidden = len(result.differences) - _DIFFERENCES_SHOWN
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    return "\n".join(lines)
+
+
+def _excerpt(reply: Reply, at: int) -> str:
+    start = max(0, at - _SHOWN_BEFORE)
+    text = reply.text[start : at + _SHOWN_AFTER]
+    before = "…" if start else ""
+    after = "…" if at + _SHOWN_AFTER < len(reply.text) else ""
+    return f"({reply.output_tokens} tokens) {before}{text!r}{after}"

@@ -1,0 +1,148 @@
+"""Tiny random models: real mlx-lm architectures, real files, no download."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+TinyKind = Literal["llama", "qwen2", "qwen3", "gemma3"]
+
+_MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3_text}
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+EOS_ID, IM_START_ID, IM_END_ID = range(3)
+VOCAB_SIZE = len(SPECIALS) + len(BYTES)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_config(
+    kind: TinyKind,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    sliding_window: int = 16,
+    layers: int | None = None,
+    tied: bool = True,
+) -> dict[str, Any]:
+    """The config.json of a tiny model: 64 wide, 4 heads of 16, 2 KV heads, context 4096.
+
+    gemma3 has 6 layers, two sliding-window ones to each global one; the others have 2 layers.
+    ``tied`` False gives an output matrix of its own.
+    """
+    config: dict[str, Any] = {
+        "model_type": kind,
+        "hidden_size": 64,
+        "num_hidden_layers": layers or (6 if kind == "gemma3" else 2),
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": tied,
+        "eos_token_id": EOS_ID,
+    }
+    if kind == "gemma3":
+        config |= {
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": 16,
+            "rope_local_base_freq": 1000.0,
+            "sliding_window": sliding_window,
+            "sliding_window_pattern": 3,
+        }
+    return config
+
+
+def tiny_model(
+    kind: TinyKind,
+    seed: int = 0,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    sliding_window: int = 16,
+    layers: int | None = None,
+    tied: bool = True,
+) -> nn.Module:
+    """A random instance in float32, evaluated; the same seed gives the same weights.
+
+    ``sliding_window`` (columns) matters to gemma3 only. MLX's global random state is not touched.
+    """
+    config = tiny_config(
+        kind, vocab_size=vocab_size, sliding_window=sliding_window, layers=layers, tied=tied
+    )
+    module = _MODULES[kind]
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    if kind == "gemma3" and tied:
+        model.sanitize({})  # drops the output matrix, as for a checkpoint without one
+    key = mx.random.key(seed)
+    weights = []
+    for name, old in tree_flatten(model.parameters()):
+        key, sub = mx.random.split(key)
+        noise = mx.random.normal(old.shape, key=sub)
+        if "norm" in name:
+            # Away from 1 (gemma3: 0), so that a norm forgotten or shifted is seen.
+            new = 0.2 * noise + (0.0 if kind == "gemma3" else 1.0)
+        elif name.endswith("bias"):
+            new = 0.3 * noise
+        else:
+            # 1.5 / sqrt(fan-in): activations big enough that tokens depend on their context.
+            new = noise * (1.5 / old.shape[-1] ** 0.5)
+        weights.append((name, new))
+    model.update(tree_unflatten(weights))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer: three special tokens, then one token a byte, no merges."""
+    vocab = {token: i for i, token in enumerate(SPECIALS + BYTES)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
+    return tokenizer
+
+
+def tiny_model_dir(
+    tmp_path: Path,
+    kind: TinyKind,
+    seed: int = 0,
+    *,
+    sliding_window: int = 16,
+    layers: int | None = None,
+    tied: bool = True,
+) -> Path:
+    """Writes an mlx-lm directory under ``tmp_path``: config, weights, tokenizer, chat template."""
+    path = tmp_path / f"tiny-{kind}"
+    path.mkdir(parents=True)
+    config = tiny_config(kind, sliding_window=sliding_window, layers=layers, tied=tied)
+    (path / "config.json").write_text(json.dumps(config))
+    model = tiny_model(kind, seed, sliding_window=sliding_window, layers=layers, tied=tied)
+    mx.save_safetensors(
+        str(path / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        metadata={"format": "mlx"},
+    )
+    tiny_tokenizer().save(str(path / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIALS[EOS_ID],
+        "pad_token": SPECIALS[EOS_ID],
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return path
