@@ -61,12 +61,10 @@ class ProcessClient(StreamingClient):
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        start = msgspec.msgpack.encode(self._start, enc_hook=encode_path)
-        await self._socket.send(start)
-        self._tasks = [
-            asyncio.create_task(self._listen(self._socket)),
-            asyncio.create_task(self._watch(self._process, folder)),
-        ]
+        self._listener = asyncio.create_task(self._listen(self._socket))
+        self._watcher = asyncio.create_task(self._watch(self._process, folder))
+        # Not awaited: a process that ends before it connects never takes it.
+        self._socket.send(msgspec.msgpack.encode(self._start, enc_hook=encode_path))
         return await started
 
     def send(self, message: ToEngine) -> None:
@@ -77,7 +75,7 @@ class ProcessClient(StreamingClient):
 
     async def stop(self) -> None:
         """See ``interface.EngineClient.stop``."""
-        if self._process is None or self._socket is None or self._watcher is None:
+        if self._process is None or self._socket is None:
             return
         self.send(Shutdown())
         if self._process.returncode is None:
@@ -86,7 +84,8 @@ class ProcessClient(StreamingClient):
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
-        await self._watcher
+        if self._watcher is not None:
+            await self._watcher
         if self._listener is not None:
             self._listener.cancel()
         self._socket.close(linger=0)

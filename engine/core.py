@@ -101,7 +101,7 @@ class EngineCore:
         if step.sampled is None:
             return []
         now = time.monotonic()
-        tokens: list[int] = step.sampled.tokens.tolist()  # type: ignore[assignment]
+        tokens: Any = step.sampled.tokens.tolist()
         logprobs = _read_logprobs(step.sampled.logprobs)
         outputs = []
         for row, (sequence, token) in enumerate(zip(step.rows, tokens, strict=True)):
@@ -143,12 +143,12 @@ class EngineCore:
     def _report(self, plan: Plan, prompt_tokens: int, duration: float) -> StepStats:
         """Completes this step's stats and begins the next one's."""
         stats, self._stats = self._stats, StepStats()
-        cache, geometry = self.batch.cache, self.limits.geometry
+        cache, geometry, scheduler = self.batch.cache, self.limits.geometry, self.scheduler
         held = cache.capacity.columns * len(cache)
         stats.duration = duration
         stats.rows = len(cache)
-        stats.running = len(self.scheduler.running) + len(self.scheduler.prefilling)
-        stats.waiting = len(self.scheduler.waiting)
+        stats.running = sum(s.rows for s in (*scheduler.running, *scheduler.prefilling))
+        stats.waiting = sum(s.rows for s in scheduler.waiting)
         stats.prefill_tokens = prompt_tokens
         stats.decode_tokens = len(plan.decode) - len(set(plan.joins.values()))
         stats.preemptions = len(plan.preempted)
@@ -156,7 +156,7 @@ class EngineCore:
         stats.padded_columns = held - sum(cache.offsets)
         stats.kv_reserved_bytes = cache.nbytes + self.prefill.nbytes
         stats.kv_used_bytes = geometry.used(cache.offsets) + geometry.used(
-            s.computed for s in self.scheduler.prefilling
+            s.computed for s in scheduler.prefilling
         )
         stats.kv_limit_bytes = self.limits.kv_bytes
         stats.memory_active = mx.get_active_memory()

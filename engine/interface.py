@@ -69,7 +69,7 @@ class EngineClient(Protocol):
         ...
 
     async def died(self) -> str:
-        """Waits until the engine ends by itself and returns why. Never returns otherwise."""
+        """Waits until the engine has ended, by itself or stopped, and returns why."""
         ...
 
     async def stop(self) -> None:

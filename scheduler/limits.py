@@ -41,9 +41,13 @@ class Limits:
         while low < high:
             middle = (low + high + 1) // 2
             alone = Capacity(1, middle)
-            twice = self.geometry.reserved(alone, middle) + self.geometry.reserved(alone)
+            twice = self.prefill_bytes(alone) + self.geometry.reserved(alone)
             low, high = (middle, high) if twice <= self.kv_bytes else (low, middle - 1)
         return low
+
+    def prefill_bytes(self, capacity: Capacity) -> int:
+        """Bytes that a batch of prompts takes; its windows have to hold a whole chunk as well."""
+        return self.geometry.reserved(capacity, self.max_step_tokens)
 
     def choose(self, need: Capacity, now: Capacity, besides: int = 0) -> Capacity | None:
         """The capacity to give a batch that must hold ``need`` and has ``now``; None if none fits.

@@ -70,7 +70,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
-        prompt = self.limits.geometry.reserved(Capacity(1, sequence.wanted), sequence.wanted)
+        prompt = self.limits.prefill_bytes(Capacity(1, sequence.wanted))
         fits = self.limits.choose(at_once, NOTHING, besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
         self.waiting.extend([sequence] if shared else sequence.fork())
@@ -173,7 +173,7 @@ class Scheduler:
         rows = len(decode) + sum(s.rows for s in prefill)
         need = Capacity(rows, spare + max(longest, max((s.wanted for s in decode), default=0)))
         begun = Capacity(len(prefill), longest)
-        return self.limits.choose(need, now, self.limits.geometry.reserved(begun, longest))
+        return self.limits.choose(need, now, self.limits.prefill_bytes(begun))
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""

@@ -1,1 +1,8 @@
 """Shared fixtures: the event loop, the default model's file, the real server."""
+
+from __future__ import annotations
+
+from chairlift.engine.blas import load_fast_blas
+
+# Before any test imports MLX: its own BLAS on Linux would make the suite take an hour.
+load_fast_blas()

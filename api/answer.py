@@ -1,0 +1,140 @@
+"""Answers a generating request, whole or as a stream; what differs is its ``Shape``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from chairlift.api.errors import problem_of
+from chairlift.api.generation import Generation
+from chairlift.api.logprobs import Scored
+from chairlift.api.replies import Finish, Usage
+from chairlift.api.schemas import Generate
+from chairlift.api.service import SERVICE
+from chairlift.api.sse import EventStream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """A finished choice. ``scored`` is empty if log-probabilities were not asked for."""
+
+    index: int
+    finish: Finish = "stop"
+    parts: list[str] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+class Shape(Protocol):
+    """An endpoint's JSON."""
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        """The chunks before a choice's first piece."""
+        ...
+
+    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
+        """A chunk of a choice's text."""
+        ...
+
+    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
+        """The chunk that ends a choice."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The chunk that ends a stream whose request asked for the usage."""
+        ...
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        """The reply to a request that does not stream."""
+        ...
+
+
+async def answer(
+    http: web.Request, request: Generate, generation: Generation, shape: Shape, arrival: float
+) -> web.StreamResponse:
+    """Generates and replies. ``arrival`` is in seconds of ``time.monotonic()``.
+
+    Raises:
+        QueueFull, EngineDead: the engine does not take the request now.
+        EngineDead, GenerationFailed: it failed, and nothing was sent yet.
+        ConnectionResetError: the client left.
+    """
+    try:
+        generation.submit(arrival)
+        if request.stream:
+            return await _stream(http, request, generation, shape)
+        return await _whole(generation, shape)
+    finally:
+        generation.close()
+
+
+async def _whole(generation: Generation, shape: Shape) -> web.Response:
+    choices: dict[int, WholeChoice] = {}
+    async with aclosing(generation.pieces()) as steps:
+        async for pieces in steps:
+            for index, text, scored, finish in pieces:
+                choice = choices.setdefault(index, WholeChoice(index))
+                choice.parts.append(text)
+                choice.scored += scored or ()
+                choice.finish = finish or choice.finish
+    ordered = [choices[index] for index in sorted(choices)]
+    return json_response(shape.whole(ordered, generation.usage()))
+
+
+async def _stream(
+    http: web.Request, request: Generate, generation: Generation, shape: Shape
+) -> web.StreamResponse:
+    settings = http.app[SERVICE].settings
+    async with EventStream(http, settings.keep_alive_seconds) as events:
+        try:
+            await _send_pieces(events, generation, shape)
+            if request.include_usage:
+                await events.send([shape.usage_chunk(generation.usage())])
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            problem = problem_of(error)
+            log_failure(problem.status, error, generation.id)
+            await events.fail(problem)
+        await events.finish()
+    return events.response
+
+
+async def _send_pieces(events: EventStream, generation: Generation, shape: Shape) -> None:
+    opened: set[int] = set()
+    async with aclosing(generation.pieces()) as steps:
+        async for pieces in steps:
+            chunks: list[msgspec.Struct] = []
+            for index, text, scored, finish in pieces:
+                if index not in opened:
+                    opened.add(index)
+                    chunks += shape.opening(index)
+                if text or scored:
+                    chunks.append(shape.chunk(index, text, scored))
+                if finish is not None:
+                    chunks.append(shape.closing(index, finish))
+            await events.send(chunks)
+
+
+def json_response(reply: msgspec.Struct) -> web.Response:
+    """A 200 with ``reply`` as its body."""
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+def log_failure(status: int, error: BaseException, request_id: str) -> None:
+    """Logs what an operator must know of: our own bugs with their trace."""
+    if status == 500:
+        logger.error("request %s failed: %s", request_id, error, exc_info=error)
+    elif status > 500:
+        logger.warning("request %s not served: %s", request_id, error)

@@ -1,0 +1,86 @@
+"""The aiohttp application: routes, and the one middleware that all requests pass."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+
+from aiohttp import web
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from chairlift.api.answer import log_failure
+from chairlift.api.errors import problem_of
+from chairlift.api.openapi import document
+from chairlift.api.routes import ROUTES, Handler
+from chairlift.api.service import SERVICE, Service
+
+# What a client's own request id must look like to be sent back and logged.
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+# nginx's status for a client that left before its reply; never sent.
+CLIENT_LEFT = 499
+
+
+def build_app(service: Service) -> web.Application:
+    """The application around ``service``, loaded or still loading."""
+    app = web.Application(middlewares=[_boundary], client_max_size=service.settings.max_body_bytes)
+    app[SERVICE] = service
+    app.on_response_prepare.append(_name_request)
+    for route in ROUTES:
+        # A model's id may have slashes.
+        path = route.path.replace("{id}", "{id:.+}")
+        app.router.add_route(route.method, path, route.handler)
+    app.router.add_get("/metrics", make_aiohttp_handler(service.recorder.registry))
+    app.router.add_get("/openapi.json", _openapi_handler())
+    return app
+
+
+def _openapi_handler() -> Handler:
+    body = json.dumps(document()).encode()
+
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    return openapi
+
+
+@web.middleware
+async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Names every request, turns its errors into replies, and counts it."""
+    started = time.monotonic()
+    given = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    recorder = request.app[SERVICE].recorder
+    status = CLIENT_LEFT
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except (asyncio.CancelledError, ConnectionResetError):
+        # Cancelled with the connection still there, the server is being stopped.
+        if request.transport is None or request.transport.is_closing():
+            recorder.record_disconnect()
+        raise
+    except Exception as error:
+        problem = problem_of(error)
+        status = problem.status
+        log_failure(status, error, request[REQUEST_ID])
+        if problem.rejected is not None:
+            recorder.record_rejected(problem.rejected)
+        return problem.response()
+    finally:
+        recorder.record_http(_route(request), request.method, status, time.monotonic() - started)
+
+
+def _route(request: web.Request) -> str:
+    """The route's pattern: paths that clients make up must not become metric labels."""
+    resource = request.match_info.route.resource
+    return "unmatched" if resource is None else resource.canonical
+
+
+async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]

@@ -1,0 +1,134 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET
+
+from chairlift.api.answer import WholeChoice, answer
+from chairlift.api.body import read
+from chairlift.api.fields import Prompt
+from chairlift.api.generation import Generation, TokenPrompt
+from chairlift.api.logprobs import Scored, completion_logprobs
+from chairlift.api.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Finish,
+    Usage,
+)
+from chairlift.api.sampling import sampling_params
+from chairlift.api.schemas import CompletionRequest
+from chairlift.api.service import SERVICE, ServedModel
+from chairlift.engine.errors import RequestError
+
+# OpenAI's own; far less than what chat gives.
+DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    """Continues one or several prompts."""
+    arrival = time.monotonic()
+    service = http.app[SERVICE]
+    request = await read(http, CompletionRequest)
+    model = service.model(request.model)
+    most = model.info.max_rows + model.info.max_queue
+    if len(request.prompt) > most:
+        raise RequestError(f"prompt: at most {most} prompts in one request", "prompt")
+    prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
+    generation = Generation(model, service.recorder, request, f"cmpl-{uuid.uuid4().hex}", prompts)
+    echoes = [await _echo(model, prompt) for prompt in request.prompt] if request.echo else []
+    shape = _CompletionShape(generation, request, echoes)
+    return await answer(http, request, generation, shape, arrival)
+
+
+async def _token_prompt(
+    request: CompletionRequest, model: ServedModel, prompt: Prompt
+) -> TokenPrompt:
+    if isinstance(prompt, str):
+        tokens = await model.vocabulary.encode(prompt, request.add_special_tokens)
+    else:
+        model.vocabulary.check_ids(prompt, "prompt")
+        tokens = prompt
+    params = sampling_params(
+        request,
+        model,
+        len(tokens),
+        param="prompt",
+        max_tokens=request.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=request.logprobs,
+    )
+    return TokenPrompt(tokens, params)
+
+
+async def _echo(model: ServedModel, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else await model.vocabulary.decode(prompt)
+
+
+class _CompletionShape:
+    """The Shape of completions. ``echoes`` are the prompts' texts, or none."""
+
+    def __init__(
+        self, generation: Generation, request: CompletionRequest, echoes: list[str]
+    ) -> None:
+        self._generation = generation
+        self._usage = None if request.include_usage else UNSET
+        self._logprobs_asked = request.logprobs
+        self._echoes = echoes
+        self._n = request.n
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        if not self._echoes:
+            return []
+        return [self._completion([CompletionChoice(index, self._echo(index))])]
+
+    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
+        return self._completion([CompletionChoice(index, text, self._logprobs(scored or []))])
+
+    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
+        return self._completion([CompletionChoice(index, "", finish_reason=finish)])
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        chunk = self._completion([])
+        chunk.usage = usage
+        return chunk
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        reply = self._completion(
+            [
+                CompletionChoice(
+                    choice.index,
+                    self._echo(choice.index) + choice.text,
+                    self._logprobs(choice.scored),
+                    choice.finish,
+                )
+                for choice in choices
+            ]
+        )
+        reply.usage = usage
+        return reply
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._n] if self._echoes else ""
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        generation = self._generation
+        return Completion(
+            generation.id,
+            generation.created,
+            generation.model.name,
+            generation.model.fingerprint,
+            choices,
+            self._usage,
+        )
+
+    def _logprobs(self, scored: list[Scored]) -> CompletionLogprobs | None:
+        if self._logprobs_asked is None:
+            return None
+        return completion_logprobs(scored, self._generation.model.vocabulary, self._logprobs_asked)

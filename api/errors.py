@@ -1,0 +1,149 @@
+"""The one place that turns an exception into OpenAI's JSON error and its HTTP status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import pydantic
+from aiohttp import web
+
+from chairlift.api.replies import ErrorDetail, ErrorReply
+from chairlift.engine.errors import EngineDead, PromptTooLong, QueueFull, RequestError
+
+# While a model loads or an engine is down nobody knows for how long; ask again soon.
+UNAVAILABLE_RETRY_SECONDS = 5
+
+
+class UnknownModel(RequestError):
+    """The request names a model that is not served here."""
+
+
+class ContextExceeded(RequestError):
+    """Prompt and max_tokens together do not fit the model's context."""
+
+
+class NotReady(EngineDead):
+    """The model is still loading, or the engine's steps have stopped."""
+
+
+class GenerationFailed(Exception):
+    """The engine gave up on a request that it had accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as the client sees it.
+
+    ``rejected`` is the metrics' reason if the request was refused at the door, else None.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    rejected: str | None = None
+
+    def body(self) -> bytes:
+        """OpenAI's JSON error object."""
+        detail = ErrorDetail(self.message, self.type, self.param, self.code)
+        return msgspec.json.encode(ErrorReply(detail))
+
+    def response(self) -> web.Response:
+        """The whole HTTP reply."""
+        return web.Response(
+            status=self.status,
+            body=self.body(),
+            headers=self.headers,
+            content_type="application/json",
+        )
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What a client is told about ``error``; anything unforeseen is a 500 that says no more."""
+    match error:
+        case UnknownModel():
+            return Problem(404, str(error), param=error.param, code="model_not_found")
+        case PromptTooLong() | ContextExceeded():
+            return Problem(
+                400,
+                str(error),
+                param=error.param,
+                code="context_length_exceeded",
+                rejected="context_length",
+            )
+        case RequestError():
+            return Problem(400, str(error), param=error.param, rejected="invalid")
+        case pydantic.ValidationError():
+            return _of_validation(error)
+        case QueueFull():
+            return Problem(
+                429,
+                str(error),
+                type="rate_limit_error",
+                code="queue_full",
+                headers=_retry_after(error.retry_after),
+                rejected="queue_full",
+            )
+        case EngineDead():
+            return Problem(
+                503,
+                str(error),
+                type="server_error",
+                code="unavailable",
+                headers=_retry_after(UNAVAILABLE_RETRY_SECONDS),
+                rejected="unavailable",
+            )
+        case GenerationFailed():
+            return Problem(500, str(error), type="server_error", code="generation_failed")
+        case web.HTTPException():
+            return _of_http(error)
+    return Problem(500, "internal error", type="server_error", code="internal_error")
+
+
+def _of_validation(error: pydantic.ValidationError) -> Problem:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _dotted(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if param is not None:
+        message = f"{param}: {message}"
+    return Problem(400, message, param=param, rejected="invalid")
+
+
+def _retry_after(seconds: float) -> Mapping[str, str]:
+    """The header in whole seconds, at least one."""
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def _dotted(location: tuple[int | str, ...]) -> str | None:
+    """("messages", 0, "role") as messages[0].role."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".") or None
+
+
+def _of_http(error: web.HTTPException) -> Problem:
+    match error.status:
+        case 404:
+            return Problem(404, "there is no such route", code="not_found")
+        case 405:
+            return Problem(
+                405,
+                "this route does not take that method",
+                code="method_not_allowed",
+                headers={"Allow": error.headers["Allow"]},
+            )
+        case 413:
+            return Problem(
+                413, "the request body is too large", code="body_too_large", rejected="too_large"
+            )
+        case 415:
+            return Problem(
+                415, "the Content-Type must be application/json", code="unsupported_media_type"
+            )
+    return Problem(error.status, error.reason)

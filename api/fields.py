@@ -1,0 +1,129 @@
+"""Types of single request fields: those that come in several shapes are brought into one here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+MAX_STOPS = 16
+# Bounds what matching costs a token; no real stop string comes near.
+MAX_STOP_CHARS = 1024
+MAX_BIAS = 100.0
+
+Prompt = str | list[int]
+
+
+def _one_prompt(value: object) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise ValueError("must be a string, a list of token ids, or a list of either, not empty")
+
+
+def _prompts(value: object) -> list[Prompt]:
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        return [_one_prompt(one) for one in value]
+    return [_one_prompt(value)]
+
+
+def _stops(value: object) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"must hold at most {MAX_STOPS} strings")
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"every stop string must have 1 to {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and biases")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise ValueError(f"{key[:32]!r} is not a token id")
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ValueError(f"the bias of token {key} must be a number from -100 to 100")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def _content(value: object) -> str:
+    """A message's content as one string; text parts are joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of content parts")
+    return "".join(_part_text(part) for part in value)
+
+
+def _part_text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError('every content part must be an object with a "type"')
+    if kind != "text":
+        raise ValueError(f"content parts of type {kind[:32]!r} are not supported, only text")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ValueError('a text part must have a string "text"')
+    return text
+
+
+_STRING = {"type": "string"}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+Prompts = Annotated[
+    list[Prompt],
+    BeforeValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STRING,
+                _TOKENS,
+                {"type": "array", "items": _STRING, "minItems": 1},
+                {"type": "array", "items": _TOKENS, "minItems": 1},
+            ]
+        }
+    ),
+]
+Stops = Annotated[
+    list[str],
+    BeforeValidator(_stops),
+    WithJsonSchema(
+        {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": MAX_STOPS}]}
+    ),
+]
+LogitBias = Annotated[
+    dict[int, float],
+    BeforeValidator(_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        }
+    ),
+]
+Content = Annotated[
+    str,
+    BeforeValidator(_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _STRING,
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": _STRING},
+                        "required": ["type", "text"],
+                    },
+                },
+            ]
+        }
+    ),
+]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -1,0 +1,160 @@
+"""One HTTP request in the engine: its prompts are submitted, and its choices' pieces come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from chairlift.api.choice import Choice, Piece
+from chairlift.api.errors import GenerationFailed
+from chairlift.api.replies import PromptTokensDetails, Usage
+from chairlift.api.schemas import Generate
+from chairlift.api.service import ServedModel
+from chairlift.api.text import StopMatcher, TextStream
+from chairlift.engine.interface import TokenStream
+from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
+from chairlift.metrics.recorder import Recorder
+
+
+class TokenPrompt(NamedTuple):
+    """A prompt as token ids, with its sampling parameters."""
+
+    tokens: list[int]
+    params: SamplingParams
+
+
+class _Output(NamedTuple):
+    prompt: int
+    output: TokenOutput
+
+
+class Generation:
+    """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
+
+    Choice i of prompt p has the index p * n + i.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        recorder: Recorder,
+        request: Generate,
+        request_id: str,
+        prompts: Sequence[TokenPrompt],
+    ) -> None:
+        self.id = request_id
+        self.created = int(time.time())
+        self.model = model
+        self._recorder = recorder
+        self._prompts = prompts
+        self._n = request.n
+        self._streams: list[TokenStream] = []
+        self._pumps: list[asyncio.Task[None]] = []
+        vocabulary = model.vocabulary
+        hidden = vocabulary.special_ids.union(vocabulary.end_ids)
+        self._choices = [
+            Choice(
+                index,
+                TextStream(
+                    vocabulary.detokenizer(),
+                    hidden if request.skip_special_tokens else frozenset(),
+                    StopMatcher(request.stop, request.include_stop_str_in_output),
+                ),
+                with_logprobs=prompts[index // request.n].params.logprobs is not None,
+            )
+            for index in range(len(prompts) * request.n)
+        ]
+
+    def submit(self, arrival: float) -> None:
+        """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
+
+        Raises:
+            QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
+        """
+        for number, (tokens, params) in enumerate(self._prompts):
+            submit = Submit(f"{self.id}-{number}", tokens, params, self._n, arrival)
+            self._streams.append(self.model.client.submit(submit))
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """What each step adds to the choices, until all have finished.
+
+        Raises:
+            EngineDead: the engine ended first.
+            GenerationFailed: the engine gave a choice up.
+        """
+        unfinished = len(self._choices)
+        async with aclosing(self._outputs()) as steps:
+            async for outputs in steps:
+                pieces = [piece for piece in map(self._take, outputs) if piece is not None]
+                if pieces:
+                    yield pieces
+                    unfinished -= sum(piece.finish is not None for piece in pieces)
+                if not unfinished:
+                    return
+        raise GenerationFailed("the engine ended this request")
+
+    def _take(self, arrived: _Output) -> Piece | None:
+        """The piece that an output makes, or None if there is nothing to tell the client."""
+        prompt, output = arrived
+        choice = self._choices[prompt * self._n + output.index]
+        if choice.finish is not None:
+            return None  # it was on its way when a stop string was found
+        piece = choice.take(output)
+        if piece.finish is not None and output.finish is None:
+            self._streams[prompt].stop(output.index)
+        return None if piece.is_empty else piece
+
+    def usage(self) -> Usage:
+        """Tokens so far. A prompt is counted once, whatever its n."""
+        prompt = sum(len(prompt.tokens) for prompt in self._prompts)
+        completion = sum(choice.tokens for choice in self._choices)
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails())
+
+    def close(self) -> None:
+        """Ends in the engine whatever of it still runs."""
+        for pump in self._pumps:
+            if not pump.cancel() and not pump.cancelled():
+                pump.exception()  # seen; asyncio would log it otherwise
+        for number, stream in enumerate(self._streams):
+            stream.close()
+            choices = self._choices[number * self._n : (number + 1) * self._n]
+            self._recorder.record_prompt(self._n, max(choice.tokens for choice in choices))
+        self._streams = []
+
+    async def _outputs(self) -> AsyncGenerator[list[_Output], None]:
+        """The engine's outputs, all of one step together."""
+        if len(self._choices) == 1:
+            async for output in self._streams[0]:
+                yield [_Output(0, output)]
+            return
+        # A step's outputs are ready together: the pumps gather them before this task wakes.
+        inbox: list[_Output] = []
+        wake = asyncio.Event()
+
+        async def pump(prompt: int, stream: TokenStream) -> None:
+            try:
+                async for output in stream:
+                    inbox.append(_Output(prompt, output))
+                    wake.set()
+            finally:
+                wake.set()
+
+        self._pumps = [
+            asyncio.create_task(pump(prompt, stream)) for prompt, stream in enumerate(self._streams)
+        ]
+        while True:
+            await wake.wait()
+            wake.clear()
+            # One turn of the loop: the other pumps' outputs of this step, and ends, come in.
+            await asyncio.sleep(0)
+            if inbox:
+                batch, inbox[:] = inbox[:], []
+                yield batch
+            ended = [pump for pump in self._pumps if pump.done()]
+            for task in ended:
+                task.result()
+            if len(ended) == len(self._pumps) and not inbox:
+                return

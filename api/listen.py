@@ -1,0 +1,34 @@
+"""Binds the application to its socket."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from chairlift.api.app import build_app
+from chairlift.api.service import Service
+
+# More clients may connect in one moment than the usual 128.
+BACKLOG = 1024
+
+
+async def listen(service: Service) -> web.AppRunner:
+    """Binds the service's address; ``addresses`` of the result tells a port chosen by the system.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    settings = service.settings
+    runner = web.AppRunner(
+        build_app(service),
+        # A client that leaves must free its row: its handler is cancelled.
+        handler_cancellation=True,
+        shutdown_timeout=settings.grace_seconds,
+        access_log=None,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, backlog=BACKLOG).start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner

@@ -1,0 +1,77 @@
+"""GET /openapi.json, made from the routes, the pydantic requests and the msgspec replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+
+from chairlift.api.replies import ErrorReply
+from chairlift.api.routes import ROUTES, Route
+from chairlift.api.service import VERSION
+
+_COMPONENTS = "#/components/schemas/"
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 description of every route in ROUTES."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Chairlift", "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    requests = {route.request for route in ROUTES if route.request is not None}
+    _, definitions = models_json_schema(
+        [(request, "validation") for request in sorted(requests, key=lambda kind: kind.__name__)],
+        ref_template=_COMPONENTS + "{model}",
+    )
+    replies: set[type[msgspec.Struct]] = {ErrorReply}
+    for route in ROUTES:
+        replies.add(route.reply)
+        if route.chunk is not None:
+            replies.add(route.chunk)
+    _, components = msgspec.json.schema_components(
+        sorted(replies, key=lambda kind: kind.__name__), ref_template=_COMPONENTS + "{name}"
+    )
+    return {**definitions["$defs"], **components}
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    content = {"application/json": _schema_of(route.reply)}
+    if route.chunk is not None:
+        content["text/event-stream"] = _schema_of(route.chunk)
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": f"{route.handler.__name__}_{route.method.lower()}"
+        if route.path == "/ping"
+        else route.handler.__name__,
+        "responses": {
+            "200": {"description": "Success", "content": content},
+            "default": {
+                "description": "Error",
+                "content": {"application/json": _schema_of(ErrorReply)},
+            },
+        },
+    }
+    if route.request is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": _schema_of(route.request)},
+        }
+    if "{id}" in route.path:
+        operation["parameters"] = [
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    return operation
+
+
+def _schema_of(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": _COMPONENTS + kind.__name__}}

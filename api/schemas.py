@@ -1,0 +1,163 @@
+"""The requests as pydantic models: types, ranges, and which fields exist. null means absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from chairlift.api.fields import Content, LogitBias, Prompts, Stops, TokenId
+from chairlift.api.unsupported import check_extra_fields
+from chairlift.engine.errors import RequestError
+from chairlift.engine.messages import MAX_TOP_LOGPROBS
+
+MAX_CHOICES = 128
+
+
+class Request(BaseModel):
+    """Any JSON body. Values are not coerced: "5" is not a number."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+    def all_extra(self) -> Iterator[dict[str, Any]]:
+        """The fields that this object, and each one in it, do not declare."""
+        yield self.model_extra or {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for inner in value if isinstance(value, list) else (value,):
+                if isinstance(inner, Request):
+                    yield from inner.all_extra()
+
+
+class StreamOptions(Request):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: bool = False
+
+
+class Generate(Request):
+    """What both ways to generate text share: how tokens are chosen, and how they are sent."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: LogitBias = {}
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stops = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] = []
+    include_stop_str_in_output: bool = False
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    ignore_eos: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream's last chunk carries the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class Message(Request):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(Generate):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
+
+
+class CompletionRequest(Generate):
+    prompt: Prompts
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _supported_combinations(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise RequestError("logprobs together with echo is not supported", "logprobs")
+        if self.best_of is not None and self.best_of != self.n:
+            raise RequestError("best_of other than n is not supported", "best_of")
+        return self
+
+
+class TokenizeRequest(Request):
+    """Either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("exactly one of prompt and messages must be given", "prompt")
+        return self
+
+
+class DetokenizeRequest(Request):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+def parse(kind: type[RequestT], body: bytes) -> RequestT:
+    """Reads one request from a JSON body.
+
+    Raises:
+        RequestError: the body is not JSON, its fields contradict each other, or it asks for
+            something that is known but not supported.
+        pydantic.ValidationError: a field is missing, of the wrong type or out of range.
+    """
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise RequestError("the body must be a JSON object")
+    request = kind.model_validate(data)
+    check_extra_fields(request.all_extra())
+    return request

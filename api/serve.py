@@ -1,0 +1,108 @@
+"""Runs the server: listens at once, loads the model meanwhile, ends with the right exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from chairlift.api.listen import listen
+from chairlift.api.service import ServedModel, Service
+from chairlift.api.settings import ServerSettings
+from chairlift.engine.client import ProcessClient
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import EngineDead, ModelError
+from chairlift.engine.interface import EngineClient
+from chairlift.engine.source import resolve
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: ServerSettings, config: EngineConfig) -> int:
+    """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
+    return uvloop.run(Server(settings, config).run())
+
+
+class Server:
+    """One run of the server."""
+
+    def __init__(self, settings: ServerSettings, config: EngineConfig) -> None:
+        self._settings = settings
+        self._config = config
+        self._service = Service(settings)
+        self._client: EngineClient | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serves; returns the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        try:
+            runner = await listen(self._service)
+        except OSError as error:
+            return _fail(f"cannot listen on {self._settings.host}:{self._settings.port}: {error}")
+        address = "http://{}:{}".format(*runner.addresses[0][:2])
+        logger.info("listening on %s", address)
+        try:
+            return await self._serve(address)
+        finally:
+            await runner.cleanup()
+            if self._client is not None:
+                await self._client.stop()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():  # asked twice: at once
+            os._exit(130)
+        logger.info("stopping; requests have %g s to finish", self._settings.grace_seconds)
+        self._stop.set()
+
+    async def _serve(self, address: str) -> int:
+        stopped = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load())
+        await asyncio.wait({stopped, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            return 0
+        try:
+            model = loading.result()
+        except (ModelError, EngineDead) as error:
+            return _fail(str(error))
+        logger.info("serving %s on %s/v1", model.name, address)
+        died = asyncio.create_task(model.client.died())
+        await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
+        if not died.done():
+            died.cancel()
+            return 0
+        return _fail(died.result())
+
+    async def _load(self) -> ServedModel:
+        config = self._config
+        source = await asyncio.to_thread(resolve, config.model, config.trust_remote_code)
+        log_level = logging.getLevelName(logger.getEffectiveLevel())
+        client = self._client = ProcessClient(config, source, log_level)
+        starting = asyncio.create_task(client.start(self._on_progress))
+        # One turn of the loop, so that the engine starts before the imports take their second.
+        await asyncio.sleep(0)
+        # NOTE: they import MLX (it computes nothing here). Were that done in a thread, MLX would
+        # end the process with "terminate called without an active exception" now and then.
+        from chairlift.api.vocabulary import Vocabulary
+        from chairlift.engine.tokenizer import load_tokenizer
+
+        info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
+        name = self._settings.served_model_name or source.name
+        model = ServedModel(name, client, Vocabulary(tokenizer, info.vocab_size), info)
+        self._service.model_loaded(model)
+        return model
+
+    def _on_progress(self, text: str) -> None:
+        self._service.progress = text
+        logger.info("%s", text)
+
+
+def _fail(message: str) -> int:
+    print(f"chairlift: error: {message}", file=sys.stderr, flush=True)
+    return 1

@@ -1,0 +1,77 @@
+"""What the handlers work with: the model that is served, if it is loaded, and the metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from chairlift.api.errors import NotReady, UnknownModel
+from chairlift.api.settings import ServerSettings
+from chairlift.engine.interface import EngineClient
+from chairlift.engine.messages import ModelInfo
+from chairlift.metrics.recorder import Recorder
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.vocabulary import Vocabulary
+
+VERSION = version("chairlift")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One loaded model. ``created`` is in Unix seconds."""
+
+    name: str
+    client: EngineClient
+    vocabulary: Vocabulary
+    info: ModelInfo
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with whatever may change the tokens that a seed gives."""
+        facts = (VERSION, self.name, self.info.architecture, self.info.dtype, self.info.device)
+        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+class Service:
+    """The server's state. ``progress`` says what is being done while there is no model yet."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.recorder = Recorder()
+        self.progress = "loading the model"
+        self._model: ServedModel | None = None
+
+    def model_loaded(self, model: ServedModel) -> None:
+        """From here on requests are served, and the engine's steps are recorded."""
+        self.recorder.model_loaded(model.name, model.info)
+        model.client.on_step = self.recorder.record_step
+        self._model = model
+
+    @property
+    def unhealthy(self) -> str | None:
+        """Why requests cannot be served now, or None when they can."""
+        return self.progress if self._model is None else self._model.client.unhealthy
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """The model that a request names; no name is the one there is.
+
+        Raises:
+            NotReady: it is loading, or its engine cannot serve.
+            UnknownModel: there is no model of that name.
+        """
+        if self._model is None or self._model.client.unhealthy is not None:
+            raise NotReady(f"not ready: {self.unhealthy}")
+        if name is not None and name != self._model.name:
+            raise UnknownModel(f"the model {name[:200]!r} does not exist", "model")
+        return self._model
+
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

@@ -1,0 +1,34 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from chairlift.api.answer import json_response
+from chairlift.api.body import read
+from chairlift.api.replies import DetokenizeReply, TokenizeReply
+from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest
+from chairlift.api.service import SERVICE
+
+
+async def tokenize(http: web.Request) -> web.Response:
+    """The tokens of a text, or of a conversation."""
+    request = await read(http, TokenizeRequest)
+    model = http.app[SERVICE].model(request.model)
+    vocabulary = model.vocabulary
+    if request.messages is not None:
+        tokens = await vocabulary.render(request.messages, request.add_generation_prompt)
+    else:
+        tokens = await vocabulary.encode(request.prompt or "", request.add_special_tokens)
+    reply = TokenizeReply(len(tokens), model.info.max_context, tokens)
+    if request.return_token_strs:
+        reply.token_strs = [vocabulary.token_text(token).text for token in tokens]
+    return json_response(reply)
+
+
+async def detokenize(http: web.Request) -> web.Response:
+    """The text of tokens."""
+    request = await read(http, DetokenizeRequest)
+    vocabulary = http.app[SERVICE].model(request.model).vocabulary
+    vocabulary.check_ids(request.tokens, "tokens")
+    return json_response(DetokenizeReply(await vocabulary.decode(request.tokens)))

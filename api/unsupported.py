@@ -1,0 +1,107 @@
+"""Request fields that are known and not supported: refused by name, never silently dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from chairlift.engine.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+# Each field with the values that ask for nothing (null always does). Names from OpenAI's API,
+# vLLM's extensions to it and mlx_lm.server's. Some are fields of one endpoint only: it declares
+# them, so that they do not come here, and the others refuse them.
+REFUSED: Mapping[str, tuple[object, ...]] = {
+    # tools
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "tool_calls": ([],),
+    # what the reply looks like
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "verbosity": ("medium",),
+    "reasoning_effort": (),
+    "thinking_token_budget": (),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "prompt_logprobs": (False,),
+    # how tokens are chosen
+    "best_of": (1,),
+    "max_completion_tokens": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
+    "xtc_probability": (0, 0.0),
+    "logit_processors": ([],),
+    "draft_model": (),
+    "num_draft_tokens": (),
+    "adapters": (),
+    # how the prompt is made
+    "suffix": ("",),
+    "echo": (False,),
+    "add_special_tokens": (False,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "mm_processor_kwargs": ({},),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    # how the request is handled
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "priority": (0,),
+    "kv_transfer_params": ({},),
+}
+
+# These change nothing in the reply, whatever they say. ``annotations`` and ``refusal`` are parts
+# of OpenAI's assistant messages that clients send back.
+HARMLESS = frozenset(
+    {"annotations", "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"}
+    | {"refusal", "safety_identifier", "user"}
+)
+
+
+def check_extra_fields(parts: Iterable[Mapping[str, object]]) -> None:
+    """Refuses the fields that would be wrong to drop; logs the unknown ones in one line.
+
+    ``parts`` are the undeclared fields of a request and of the objects in it.
+
+    Raises:
+        RequestError: a known field asks for something that is not supported.
+    """
+    unknown: dict[str, None] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name in HARMLESS:
+                continue
+            if name not in REFUSED:
+                unknown[name[:64]] = None
+            elif not _asks_for_nothing(value, REFUSED[name]):
+                raise RequestError(f"{name} is not supported", name)
+    if unknown:
+        shown = ", ".join(repr(name) for name in list(unknown)[:20])
+        logger.warning("ignored unknown request fields: %s", shown)
+
+
+def _asks_for_nothing(value: object, nothings: tuple[object, ...]) -> bool:
+    # By type too: False must not pass where 0 is accepted.
+    return any(type(value) is type(nothing) and value == nothing for nothing in nothings)

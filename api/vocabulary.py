@@ -1,0 +1,147 @@
+"""The tokenizer as the API uses it: prompts to ids, ids to text, one token's own bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from chairlift.api.schemas import Message
+from chairlift.api.text import Detokenizer
+from chairlift.engine.errors import RequestError
+
+# Tokenizing this many characters takes about as long as a step of a small model: longer texts
+# are tokenized in a thread (the tokenizers library releases the GIL).
+INLINE_CHARS = 20_000
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
+
+T = TypeVar("T")
+
+
+class TokenText(NamedTuple):
+    """One token on its own: its text, and its bytes (part of a character, perhaps)."""
+
+    text: str
+    bytes: list[int]
+
+
+class Vocabulary:
+    """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of ids."""
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self._tokenizer = tokenizer
+        self.size = size
+        self.end_ids: tuple[int, ...] = tuple(sorted(tokenizer.eos_token_ids))
+        # all_special_ids lists only those that have a role.
+        self.special_ids = frozenset(tokenizer.all_special_ids).union(
+            token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+        )
+        self._known = len(tokenizer)
+        self._texts: dict[int, TokenText] = {}
+        # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
+        # this stand-in for the prompt a token's space is inside the text, and is kept.
+        self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
+        self._before_chars = len(tokenizer.decode(self._before))
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """A text's token ids."""
+        return await _off_loop(
+            len(text),
+            lambda: list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)),
+        )
+
+    async def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+        """The token ids of a conversation, by the model's chat template.
+
+        Raises:
+            RequestError: the model has no template, or it does not take these messages.
+        """
+        if not self._tokenizer.has_chat_template:
+            raise RequestError("this model has no chat template: use /v1/completions", "messages")
+        conversation = [_as_template_takes_it(message) for message in messages]
+        return await _off_loop(
+            sum(len(message.content) for message in messages),
+            lambda: self._apply_template(conversation, add_generation_prompt),
+        )
+
+    def _apply_template(
+        self, conversation: list[dict[str, str]], add_generation_prompt: bool
+    ) -> list[int]:
+        try:
+            return list(
+                self._tokenizer.apply_chat_template(
+                    conversation, add_generation_prompt=add_generation_prompt, tokenize=True
+                )
+            )
+        # NOTE: a template is the model's own code; what it raises can be of any type.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise RequestError(
+                f"the model's chat template refuses these messages: {reason}", "messages"
+            ) from error
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        known = [token for token in tokens if token < self._known]
+        return await _off_loop(len(known) * 4, lambda: str(self._tokenizer.decode(known)))
+
+    def check_ids(self, tokens: Sequence[int], param: str) -> None:
+        """Raises RequestError, naming ``param``, for an id that the model does not have."""
+        for token in tokens:
+            if not 0 <= token < self.size:
+                raise RequestError(
+                    f"{param}: token id {token} is not in the model's vocabulary of {self.size}",
+                    param,
+                )
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh streaming detokenizer that goes on from some text before."""
+        detokenizer: Detokenizer = self._tokenizer.detokenizer
+        for token in self._before:
+            detokenizer.add_token(token)
+        _ = detokenizer.last_segment
+        return detokenizer
+
+    def token_text(self, token: int) -> TokenText:
+        """One token's text and bytes, as the logprobs show them."""
+        known = self._texts.get(token)
+        if known is None:
+            known = self._texts[token] = self._token_text(token)
+        return known
+
+    def _token_text(self, token: int) -> TokenText:
+        if token >= self._known:  # the model's rows beyond its tokenizer's, made by padding
+            return TokenText("", [])
+        text = self._tokenizer.decode([*self._before, token])[self._before_chars :]
+        if "\ufffd" not in text:
+            return TokenText(text, list(text.encode()))
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            raw = [int(match[1], 16)]
+        elif all(char in _BYTE_OF_CHAR for char in piece):
+            raw = [_BYTE_OF_CHAR[char] for char in piece]
+        else:
+            return TokenText(text, list(text.encode()))
+        # OpenAI's way to show a token that is not whole characters.
+        return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw)
+
+
+def _as_template_takes_it(message: Message) -> dict[str, str]:
+    # Templates know "system"; "developer" is OpenAI's newer name for it.
+    role = "system" if message.role == "developer" else message.role
+    fields = {"role": role, "content": message.content}
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
+
+
+async def _off_loop(chars: int, work: Callable[[], T]) -> T:
+    """Runs ``work`` in a thread if there is enough of it to hold up everyone's streams."""
+    return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)

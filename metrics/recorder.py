@@ -1,0 +1,173 @@
+"""Sets every metric of the table: from one stats object a step, and from one call a reply."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from chairlift.engine.messages import FinishedChoice, ModelInfo, StepStats
+from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
+
+_MODEL_LABELS = ("model_name", "engine")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_FAMILIES: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+
+# A prometheus family or child: its classes share no useful static type.
+Instrument = Any
+
+
+class Recorder:
+    """All metrics of one server, in a registry of its own.
+
+    The HTTP ones exist at once; those of the model from ``model_loaded`` on.
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._server = {metric.key: self._family(metric, ()) for metric in SERVER}
+        for metric in SERVER:
+            for value in metric.values:
+                self._server[metric.key].labels(value)
+        self._http: dict[tuple[str, str, int], tuple[Instrument, Instrument]] = {}
+        self._engine: _EngineMetrics | None = None
+
+    def model_loaded(self, model_name: str, info: ModelInfo) -> None:
+        """Creates the metrics of the model, counters at 0. Called once."""
+        assert self._engine is None
+        children: dict[str, Instrument] = {}
+        for metric in (*MODEL, *ENGINE):
+            common = (model_name, "0") if metric in MODEL else ()
+            family = self._family(metric, _MODEL_LABELS if common else (), info.max_context)
+            for value in metric.values:
+                children[f"{metric.key}.{value}"] = family.labels(*common, value)
+            if not metric.labels:
+                children[metric.key] = family.labels(*common) if common else family
+            elif not metric.values:
+                children[metric.key] = family  # an info metric: its labels are its content
+        facts = (info.dtype, info.kv_limit_bytes, info.kv_bytes_per_token)
+        children["cache_config"].labels(
+            model_name, "0", *facts, info.max_context, info.max_rows
+        ).set(1)
+        children["build_info"].labels(
+            version("chairlift"), info.architecture, info.dtype, info.device
+        ).set(1)
+        self._engine = _EngineMetrics(children)
+
+    def record_step(self, stats: StepStats) -> None:
+        """Adds one engine step. Only after ``model_loaded``."""
+        assert self._engine is not None
+        self._engine.record_step(stats)
+
+    def record_prompt(self, n: int, longest: int) -> None:
+        """Adds one prompt that ended: its number of choices, and the longest one's tokens."""
+        assert self._engine is not None
+        self._engine.record_prompt(n, longest)
+
+    def record_http(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Adds one reply. ``route`` is the route's pattern, never the path a client made up."""
+        key = (route, method if method in _METHODS else "other", status)
+        pair = self._http.get(key)
+        if pair is None:
+            pair = (
+                self._server["http_requests"].labels(route, key[1], status),
+                self._server["http_duration"].labels(route),
+            )
+            self._http[key] = pair
+        pair[0].inc()
+        pair[1].observe(seconds)
+
+    def record_rejected(self, reason: str) -> None:
+        """Adds one request that was refused; ``reason`` is one of the table's."""
+        self._server["rejected"].labels(reason).inc()
+
+    def record_disconnect(self) -> None:
+        """Adds one client that left before its reply was complete."""
+        self._server["disconnects"].inc()
+
+    def _family(self, metric: Metric, common: tuple[str, ...], most: int = 1) -> Instrument:
+        options: dict[str, object] = {}
+        if metric.kind == "histogram":
+            tokens = metric.buckets == "tokens"
+            options["buckets"] = token_buckets(most) if tokens else metric.buckets
+        return _FAMILIES[metric.kind](
+            metric.name,
+            metric.help,
+            labelnames=(*common, *metric.labels),
+            registry=self.registry,
+            **options,
+        )
+
+
+class _EngineMetrics:
+    """The metrics of the loaded model, every label child resolved."""
+
+    def __init__(self, children: dict[str, Instrument]) -> None:
+        self._child = children
+
+    def record_step(self, stats: StepStats) -> None:
+        child = self._child
+        child["running"].set(stats.running)
+        child["waiting"].set(stats.waiting)
+        if stats.kv_limit_bytes:
+            child["kv_usage"].set(stats.kv_used_bytes / stats.kv_limit_bytes)
+        child["kv_bytes.reserved"].set(stats.kv_reserved_bytes)
+        child["kv_bytes.used"].set(stats.kv_used_bytes)
+        child["memory.active"].set(stats.memory_active)
+        child["memory.peak"].set(stats.memory_peak)
+        child["memory.cache"].set(stats.memory_cache)
+        child["preemptions"].inc(stats.preemptions)
+        child["prompt_tokens"].inc(stats.prefill_tokens)
+        child["generation_tokens"].inc(
+            len(stats.first_token_latencies) + len(stats.inter_token_latencies)
+        )
+        # Stats without rows only report that choices were aborted, not that a step ran.
+        if stats.rows:
+            child["iteration_tokens"].observe(stats.prefill_tokens + stats.decode_tokens)
+            child["rows"].observe(stats.rows)
+            child["step_duration.total"].observe(stats.duration)
+            for phase, seconds in stats.phases.items():
+                child[f"step_duration.{phase}"].observe(seconds)
+            if stats.held_columns:
+                child["padding"].observe(stats.padded_columns / stats.held_columns)
+        for seconds in stats.first_token_latencies:
+            child["ttft"].observe(seconds)
+        observe = child["itl"].observe
+        for seconds in stats.inter_token_latencies:
+            observe(seconds)
+        for choice in stats.finished:
+            self._record_finished(choice)
+
+    def record_prompt(self, n: int, longest: int) -> None:
+        self._child["params_n"].observe(n)
+        self._child["request_max_generation"].observe(longest)
+
+    def _record_finished(self, choice: FinishedChoice) -> None:
+        child = self._child
+        child[f"success.{choice.reason}"].inc()
+        child["request_prompt"].observe(choice.prompt_tokens)
+        child["request_generation"].observe(choice.generated_tokens)
+        child["params_max_tokens"].observe(choice.max_tokens)
+        child["e2e"].observe(choice.finished - choice.arrival)
+        if choice.scheduled is None:
+            child["queue_time"].observe(choice.finished - choice.arrival)
+            return
+        child["queue_time"].observe(choice.scheduled - choice.arrival)
+        child["inference_time"].observe(choice.finished - choice.scheduled)
+        if choice.first_token is None:
+            return
+        decode = choice.finished - choice.first_token
+        child["prefill_time"].observe(choice.first_token - choice.scheduled)
+        child["decode_time"].observe(decode)
+        if choice.generated_tokens > 1:
+            child["tpot"].observe(decode / (choice.generated_tokens - 1))

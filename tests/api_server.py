@@ -1,0 +1,105 @@
+"""The real application on a real socket around a scripted engine, and ways to talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from fake_engine import FakeEngine, Scripted, byte_tokenizer
+from openai import AsyncOpenAI
+
+from chairlift.api.listen import listen
+from chairlift.api.service import ServedModel, Service
+from chairlift.api.settings import ServerSettings
+from chairlift.api.vocabulary import Vocabulary
+from chairlift.engine.messages import Submit
+
+TOKENIZER = byte_tokenizer()
+END = TOKENIZER.eos_token_id
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": MESSAGES}
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def ending(text: str) -> Callable[[Submit, int], Scripted]:
+    """Every choice is ``text`` and then the end token."""
+    return lambda request, index: Scripted([*ids(text), END], ended_by_token=True)
+
+
+@dataclass
+class Running:
+    """A server on a socket, and what it is made of."""
+
+    url: str
+    service: Service
+    engine: FakeEngine
+    http: aiohttp.ClientSession
+    openai: AsyncOpenAI
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        async with self.http.post(self.url + path, data=data, headers=headers) as response:
+            assert response.headers["X-Request-Id"]
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.url + path) as response:
+            return response.status, await response.json()
+
+    async def events(self, path: str, body: Any) -> list[str]:
+        """A stream's events, each as it stood on the wire."""
+        async with self.http.post(self.url + path, json={**body, "stream": True}) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            assert response.headers["Cache-Control"] == "no-cache"
+            assert response.headers["X-Accel-Buffering"] == "no"
+            text = await response.text()
+        assert text.endswith("\n\n")
+        return text.removesuffix("\n\n").split("\n\n")
+
+    async def chunks(self, path: str, body: Any) -> list[Any]:
+        """A successful stream's chunks, [DONE] checked and left out."""
+        events = await self.events(path, body)
+        assert events[-1] == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.service.recorder.registry.get_sample_value(name, labels)
+
+
+@asynccontextmanager
+async def running(
+    engine: FakeEngine, chat_template: bool = True, **settings: Any
+) -> AsyncIterator[Running]:
+    service = Service(ServerSettings(port=0, **{"grace_seconds": 1.0, **settings}))
+    if engine.info is not None:
+        tokenizer = TOKENIZER if chat_template else byte_tokenizer(None)
+        vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)
+        service.model_loaded(ServedModel("org/tiny", engine, vocabulary, engine.info))
+    runner = await listen(service)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    client = AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True
+    )
+    try:
+        async with aiohttp.ClientSession() as http, client:
+            yield Running(url, service, engine, http, client)
+    finally:
+        await runner.cleanup()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen in 5 s")

@@ -1,0 +1,198 @@
+"""A scripted engine and a tiny tokenizer, for tests that are about the API and not about tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from chairlift.engine.detokenizer import byte_detokenizer
+from chairlift.engine.errors import ChairliftError, EngineDead
+from chairlift.engine.messages import (
+    FinishedChoice,
+    FinishReason,
+    ModelInfo,
+    StepStats,
+    Submit,
+    TokenLogprobs,
+    TokenOutput,
+)
+
+END = "<|im_end|>"
+_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = _TEMPLATE) -> TokenizerWrapper:
+    """One token per byte, so that every text can be split anywhere; two special tokens."""
+    vocab = {char: index for index, char in enumerate(bytes_to_unicode().values())}
+    backend = Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapper = TokenizerWrapper(tokenizer)
+    # As load_tokenizer does it.
+    wrapper._detokenizer = byte_detokenizer(wrapper)
+    return wrapper
+
+
+@dataclass
+class Scripted:
+    """What one choice generates: tokens, and how it ends. ``chunk`` tokens come in each step."""
+
+    tokens: list[int]
+    finish: FinishReason = "stop"
+    ended_by_token: bool = False
+    error: str | None = None
+    chunk: int = 1
+
+
+Script = Callable[[Submit, int], Scripted]
+
+
+@dataclass
+class FakeEngine:
+    """An EngineClient that plays ``script``. ``die`` makes it fail like a lost process."""
+
+    info: ModelInfo | None
+    script: Script
+    step_seconds: float = 0.0
+    first_step_seconds: float = 0.0
+    unhealthy: str | None = None
+    refusal: ChairliftError | None = None
+    on_step: Callable[[StepStats], None] = lambda stats: None
+    submitted: list[Submit] = field(default_factory=list)
+    stopped: list[tuple[str, int]] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, on_progress: Callable[[str], None] = print) -> ModelInfo:
+        assert self.info is not None
+        return self.info
+
+    def submit(self, request: Submit) -> FakeStream:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.append(request)
+        return FakeStream(self, request)
+
+    async def died(self) -> str:
+        await self.dead.wait()
+        return "it was killed"
+
+    async def stop(self) -> None:
+        self.dead.set()
+
+
+class FakeStream:
+    """Plays all choices of one request, one step after the other."""
+
+    def __init__(self, engine: FakeEngine, request: Submit) -> None:
+        self._engine = engine
+        self._request = request
+        self._scripts = {index: engine.script(request, index) for index in range(request.n)}
+        self.running = set(self._scripts)
+
+    async def __aiter__(self) -> AsyncIterator[TokenOutput]:
+        engine = self._engine
+        position = 0
+        await asyncio.sleep(engine.first_step_seconds)
+        while self.running:
+            await asyncio.sleep(engine.step_seconds)
+            if engine.dead.is_set():
+                raise EngineDead("the engine process has ended")
+            for index in sorted(self.running):
+                output = self._output(index, position)
+                if output.finish is not None:
+                    self.running.discard(index)
+                yield output
+            position += 1
+
+    def stop(self, index: int) -> None:
+        self.running.discard(index)
+        self._engine.stopped.append((self._request.request_id, index))
+
+    def close(self) -> None:
+        if self.running:
+            self._engine.closed.append(self._request.request_id)
+        self.running.clear()
+
+    def _output(self, index: int, position: int) -> TokenOutput:
+        script = self._scripts[index]
+        start = position * script.chunk
+        tokens = script.tokens[start : start + script.chunk]
+        last = start + script.chunk >= len(script.tokens)
+        logprobs = None
+        if (top := self._request.params.logprobs) is not None:
+            logprobs = [
+                TokenLogprobs(-0.5, [(token + i, -0.5 - i) for i in range(top)]) for token in tokens
+            ]
+        return TokenOutput(
+            self._request.request_id,
+            index,
+            tokens,
+            logprobs,
+            script.finish if last else None,
+            script.ended_by_token and last,
+            script.error if last else None,
+        )
+
+
+def model_info(**changes: Any) -> ModelInfo:
+    """The facts of a model that does not exist."""
+    facts: dict[str, Any] = {
+        "architecture": "llama",
+        "dtype": "float32",
+        "device": "cpu",
+        "vocab_size": 258,
+        "max_context": 2048,
+        "max_rows": 8,
+        "max_queue": 16,
+        "kv_limit_bytes": 1 << 20,
+        "kv_bytes_per_token": 64,
+        "weight_bytes": 1 << 20,
+    }
+    return ModelInfo(**{**facts, **changes})
+
+
+def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepStats:
+    """One step in which every field is set."""
+    choice = FinishedChoice("stop", 10, 5, 16, 1, 100.0, 101.0, 103.0, 107.0)
+    return StepStats(
+        duration=0.5,
+        phases={"schedule": 0.1, "launch": 0.1, "wait": 0.2, "output": 0.1},
+        rows=4,
+        running=3,
+        waiting=2,
+        prefill_tokens=10,
+        decode_tokens=3,
+        preemptions=1,
+        held_columns=100,
+        padded_columns=25,
+        kv_reserved_bytes=4096,
+        kv_used_bytes=512,
+        kv_limit_bytes=1024,
+        memory_active=7,
+        memory_peak=9,
+        memory_cache=8,
+        first_token_latencies=[0.3],
+        inter_token_latencies=list(latencies),
+        finished=[choice] * finished,
+    )

@@ -1,0 +1,147 @@
+"""Sampling: each parameter against a plain NumPy reading of its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.sampler import Sampler, SamplerRow
+
+VOCABULARY = 60
+
+
+def _row(prompt: tuple[int, ...] = (1,), output: tuple[int, ...] = (), **params: Any) -> SamplerRow:
+    settings_ = {"max_tokens": 100, "seed": 0, "temperature": 0.0} | params
+    return SamplerRow(SamplingParams(**settings_), prompt, output)
+
+
+def _sampler(*rows: SamplerRow) -> Sampler:
+    sampler = Sampler(VOCABULARY)
+    sampler.rearrange([], rows)
+    return sampler
+
+
+def _logits(seed: int, rows: int = 1) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(0, 3, (rows, VOCABULARY)), mx.float32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    top_k=st.integers(0, VOCABULARY + 5),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 1.0),
+)
+def test_filters_keep_what_their_definitions_keep(
+    seed: int, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, VOCABULARY)
+    weights = np.exp(logits - logits.max()).astype(np.float32)
+    column = [mx.array([[value]], mx.float32) for value in (top_k, top_p, min_p)]
+    least = thresholds(mx.array(weights)[None], *column).item()
+    order = np.argsort(-weights)
+    kept = order[:top_k] if top_k else order
+    mass = np.cumsum(weights[kept]) / weights[kept].sum()
+    kept = kept[: int(np.searchsorted(mass, min(top_p, mass[-1]) * (1 - 1e-6))) + 1]
+    kept = kept[weights[kept] >= np.float32(min_p)]
+    loose = set(np.flatnonzero(weights >= least * (1 - 1e-4)))
+    tight = set(np.flatnonzero(weights >= least * (1 + 1e-4)))
+    assert tight <= set(kept) <= loose
+
+
+def test_greedy_is_the_argmax_and_costs_no_draw() -> None:
+    logits = _logits(1, rows=5)
+    sampled = _sampler(*[_row(seed=i) for i in range(5)]).sample(logits, [0] * 5)
+    assert sampled.tokens.tolist() == mx.argmax(logits, axis=-1).tolist()
+    assert sampled.logprobs is None
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = mx.broadcast_to(mx.log(mx.array([0.5, 0.25, 0.15, 0.1])), (4000, 4))
+    sampler = Sampler(4)
+    sampler.rearrange([], [_row(seed=i, temperature=1.0) for i in range(4000)])
+    counts = np.bincount(sampler.sample(logits, [0] * 4000).tokens.tolist(), minlength=4) / 4000
+    assert counts == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.03)
+
+
+def test_temperature_sharpens() -> None:
+    logits = mx.broadcast_to(mx.log(mx.array([0.6, 0.4])), (2000, 2))
+    sampler = Sampler(2)
+    sampler.rearrange([], [_row(seed=i, temperature=0.25) for i in range(2000)])
+    share = sum(sampler.sample(logits, [0] * 2000).tokens.tolist()) / 2000
+    assert share == pytest.approx(0.4**4 / (0.4**4 + 0.6**4), abs=0.03)
+
+
+def test_a_seed_gives_its_tokens_whatever_else_is_in_the_batch() -> None:
+    logits = _logits(3) * 0.3
+    mine = _row(seed=11, temperature=1.0, top_p=0.9)
+
+    def draws(before: int, after: int) -> list[int]:
+        rows = [_row(seed=99 + i, temperature=1.5, top_k=i) for i in range(before + after)]
+        sampler = _sampler(*rows[:before], mine, *rows[before:])
+        count = before + after + 1
+        batch = mx.concatenate([_logits(7, before), logits, _logits(8, after)])
+        return [sampler.sample(batch, [i] * count).tokens.tolist()[before] for i in range(40)]
+
+    alone = draws(0, 0)
+    assert draws(3, 2) == alone
+    assert len(set(alone)) > 3
+
+
+def test_penalties_follow_the_rows_as_they_move() -> None:
+    logits = mx.zeros((1, VOCABULARY)) + mx.arange(VOCABULARY) * 0.01
+    top, second = VOCABULARY - 1, VOCABULARY - 2
+    rows = [
+        _row(prompt=(top,), repetition_penalty=2.0),
+        _row(prompt=(top,), output=(top,), presence_penalty=1.0),
+        _row(prompt=(top,), frequency_penalty=0.004),
+        _row(prompt=(top,)),
+    ]
+    sampler = _sampler(*rows)
+    batch = mx.broadcast_to(logits, (4, VOCABULARY))
+    # Presence and frequency know the output only; repetition the prompt too.
+    assert sampler.sample(batch, [0] * 4).tokens.tolist() == [second, second, top, top]
+    sampler.rearrange([3, 2], [_row(prompt=(second,), repetition_penalty=2.0)])
+    batch = mx.broadcast_to(logits, (3, VOCABULARY))
+    # The frequency row has said top once; 0.004 off each time, it loses the lead at the third.
+    said = [sampler.sample(batch, [1] * 3).tokens.tolist() for _ in range(4)]
+    assert [row[0] for row in said] == [top] * 4
+    assert [row[1] for row in said] == [top, top, second, top]
+    assert [row[2] for row in said] == [top, second - 1, second - 2, second - 3]
+
+
+def test_bias_and_stop_tokens_before_min_tokens() -> None:
+    logits = mx.zeros((2, VOCABULARY))
+    rows = [
+        _row(logit_bias={5: 3.0, 9: 2.0, VOCABULARY + 100: 50.0}),
+        _row(logit_bias={5: 3.0, 9: 2.0}, stop_token_ids=(5,), min_tokens=2),
+    ]
+    sampler = _sampler(*rows)
+    assert sampler.sample(logits, [0, 0]).tokens.tolist() == [5, 9]
+    assert sampler.sample(logits, [1, 1]).tokens.tolist() == [5, 9]
+    assert sampler.sample(logits, [2, 2]).tokens.tolist() == [5, 5]
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = _logits(4, rows=3)
+    rows = [_row(logprobs=3, logit_bias={7: 100.0}), _row(), _row(logprobs=0)]
+    sampled = _sampler(*rows).sample(logits, [0, 0, 0])
+    found = sampled.logprobs
+    assert found is not None
+    assert found.rows == [0, 2]
+    expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    chosen = sampled.tokens.tolist()
+    assert chosen[0] == 7
+    assert found.chosen.tolist() == pytest.approx(
+        [expected[0, 7], expected[2, chosen[2]]], abs=1e-5
+    )
+    order = np.argsort(-expected[0])[:3]
+    assert found.top_ids.tolist()[0] == order.tolist()
+    assert found.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)

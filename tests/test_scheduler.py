@@ -1,0 +1,185 @@
+"""The scheduler's promises, simulated without a model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.cache.capacity import Capacity, KVGeometry
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.scheduler import MAX_PREFILL_PADDING, Plan, Scheduler
+from chairlift.scheduler.sequence import Sequence
+
+GEOMETRY = KVGeometry(100, {32: 50})
+
+
+class Line:
+    """Runs a scheduler as the engine does: a step's tokens are read after the next is planned."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(limits)
+        self.capacity = Capacity(0, 0)
+        self.in_flight: list[Sequence] = []
+        self.finished: list[Sequence] = []
+        self.preemptions = 0
+
+    def step(self) -> Plan:
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        plan = scheduler.plan(self.capacity)
+        assert len(plan.decode) + plan.columns * len(plan.prefill) <= limits.max_step_tokens
+        assert len(plan.decode) <= limits.max_rows
+        assert limits.geometry.reserved(plan.capacity) <= limits.kv_bytes
+        assert plan.capacity.columns >= max((s.wanted for s in plan.decode), default=0)
+        scheduler.commit(plan)
+        self.capacity = plan.capacity
+        self.preemptions += len(plan.preempted)
+        scheduler.check_integrity()
+        for sequence in self.in_flight:
+            if not sequence.finished:
+                scheduler.token(sequence, 7)
+                if len(sequence.tokens) == sequence.most:
+                    scheduler.finish(sequence)
+                    self.finished.append(sequence)
+        self.in_flight = list(plan.decode)
+        return plan
+
+    def drain(self) -> None:
+        for _ in range(100_000):
+            if self.scheduler.idle and not self.in_flight:
+                return
+            self.step()
+        raise AssertionError("the line never empties")
+
+
+def _limits(rows: int = 8, tokens: int = 64, kv: int = 2_000_000) -> Limits:
+    return Limits(rows, tokens, kv, GEOMETRY)
+
+
+def _sequence(name: str, prompt: int, most: int = 5, n: int = 1) -> Sequence:
+    return Sequence(name, [1] * prompt, most, n=n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), kv=st.sampled_from([60_000, 200_000, 2_000_000]))
+def test_everyone_is_served_within_the_limits(seed: int, kv: int) -> None:
+    random_ = random.Random(seed)
+    line = Line(_limits(kv=kv))
+    longest = line.scheduler.limits.max_context
+    wanted = 0
+    for number in range(40):
+        prompt = random_.randrange(1, min(300, longest - 1))
+        most = random_.randrange(1, min(150, longest - prompt + 1))
+        n = random_.choice([1, 1, 1, 3, 11])
+        wanted += n * most
+        line.scheduler.add(_sequence(str(number), prompt, most, n))
+        for _ in range(random_.randrange(8)):
+            line.step()
+    line.drain()
+    assert sum(len(s.tokens) - s.prompt_tokens for s in line.finished) == wanted
+    assert len(set(map(id, line.finished))) == len(line.finished)
+
+
+def test_a_long_prompt_never_takes_more_than_its_chunk_from_the_running() -> None:
+    line = Line(_limits(tokens=24))
+    line.scheduler.add(_sequence("running", 3, most=200))
+    line.step()
+    line.scheduler.add(_sequence("long", 400))
+    plans = [line.step() for _ in range(18)]
+    assert all(len(plan.decode) >= 1 for plan in plans), "the running row misses no step"
+    assert all(plan.columns <= 22 for plan in plans)
+    assert sum(map(len, (plan.joins for plan in plans))) == 0
+    assert len(line.step().joins) == 1, "399 tokens, 22 a step"
+
+
+def test_prompts_that_fit_share_one_prefill() -> None:
+    line = Line(_limits())
+    for name, prompt in (("a", 14), ("b", 13), ("c", 14), ("d", 14), ("e", 14)):
+        line.scheduler.add(_sequence(name, prompt))
+    plan = line.step()
+    assert [s.request_id for s in plan.prefill] == ["a", "b", "c", "d"]
+    assert [s.request_id for s in plan.decode] == ["a", "b", "c", "d"]
+    assert plan.columns == 13
+
+
+def test_prompts_of_very_different_length_do_not_pad_each_other() -> None:
+    line = Line(_limits())
+    line.scheduler.add(_sequence("short", 5))
+    line.scheduler.add(_sequence("long", 25))
+    plan = line.step()
+    assert [s.request_id for s in plan.prefill] == ["short"]
+    assert MAX_PREFILL_PADDING < 1 - (4 + 24) / (2 * 24)
+
+
+def test_first_come_first_served_even_when_the_first_has_to_wait() -> None:
+    line = Line(_limits(rows=4))
+    line.scheduler.add(_sequence("old", 4, most=10, n=3))
+    line.step()
+    line.scheduler.add(_sequence("pair", 4, n=2))
+    line.scheduler.add(_sequence("single", 4))
+    assert not line.step().prefill, "the pair needs two rows, and the single one came later"
+    line.drain()
+    order = list(dict.fromkeys(s.request_id for s in line.finished))
+    assert order == ["old", "pair", "single"]
+
+
+def test_choices_share_one_prefill_and_fork() -> None:
+    line = Line(_limits())
+    line.scheduler.add(_sequence("n", 40, n=3))
+    plan = line.step()
+    assert len(plan.prefill) == 1
+    assert [s.index for s in plan.decode] == [0, 1, 2]
+    assert set(plan.joins.values()) == {plan.prefill[0]}
+    plan.decode[0].tokens.append(9)
+    assert plan.decode[1].tokens[-1] == 1, "choices do not share their lists"
+
+
+def test_the_youngest_gives_way_and_comes_back_with_its_tokens() -> None:
+    line = Line(_limits(kv=60_000))
+    for name in ("old", "middle", "young"):
+        line.scheduler.add(_sequence(name, 60, most=170))
+    line.drain()
+    assert line.preemptions >= 1
+    assert [s.request_id for s in line.finished] == ["old", "middle", "young"]
+    assert [len(s.tokens) for s in line.finished] == [230, 230, 230]
+
+
+def test_an_aborted_sequence_leaves_with_the_next_plan() -> None:
+    line = Line(_limits())
+    sequences = [_sequence(name, 4, most=50) for name in "abc"]
+    for sequence in sequences:
+        line.scheduler.add(sequence)
+    line.step()
+    line.scheduler.finish(sequences[1])
+    assert line.step().decode == [sequences[0], sequences[2]]
+    waiting = _sequence("w", 4)
+    line.scheduler.add(waiting)
+    line.scheduler.finish(waiting)
+    assert not line.step().prefill
+
+
+def test_a_row_that_only_waits_for_its_last_token_takes_no_step() -> None:
+    line = Line(_limits())
+    line.scheduler.add(_sequence("one", 4, most=1))
+    assert len(line.step().decode) == 1
+    assert line.step().decode == []
+    assert [len(s.tokens) for s in line.finished] == [5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "kv", "named"),
+    [(0, 64, 10**6, "max-rows"), (8, 8, 10**6, "max-step-tokens"), (8, 64, 9_000, "kv-memory")],
+)
+def test_limits_that_cannot_work_are_refused(rows: int, tokens: int, kv: int, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Limits(rows, tokens, kv, GEOMETRY)
+
+
+def test_the_longest_context_fits_alone_to_its_last_token() -> None:
+    line = Line(_limits(kv=60_000))
+    longest = line.scheduler.limits.max_context
+    line.scheduler.add(_sequence("alone", longest - 3, most=3))
+    line.drain()
+    assert line.preemptions == 0
