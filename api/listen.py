@@ -22,7 +22,8 @@ async def listen(service: Service) -> web.AppRunner:
         build_app(service),
         # A client that leaves must free its row: its handler is cancelled.
         handler_cancellation=True,
-        shutdown_timeout=settings.grace_seconds,
+        # NOTE: aiohttp waits for so long twice before it cancels a handler.
+        shutdown_timeout=settings.grace_seconds / 2,
         access_log=None,
     )
     await runner.setup()

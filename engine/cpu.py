@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
 
 from chairlift.cache.layer import LayerCache
 
@@ -65,12 +67,46 @@ def attention(
     return mixed.reshape(rows, heads, length, -1)
 
 
-def install(model: Any) -> None:
-    """Has a model's file use these functions, where mlx-lm's own helpers are what it calls.
+class SharedRope(nn.Module):
+    """Rotary embedding whose sines and cosines are computed once a step, not once a layer.
 
-    mlx-lm's model files import both helpers by name. Attention over any cache that is not ours
-    stays mlx-lm's.
+    Layers with the same settings share ``tables``, keyed by what they rotate for; a step rebinds
+    its offsets, so that only the last step's tables can ever be asked for.
     """
+
+    def __init__(self, rope: nn.RoPE, tables: dict[str, Any]) -> None:
+        super().__init__()
+        self._dims = rope.dims
+        self._scale = rope.scale
+        self._frequencies = rope.base ** (-mx.arange(0, rope.dims, 2) / rope.dims)
+        self._tables = tables
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Rotates ``[rows, heads, length, dim]``, row r's positions starting at ``offset[r]``."""
+        cos, sin = self._table(offset, x.shape[2])
+        half = self._dims // 2
+        first, second, rest = x[..., :half], x[..., half : self._dims], x[..., self._dims :]
+        turned = [first * cos - second * sin, first * sin + second * cos]
+        return mx.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
+
+    def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
+        tables = self._tables
+        if tables.get("offset") is not offset or tables.get("length") != length:
+            start = offset if isinstance(offset, mx.array) else mx.array([offset])
+            positions = (start[:, None] + mx.arange(length)) * self._scale
+            angles = positions[:, None, :, None] * self._frequencies
+            tables |= {"offset": offset, "length": length, "cos": mx.cos(angles)}
+            tables["sin"] = mx.sin(angles)
+        return tables["cos"], tables["sin"]
+
+
+def install(model: Any) -> None:
+    """Gives a float32 model the parts above where it has mlx-lm's: the same numbers, sooner.
+
+    mlx-lm's model files import their attention and SwiGLU by name, so these are replaced in the
+    model's own module; attention over any cache that is not ours stays mlx-lm's.
+    """
+    _share_ropes(model)
     module = sys.modules[type(model).__module__]
     if hasattr(module, "swiglu"):
         module.swiglu = swiglu  # type: ignore[attr-defined]
@@ -95,3 +131,13 @@ def install(model: Any) -> None:
 
     scaled_dot_product_attention.serves = LayerCache  # type: ignore[attr-defined]
     module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
+
+
+def _share_ropes(model: Any) -> None:
+    tables: dict[tuple[float, ...], dict[str, Any]] = {}
+    replaced: list[tuple[str, nn.Module]] = []
+    for name, layer in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
+        if type(layer) is nn.RoPE and not layer.traditional:
+            settings = (layer.dims, layer.base, layer.scale)
+            replaced.append((name, SharedRope(layer, tables.setdefault(settings, {}))))
+    model.update_modules(tree_unflatten(replaced))
