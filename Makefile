@@ -10,7 +10,7 @@ EXTRA ?= dev
 else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
 EXTRA ?= cuda13,dev
 else
-EXTRA ?= cpu,dev
+EXTRA ?= cpu,mkl,dev
 endif
 
 .PHONY: serve test lint setup clean

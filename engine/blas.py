@@ -47,18 +47,19 @@ class BlasReport:
     warning: str | None = None
 
 
-# OpenBLAS's threads spin for 2^26 cycles before they sleep. Spinning, they use up their share of a
-# busy machine, and are made to wait when there is work: one other busy process on two cores slowed
-# a decode step to seconds. With 2^16 it takes three times as long as undisturbed, and undisturbed
-# it is as fast.
-IDLE_SPIN = "16"
+# A library's threads spin for a while after each product before they sleep. On a busy machine they
+# use up their share so, and are made to wait when there is work: beside one other busy process on
+# two cores a decode step took seconds. Short spins keep it at 1.5 (MKL) to 3 times (OpenBLAS) the
+# undisturbed time, which they leave as it is. OpenBLAS counts cycles, as a power of two; MKL's
+# OpenMP milliseconds.
+SPINS = {"OPENBLAS_THREAD_TIMEOUT": "16", "KMP_BLOCKTIME": "1"}
 
 
 @functools.cache
 def load_fast_blas() -> BlasReport:
     """Loads OpenBLAS or MKL for all later imports; to be called before ``mlx.core`` is imported.
 
-    Takes the first that loads of: $CHAIRLIFT_BLAS, a system OpenBLAS or MKL, PyPI's ``mkl``,
+    Takes the first that loads of: $CHAIRLIFT_BLAS, PyPI's ``mkl``, a system OpenBLAS or MKL,
     PyPI's ``scipy-openblas32`` (its renamed copy is kept in the cache folder). Never raises: what
     went wrong is in the report's ``warning``. Later calls return the first call's report.
     """
@@ -66,7 +67,8 @@ def load_fast_blas() -> BlasReport:
         return BlasReport()
     if "mlx.core" in sys.modules:
         return BlasReport(warning=f"MLX was imported before a fast BLAS could be loaded. {_ADVICE}")
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", IDLE_SPIN)
+    for variable, spin in SPINS.items():
+        os.environ.setdefault(variable, spin)
     problems: list[str] = []
     for name, path in _candidates(problems):
         try:
@@ -99,10 +101,10 @@ def _candidates(problems: list[str]) -> Iterator[tuple[str, Path]]:
     """Libraries to try, best first. Adds to ``problems`` why one could not be made."""
     if chosen := os.environ.get("CHAIRLIFT_BLAS"):
         yield "CHAIRLIFT_BLAS", Path(chosen).expanduser()
+    for path in _installed_mkl():
+        yield "mkl", path
     for soname in _SYSTEM_LIBRARIES:
         yield soname.split(".")[0].removeprefix("lib"), Path(soname)
-    for path in sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*")):
-        yield "mkl", path
     try:
         copy = _renamed_openblas()
     except (OSError, subprocess.SubprocessError) as error:
@@ -110,6 +112,11 @@ def _candidates(problems: list[str]) -> Iterator[tuple[str, Path]]:
         return
     if copy is not None:
         yield "scipy-openblas32", copy
+
+
+def _installed_mkl() -> list[Path]:
+    """The library of PyPI's ``mkl`` package, if it is installed beside this Python."""
+    return sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))
 
 
 def _renamed_openblas() -> Path | None:

@@ -132,7 +132,7 @@ class _EngineMetrics:
             len(stats.first_token_latencies) + len(stats.inter_token_latencies)
         )
         # Stats without rows only report that choices were aborted, not that a step ran.
-        if stats.rows:
+        if stats.rows or stats.prefill_tokens:
             child["iteration_tokens"].observe(stats.prefill_tokens + stats.decode_tokens)
             child["rows"].observe(stats.rows)
             child["step_duration.total"].observe(stats.duration)

@@ -33,9 +33,10 @@ if {measure}:
 print(json.dumps({{"name": report.name, "path": str(report.path), "warning": report.warning,
                    "speed": speed}}))
 """
+_MKL_INSTALLED = any(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))
 _NO_GPU = "blas._accelerator_expected = lambda: False"
 _NOTHING_FOUND = f"{_NO_GPU}; blas._candidates = lambda problems: iter(())"
-_ONLY_PYPI = f"{_NO_GPU}; blas._SYSTEM_LIBRARIES = ()"
+_ONLY_OPENBLAS = f"{_NO_GPU}; blas._SYSTEM_LIBRARIES = (); blas._installed_mkl = lambda: []"
 
 
 def _report(setup: str, measure: bool = False, **environment: str) -> dict[str, Any]:
@@ -53,25 +54,33 @@ def _report(setup: str, measure: bool = False, **environment: str) -> dict[str, 
 
 def test_matrix_products_get_faster() -> None:
     slow = _report(_NOTHING_FOUND, measure=True)
-    fast = _report(_ONLY_PYPI, measure=True)
+    fast = _report(_ONLY_OPENBLAS, measure=True)
     assert slow["name"] is None
     assert fast["name"] == "scipy-openblas32"
     assert fast["warning"] is None
     assert fast["speed"] > 3 * slow["speed"]
 
 
+@pytest.mark.skipif(not _MKL_INSTALLED, reason="mkl is not installed")
+def test_mkl_is_taken_where_it_is_installed() -> None:
+    slow = _report(_NOTHING_FOUND, measure=True)
+    fast = _report(_NO_GPU, measure=True)
+    assert (fast["name"], fast["warning"]) == ("mkl", None)
+    assert fast["speed"] > 3 * slow["speed"]
+
+
 def test_the_renamed_copy_is_made_once(tmp_path: Path) -> None:
-    first = _report(_ONLY_PYPI, CHAIRLIFT_CACHE=str(tmp_path))
+    first = _report(_ONLY_OPENBLAS, CHAIRLIFT_CACHE=str(tmp_path))
     made = list((tmp_path / "blas").iterdir())
     assert [str(path) for path in made] == [first["path"]]
     before = made[0].stat()
-    second = _report(_ONLY_PYPI, CHAIRLIFT_CACHE=str(tmp_path))
+    second = _report(_ONLY_OPENBLAS, CHAIRLIFT_CACHE=str(tmp_path))
     assert second["path"] == first["path"]
     assert made[0].stat().st_ino == before.st_ino
 
 
 def test_a_chosen_library_comes_first(tmp_path: Path) -> None:
-    copy = _report(_ONLY_PYPI)["path"]
+    copy = _report(_ONLY_OPENBLAS)["path"]
     chosen = tmp_path / "mine.so"
     chosen.write_bytes(Path(copy).read_bytes())
     report = _report(_NO_GPU, CHAIRLIFT_BLAS=str(chosen))
@@ -86,7 +95,7 @@ def test_a_chosen_library_comes_first(tmp_path: Path) -> None:
 def test_a_chosen_library_that_does_not_load_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
-    report = _report(_ONLY_PYPI, CHAIRLIFT_BLAS=str(broken))
+    report = _report(_ONLY_OPENBLAS, CHAIRLIFT_BLAS=str(broken))
     assert report["name"] == "scipy-openblas32"
     assert f"{broken} cannot be loaded" in report["warning"]
 

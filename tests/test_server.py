@@ -30,8 +30,6 @@ from chairlift.metrics.table import ENGINE, MODEL, SERVER
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
 PATIENCE = 120.0
-# With more, every product waits for the core that another process keeps busy: 30 times slower.
-ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 # Far more tokens than any test waits for.
 ENDLESS = 4000
 
@@ -96,7 +94,6 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
             [CHAIRLIFT, "serve", "--port", str(port), *arguments],
             stdout=output,
             stderr=output,
-            env=os.environ | ONE_BLAS_THREAD,
         )
         try:
             server = Server(process, f"http://127.0.0.1:{port}")
