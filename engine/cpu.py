@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 
 from chairlift.cache.layer import LayerCache
@@ -67,18 +68,20 @@ def attention(
     return mixed.reshape(rows, heads, length, -1)
 
 
-class SharedRope(nn.Module):
+class SharedRope(Module):
     """Rotary embedding whose sines and cosines are computed once a step, not once a layer.
 
     Layers with the same settings share ``tables``, keyed by what they rotate for; a step rebinds
     its offsets, so that only the last step's tables can ever be asked for.
     """
 
-    def __init__(self, rope: nn.RoPE, tables: dict[str, Any]) -> None:
-        super().__init__()
+    def __init__(self, rope: RoPE, tables: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._dims = rope.dims
         self._scale = rope.scale
-        self._frequencies = rope.base ** (-mx.arange(0, rope.dims, 2) / rope.dims)
+        # As MLX computes them: at long positions other roundings would show.
+        step = math.log(rope.base) / (rope.dims // 2)
+        self._frequencies = mx.exp(mx.arange(0, -(rope.dims // 2), -1) * step)
         self._tables = tables
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -87,7 +90,8 @@ class SharedRope(nn.Module):
         half = self._dims // 2
         first, second, rest = x[..., :half], x[..., half : self._dims], x[..., self._dims :]
         turned = [first * cos - second * sin, first * sin + second * cos]
-        return mx.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
+        whole = mx.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
+        return whole.astype(x.dtype)
 
     def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
         tables = self._tables
@@ -135,9 +139,10 @@ def install(model: Any) -> None:
 
 def _share_ropes(model: Any) -> None:
     tables: dict[tuple[float, ...], dict[str, Any]] = {}
-    replaced: list[tuple[str, nn.Module]] = []
-    for name, layer in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
-        if type(layer) is nn.RoPE and not layer.traditional:
+    replaced: list[tuple[str, Module]] = []
+    leaves: Any = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
+    for name, layer in leaves:
+        if type(layer) is RoPE and not layer.traditional:
             settings = (layer.dims, layer.base, layer.scale)
             replaced.append((name, SharedRope(layer, tables.setdefault(settings, {}))))
     model.update_modules(tree_unflatten(replaced))

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 from models import default_model_path
@@ -238,6 +239,19 @@ def test_stats_tell_the_truth() -> None:
         assert choice.scheduled is not None
         assert choice.first_token is not None
         assert choice.arrival <= choice.scheduled <= choice.first_token <= choice.finished
+
+
+def test_shared_rotary_tables_rotate_as_mlx_does() -> None:
+    mx.random.seed(0)
+    theirs = nn.RoPE(12, base=5000.0, scale=0.5)
+    tables: dict[str, Any] = {}
+    one, two = cpu.SharedRope(theirs, tables), cpu.SharedRope(theirs, tables)
+    for offset in (mx.array([0, 700, 31]), mx.array([1, 701, 32]), 3, 70_000):
+        for length in (1, 4):
+            x = mx.random.normal((3, 2, length, 16))
+            for ours in (one, two):
+                assert mx.allclose(ours(x, offset=offset), theirs(x, offset=offset), atol=1e-4)
+    assert one(x.astype(mx.bfloat16)).dtype == mx.bfloat16
 
 
 def test_the_fast_cpu_functions_are_mlx_s() -> None:
