@@ -88,26 +88,28 @@ class Scheduler:
         sequence.tokens.append(token)
 
     def plan(self, now: Capacity) -> Plan:
-        """What to compute next, for a decode batch that has the capacity ``now``."""
+        """What to compute next, when the decode batch has the capacity ``now``. Changes nothing."""
         decode = [s for s in self.running if s.wanted < s.most]
+        prefill = list(self.prefilling)
         preempted = []
-        capacity = self._capacity(decode, self.prefilling, now)
+        capacity = self._capacity(decode, prefill, now)
         while capacity is None:
             # The youngest gives way; alone, the oldest always fits (Limits.max_context).
-            preempted.append(self.prefilling.pop() if self.prefilling else decode.pop())
-            capacity = self._capacity(decode, self.prefilling, now)
-        prefill, capacity = self._admit(decode, capacity, now)
-        columns = min(
-            self._budget(decode, prefill), max((s.to_prefill for s in prefill), default=0)
-        )
+            preempted.append(prefill.pop() if prefill else decode.pop())
+            capacity = self._capacity(decode, prefill, now)
+        # A prompt that has begun goes on alone.
+        if not prefill:
+            prefill, capacity = self._admit(decode, capacity, now)
+        longest = max((s.to_prefill for s in prefill), default=0)
+        columns = min(self._budget(decode, prefill), longest)
         ready = [s for s in prefill if s.to_prefill <= columns]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
         return Plan(prefill, columns, decode + list(joins), joins, preempted, capacity)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
-        if not self.prefilling:
-            for _ in plan.prefill:
+        for sequence in plan.prefill:
+            if self.waiting and self.waiting[0] is sequence:
                 self.waiting.popleft()
         for sequence in plan.preempted:
             sequence.start_over()
@@ -126,13 +128,11 @@ class Scheduler:
     def _admit(
         self, decode: list[Sequence], capacity: Capacity, now: Capacity
     ) -> tuple[list[Sequence], Capacity]:
-        """The sequences that the step's prefill computes, and the capacity with them.
+        """Who begins to be computed, and the capacity with them.
 
-        One whose prompt has begun goes on alone. Else the queue's head, and with it whoever comes
-        next and fits the same chunk without much padding.
+        The queue's head, and with it whoever comes next and fits the same chunk without much
+        padding, as far as rows and bytes allow.
         """
-        if self.prefilling:
-            return self.prefilling, capacity
         group: list[Sequence] = []
         for sequence in self.waiting:
             wider = [*group, sequence]

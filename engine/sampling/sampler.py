@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -113,10 +114,12 @@ class Sampler:
             self._seen.count(tokens)
         return Sampled(tokens, self._logprobs(raw, tokens))
 
-    def _column(self, read: object, rows: Seq[int] | None = None) -> mx.array:
-        assert callable(read)
+    def _column(
+        self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None
+    ) -> mx.array:
+        """One parameter of all rows, or of some: ``[rows, 1]`` float32."""
         chosen = self._rows if rows is None else [self._rows[row] for row in rows]
-        return mx.array([float(read(row.params)) for row in chosen], mx.float32)[:, None]
+        return mx.array([read(row.params) for row in chosen], mx.float32)[:, None]
 
     def _biased(self, logits: mx.array, generated: Seq[int]) -> mx.array:
         """Adds each row's logit_bias, and bans its stop tokens before min_tokens."""
