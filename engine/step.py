@@ -37,8 +37,10 @@ class Step:
         mx.async_eval(self._results)
 
     def wait(self) -> None:
-        """Returns when the device has computed it, and lets go of the buffers."""
+        """Returns when the device has computed it and let go of the buffers."""
         mx.eval(self._results)
+        # NOTE: on CUDA results are there before their inputs are let go of.
+        mx.synchronize()
         self.written = []
 
     @property
