@@ -76,7 +76,7 @@ class EngineCore:
         lap.end("wait")
         step.dispatch()
         # The last token of a prompt is computed by the decode batch, but it is the prompt's.
-        prompt_tokens = plan.prefill_tokens + len(set(plan.joins.values()))
+        prompt_tokens = plan.prefill_tokens + plan.completed_prompts
         self.scheduler.commit(plan)
         lap.end("launch")
         outputs = self._read(self._running)
@@ -150,7 +150,7 @@ class EngineCore:
         stats.running = sum(s.rows for s in (*scheduler.running, *scheduler.prefilling))
         stats.waiting = sum(s.rows for s in scheduler.waiting)
         stats.prefill_tokens = prompt_tokens
-        stats.decode_tokens = len(plan.decode) - len(set(plan.joins.values()))
+        stats.decode_tokens = len(plan.decode) - plan.completed_prompts
         stats.preemptions = len(plan.preempted)
         stats.held_columns = held
         stats.padded_columns = held - sum(cache.offsets)

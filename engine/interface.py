@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from chairlift.engine.messages import FinishReason, ModelInfo, StepStats, Submit, TokenOutput
+from chairlift.engine.messages import ModelInfo, StepStats, Submit, TokenOutput
 
 
 class TokenStream(Protocol):
@@ -75,6 +75,3 @@ class EngineClient(Protocol):
     async def stop(self) -> None:
         """Ends the engine and frees what it holds."""
         ...
-
-
-__all__ = ["EngineClient", "FinishReason", "TokenStream"]

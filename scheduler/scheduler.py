@@ -43,6 +43,11 @@ class Plan:
         """Prompt tokens this step computes, padding not counted."""
         return sum(self.chunk(sequence) for sequence in self.prefill)
 
+    @property
+    def completed_prompts(self) -> int:
+        """Prompts whose choices join the decode batch; each has its last token computed there."""
+        return len(set(self.joins.values()))
+
 
 class Scheduler:
     """Holds every unfinished sequence and plans steps. Deterministic.

@@ -1,4 +1,4 @@
-"""Shared fixtures: the event loop, the default model's file, the real server."""
+"""What has to happen before any test."""
 
 from __future__ import annotations
 
