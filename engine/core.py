@@ -33,9 +33,10 @@ class EngineCore:
     Args:
         model: an mlx-lm model whose caches can be batched; see ``probe``.
         vocabulary: the last dimension of its logits.
+        eager: the model computes while its graph is built; see ``engine.cpu``.
     """
 
-    def __init__(self, model: Any, vocabulary: int, limits: Limits) -> None:
+    def __init__(self, model: Any, vocabulary: int, limits: Limits, eager: bool = False) -> None:
         self.limits = limits
         self.requests = Requests()
         self.scheduler = Scheduler(limits)
@@ -46,6 +47,7 @@ class EngineCore:
             vocabulary,
             lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
+        self._eager = eager
         self._running = Step()
         self._stats = StepStats()
 
@@ -70,6 +72,9 @@ class EngineCore:
         lap = _Laps(self._stats.phases)
         plan = self.scheduler.plan(self.batch.cache.capacity)
         lap.end("schedule")
+        if self._eager:
+            self._running.wait()
+            lap.end("wait")
         step = self._build(plan)
         lap.end("launch")
         self._running.wait()
@@ -93,6 +98,8 @@ class EngineCore:
             choice.scheduled_at = choice.scheduled_at or now
         prefilled = self.prefill.run(plan)
         moves = self.batch.arrange(plan.decode, plan.capacity, prefilled.states)
+        if self._eager:
+            mx.eval(moves)
         sampled = self.batch.step() if plan.decode else None
         return Step(list(self.batch.rows), sampled, moves, prefilled.written)
 

@@ -14,8 +14,8 @@ from chairlift.engine.config import EngineConfig
 ACCELERATOR_SHARE = 0.85
 CPU_SHARE = 0.5
 DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
-# Prompt tokens a step. On the CPU a chunk of 256 takes as long as three or four decode steps.
-DEFAULT_CHUNK = {"cpu": 256, "gpu": 2048}
+# Prompt tokens a step. On the CPU a chunk of 512 takes as long as six to eight decode steps.
+DEFAULT_CHUNK = {"cpu": 512, "gpu": 2048}
 
 
 def kind() -> str:

@@ -32,8 +32,7 @@ def serve_loaded(
 ) -> tuple[EngineCore, ModelInfo]:
     """The same for a model that is in memory already."""
     on_progress("first step")
-    if device.kind() == "cpu":
-        cpu.install(loaded.model)
+    eager = device.kind() == "cpu" and cpu.install(loaded.model)
     geometry, vocabulary = probe(loaded.model, loaded.architecture)
     try:
         limits = Limits(
@@ -57,4 +56,4 @@ def serve_loaded(
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
     )
-    return EngineCore(loaded.model, vocabulary, limits), info
+    return EngineCore(loaded.model, vocabulary, limits, eager), info
