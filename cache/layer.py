@@ -152,12 +152,12 @@ def _gather(buffer: mx.array, row: int, spans: Sequence[Span]) -> mx.array:
 
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Span]) -> mx.array:
     rows = min(capacity.rows, buffer.shape[0])
-    parts = [buffer[:rows, :, span.start : span.stop] for span in kept]
-    spare = capacity.columns - sum(span.width for span in kept)
-    if spare:
-        parts.append(mx.zeros((rows, buffer.shape[1], spare, buffer.shape[3]), buffer.dtype))
-    moved = mx.concatenate(parts, axis=2)
-    if capacity.rows > rows:
-        more = mx.zeros((capacity.rows - rows, *moved.shape[1:]), buffer.dtype)
-        moved = mx.concatenate([moved, more], axis=0)
+    moved = mx.zeros(
+        (capacity.rows, buffer.shape[1], capacity.columns, buffer.shape[3]), buffer.dtype
+    )
+    taken = 0
+    for span in kept:
+        part = slice(taken, taken + span.width)
+        moved[:rows, :, part] = buffer[:rows, :, span.start : span.stop]
+        taken += span.width
     return moved

@@ -26,6 +26,8 @@ from chairlift.cache.layer import LayerCache
 
 # Far below any score, and finite, so that a query that sees nothing gives no NaN.
 MASKED = np.float32(-1e30)
+# Numbers that several passes go over at a time, so that all but the first find them in a core's L2.
+BLOCK = 1 << 17
 
 
 def exp(x: mx.array) -> mx.array:
@@ -36,14 +38,18 @@ def exp(x: mx.array) -> mx.array:
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise, float32. Evaluates both."""
     mx.eval(gate, x)
-    gates = _view(gate)
-    result = np.negative(gates)
-    with np.errstate(over="ignore"):  # a gate of -1e3 is 0, by way of infinity
-        np.exp(result, out=result)
-    result += 1
-    np.divide(gates, result, out=result)
-    result *= _view(x)
-    return mx.array(result)
+    gates, others = _view(gate).reshape(-1), _view(x).reshape(-1)
+    result = np.empty(gates.shape, np.float32)
+    for start in range(0, gates.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        part = result[block]
+        np.negative(gates[block], out=part)
+        with np.errstate(over="ignore"):  # a gate of -1e3 gives 0, by way of infinity
+            np.exp(part, out=part)
+        part += 1
+        np.divide(gates[block], part, out=part)
+        part *= others[block]
+    return mx.array(result.reshape(gate.shape))
 
 
 def attention(
@@ -86,6 +92,14 @@ def attention(
 
 def _softmax(scores: NDArray[np.float32], hidden: NDArray[np.bool_] | None) -> None:
     """Over the last axis, in place; what is hidden weighs nothing."""
+    axis = int(np.argmax(scores.shape[:-1]))
+    if scores.size > BLOCK and scores.shape[axis] > 1:
+        hidden = None if hidden is None else np.broadcast_to(hidden, scores.shape)
+        middle = scores.shape[axis] // 2
+        for half in (slice(None, middle), slice(middle, None)):
+            part = (slice(None),) * axis + (half,)
+            _softmax(scores[part], None if hidden is None else hidden[part])
+        return
     if hidden is not None:
         np.copyto(scores, MASKED, where=hidden)
     scores -= scores.max(axis=-1, keepdims=True)

@@ -254,14 +254,20 @@ def test_shared_rotary_tables_rotate_as_mlx_does() -> None:
     assert one(x.astype(mx.bfloat16)).dtype == mx.bfloat16
 
 
-def test_the_fast_cpu_functions_are_mlx_s() -> None:
+@pytest.mark.parametrize("block", [64, 1 << 17])
+def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "BLOCK", block)
     mx.random.seed(0)
     gate, x = mx.random.normal((4, 50)) * 10, mx.random.normal((4, 50))
+    gate[0, 0] = -1e4
     assert mx.allclose(cpu.swiglu(gate, x), gate * mx.sigmoid(gate) * x, rtol=1e-5, atol=1e-6)
-    queries = mx.random.normal((2, 6, 5, 16))
-    keys, values = mx.random.normal((2, 2, 9, 16)), mx.random.normal((2, 2, 9, 12))
-    hidden = mx.random.uniform(shape=(2, 1, 5, 9)) < 0.7
-    for mask in (None, "causal", hidden, hidden[:1, :1]):
-        theirs = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
-        ours = cpu.attention(queries, keys, values, 0.3, mask)
-        assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    for length in (1, 5):
+        queries = mx.random.normal((2, 6, length, 16))
+        keys, values = mx.random.normal((2, 2, 9, 16)), mx.random.normal((2, 2, 9, 12))
+        hidden = mx.random.uniform(shape=(2, 1, length, 9)) < 0.7
+        for mask in (None, "causal", hidden, hidden[:1, :1]):
+            theirs = mx.fast.scaled_dot_product_attention(
+                queries, keys, values, scale=0.3, mask=mask
+            )
+            ours = cpu.attention(queries, keys, values, 0.3, mask)
+            assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
