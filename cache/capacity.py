@@ -57,10 +57,17 @@ class KVGeometry:
 
     ``full_bytes`` is the sum over all full-attention layers, in bytes a token.
     ``window_bytes`` maps a window's size in tokens to the bytes a token of the layers that have it.
+    ``row_bytes`` is what a row takes whatever its length: the states of recurrent layers.
     """
 
     full_bytes: int
     window_bytes: Mapping[int, int] = field(default_factory=dict)
+    row_bytes: int = 0
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows may take padding in a step: not if there is a state for it to enter."""
+        return not self.row_bytes
 
     @property
     def bytes_per_token(self) -> int:
@@ -73,12 +80,12 @@ class KVGeometry:
         windows = sum(
             min(columns, window - 1 + step) * size for window, size in self.window_bytes.items()
         )
-        return capacity.rows * (columns * self.full_bytes + windows)
+        return capacity.rows * (columns * self.full_bytes + windows + self.row_bytes)
 
     def used(self, lengths: Iterable[int]) -> int:
         """Bytes that rows of these lengths (tokens) really hold."""
         total = 0
         for length in lengths:
-            total += length * self.full_bytes
+            total += self.row_bytes + length * self.full_bytes
             total += sum(min(length, w) * size for w, size in self.window_bytes.items())
         return total

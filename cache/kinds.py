@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
-from chairlift.cache.batch import BatchCache
+from chairlift.cache.batch import BatchCache, Layer
+from chairlift.cache.snapshot import LayerKind
 
-SUPPORTED = ("KVCache", "RotatingKVCache")
+SUPPORTED = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList")
 
 
 class UnsupportedKind(Exception):
     """A model wants a kind of cache that cannot be batched yet; names it."""
 
 
-def layer_windows(model: Any) -> list[int | None]:
-    """Each layer's sliding window in tokens, None for full attention.
+def layer_kinds(model: Any) -> list[LayerKind]:
+    """What each layer keeps, those inside a CacheList one by one.
 
     Raises:
         UnsupportedKind: a layer wants another kind of cache, or attention-sink tokens.
     """
-    windows: list[int | None] = []
-    for cache in make_prompt_cache(model):
-        # By exact type: a subclass may keep something that a ring would lose.
-        if type(cache) is KVCache:
-            windows.append(None)
-        elif type(cache) is RotatingKVCache and cache.keep == 0:
-            windows.append(cache.max_size)
-        else:
-            kept = getattr(cache, "keep", 0)
-            detail = f" with {kept} tokens kept for good" if kept else ""
-            raise UnsupportedKind(
-                f"cache kind {type(cache).__name__}{detail} is not supported yet "
-                f"(supported: {', '.join(SUPPORTED)})"
-            )
-    return windows
+    return [_kind(cache) for cache in _flat(make_prompt_cache(model))]
 
 
 def make_batch(model: Any) -> BatchCache:
     """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind."""
-    return BatchCache(layer_windows(model))
+    caches = make_prompt_cache(model)
+    kinds = [_kind(cache) for cache in _flat(caches)]
+    return BatchCache(kinds, lambda layers: _nested(caches, iter(layers)))
+
+
+def _kind(cache: Any) -> LayerKind:
+    # By exact type: a subclass may keep something that ours would lose.
+    if type(cache) is KVCache:
+        return LayerKind()
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return LayerKind(window=cache.max_size)
+    if type(cache) is ArraysCache:
+        return LayerKind(recurrent=True)
+    kept = getattr(cache, "keep", 0)
+    detail = f" with {kept} tokens kept for good" if kept else ""
+    raise UnsupportedKind(
+        f"cache kind {type(cache).__name__}{detail} is not supported yet "
+        f"(supported: {', '.join(SUPPORTED)})"
+    )
+
+
+def _flat(caches: Sequence[Any]) -> Iterator[Any]:
+    for cache in caches:
+        if type(cache) is CacheList:
+            yield from _flat(cache.caches)
+        else:
+            yield cache
+
+
+def _nested(caches: Sequence[Any], layers: Iterator[Layer]) -> list[Any]:
+    return [
+        CacheList(*_nested(cache.caches, layers)) if type(cache) is CacheList else next(layers)
+        for cache in caches
+    ]

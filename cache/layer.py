@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.ring import Ring, Span
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRow:
-    """What one row holds in one layer: ``[1, heads, tokens, dim]`` each, oldest token first."""
-
-    keys: mx.array
-    values: mx.array
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are held: all of the row's, or the end of them that its window keeps."""
-        return int(self.keys.shape[2])
-
-    def copy(self) -> LayerRow:
-        """The same in memory of its own, once evaluated."""
-        return LayerRow(self.keys * 1, self.values * 1)
+from chairlift.cache.snapshot import KVPiece
 
 
 class LayerCache:
@@ -101,7 +84,7 @@ class LayerCache:
         seen = slice(*self.ring.visible(step))
         return self.keys[:rows, :, seen], self.values[:rows, :, seen]
 
-    def put(self, row: int, held: LayerRow) -> None:
+    def put(self, row: int, held: KVPiece) -> None:
         """Copies one row's tokens into the columns just behind the cursor; touches no other row."""
         if self.keys is None or self.values is None:
             self._allocate(held.keys, held.values)
@@ -111,12 +94,12 @@ class LayerCache:
             self._write(slice(row, row + 1), span, held.keys[:, :, part], held.values[:, :, part])
             taken += span.width
 
-    def get(self, row: int, stop: int, tokens: int) -> LayerRow | None:
+    def get(self, row: int, stop: int, tokens: int) -> KVPiece | None:
         """The ``tokens`` columns of one row before column ``stop``; None before the first write."""
         if self.keys is None or self.values is None:
             return None
         spans = self.ring.spans(stop, tokens)
-        return LayerRow(_gather(self.keys, row, spans), _gather(self.values, row, spans))
+        return KVPiece(_gather(self.keys, row, spans), _gather(self.values, row, spans))
 
     def resize(self, capacity: Capacity, kept: Sequence[Span]) -> None:
         """Moves to buffers of another size: ``kept`` columns first, in that order, then zeros."""

@@ -13,6 +13,7 @@ layer has what it needs there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -176,7 +177,7 @@ def merged(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> Snapshot:
     """
     if not path:
         return Snapshot(0, 0, (None,) * len(kinds))
-    for before, after in zip(path, path[1:], strict=False):
+    for before, after in itertools.pairwise(path):
         if before.stop != after.start:
             raise ValueError(f"[.., {before.stop}) is not followed by [{after.start}, ..)")
     layers: list[Piece | None] = []

@@ -101,7 +101,8 @@ class EngineCore:
         if self._eager:
             mx.eval(moves)
         sampled = self.batch.step() if plan.decode else None
-        return Step(list(self.batch.rows), sampled, moves, prefilled.written)
+        written = [*prefilled.written, *self.batch.cache.states]
+        return Step(list(self.batch.rows), sampled, moves, written)
 
     def _read(self, step: Step) -> list[TokenOutput]:
         """Reads a computed step's tokens and decides which sequences they end."""

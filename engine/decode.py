@@ -8,8 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.batch import BatchCache, RowState
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
+from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.scheduler.sequence import Sequence
 
@@ -35,7 +36,7 @@ class DecodeBatch:
         self._tokens = mx.zeros((0,), mx.int32)
 
     def arrange(
-        self, wanted: Seq[Sequence], capacity: Capacity, states: Mapping[Sequence, RowState]
+        self, wanted: Seq[Sequence], capacity: Capacity, states: Mapping[Sequence, Snapshot]
     ) -> list[mx.array]:
         """Makes the rows those of ``wanted``: the others leave, those of ``states`` join.
 

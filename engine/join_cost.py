@@ -12,9 +12,9 @@ import time
 
 import mlx.core as mx
 
-from chairlift.cache.batch import BatchCache, RowState
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.layer import LayerRow
+from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 
 LAYERS, HEADS, DIM = 30, 3, 64
 TOKENS = 100
@@ -26,8 +26,8 @@ LIMIT = 1.5
 def join_milliseconds(running: int) -> float:
     """The median time of a join beside so many running rows, in milliseconds."""
     kv = mx.random.normal((1, HEADS, TOKENS, DIM))
-    joiner = RowState(TOKENS, [LayerRow(kv, kv) for _ in range(LAYERS)])
-    batch = BatchCache([None] * LAYERS)
+    joiner = Snapshot(0, TOKENS, tuple(KVPiece(kv, kv) for _ in range(LAYERS)))
+    batch = BatchCache([LayerKind()] * LAYERS)
     batch.resize(Capacity(running + 1, COLUMNS))
     for _ in range(running):
         batch.join(joiner)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from chairlift.cache.batch import BatchCache, RowState
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.kinds import make_batch
+from chairlift.cache.snapshot import Snapshot
 from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
@@ -22,7 +23,7 @@ class Prefilled(NamedTuple):
     the step has to compute although nobody reads them yet.
     """
 
-    states: dict[Sequence, RowState]
+    states: dict[Sequence, Snapshot]
     written: list[mx.array]
 
 

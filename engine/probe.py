@@ -25,7 +25,7 @@ def probe(model: Any, architecture: str) -> tuple[KVGeometry, int]:
         prompts, batch = make_batch(model), make_batch(model)
         for _ in range(2):
             prompts.join(columns=4)
-        with prompts.step(3, [3, 2]):
+        with prompts.step(3, [3, 2] if prompts.pads else None):
             model(mx.zeros((2, 3), mx.int32), cache=prompts.layers)
         for row in range(2):
             batch.join(prompts.extract(row))

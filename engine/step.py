@@ -22,7 +22,7 @@ class Step:
     """``rows`` are the sequences that get a token, in the order of ``sampled``.
 
     ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
-    nothing sampled depends on (a prompt's chunk).
+    nothing sampled depends on (a prompt's chunk, recurrent states).
     """
 
     rows: list[Sequence] = field(default_factory=list)

@@ -162,7 +162,8 @@ class Scheduler:
         longest = max(s.to_prefill for s in group)
         columns = longest * len(group)
         padding = columns - sum(s.to_prefill for s in group)
-        return columns <= self._budget(decode, group) and padding <= MAX_PREFILL_PADDING * columns
+        most = MAX_PREFILL_PADDING * columns if self.limits.geometry.pads else 0
+        return columns <= self._budget(decode, group) and padding <= most
 
     def _capacity(
         self, decode: list[Sequence], prefill: list[Sequence], now: Capacity, spare: int = 0

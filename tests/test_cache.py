@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 from reference import solo_tokens
 from tiny import TinyKind, tiny_model
 
-from chairlift.cache.batch import BatchCache, RowState
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity, KVGeometry, bucket, resized
-from chairlift.cache.kinds import UnsupportedKind, layer_windows, make_batch
+from chairlift.cache.kinds import UnsupportedKind, layer_kinds, make_batch
+from chairlift.cache.snapshot import LayerKind, Snapshot
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5
 
@@ -41,8 +42,8 @@ class RingMachine(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 12))
     def begin(self, window: int) -> None:
         self.windows = [None, window, None, window]
-        self.batch = BatchCache(self.windows)
-        self.other = BatchCache(self.windows)
+        self.batch = BatchCache([LayerKind(window) for window in self.windows])
+        self.other = BatchCache([LayerKind(window) for window in self.windows])
         self.rows: list[list[int]] = []
         self.next_token = 1
 
@@ -77,7 +78,7 @@ class RingMachine(RuleBasedStateMachine):
         lengths = [length, length // 2]
         for _ in prompts:
             self.other.join()
-        states: list[RowState] = []
+        states: list[Snapshot] = []
         while prompts:
             real = [min(chunk, n - len(p)) for n, p in zip(lengths, prompts, strict=True)]
             if max(real):
@@ -112,7 +113,7 @@ class RingMachine(RuleBasedStateMachine):
     def extract(self, data: st.DataObject) -> None:
         row = data.draw(st.integers(0, len(self.rows) - 1))
         state = self.batch.extract(row)
-        assert state.offset == len(self.rows[row])
+        assert state.stop == len(self.rows[row])
         for held, window in zip(state.layers, self.windows, strict=True):
             tokens = [] if held is None else np.array(held.keys[0, 0, :, 0]).tolist()
             assert tokens == self.rows[row][-(window or 10**9) :]
@@ -175,7 +176,7 @@ def test_rows_that_join_and_leave_give_their_solo_tokens(kind: TinyKind, seed: i
     assert got == expected
 
 
-def _prefilled(model: nn.Module, tokens: list[int], chunk: int) -> RowState:
+def _prefilled(model: nn.Module, tokens: list[int], chunk: int) -> Snapshot:
     cache = make_batch(model)
     cache.join()
     for start in range(0, len(tokens), chunk):
@@ -185,8 +186,8 @@ def _prefilled(model: nn.Module, tokens: list[int], chunk: int) -> RowState:
     return cache.extract(0)
 
 
-def _random_state(tokens: int) -> RowState:
-    batch = BatchCache([None, 8])
+def _random_state(tokens: int) -> Snapshot:
+    batch = BatchCache([LayerKind(), LayerKind(8)])
     batch.join(columns=tokens)
     with batch.step(tokens):
         for layer in batch.layers:
@@ -195,7 +196,7 @@ def _random_state(tokens: int) -> RowState:
 
 
 def test_joining_and_leaving_touch_no_other_row() -> None:
-    batch = BatchCache([None, 8])
+    batch = BatchCache([LayerKind(), LayerKind(8)])
     batch.reserve(Capacity(8, 64))
     for tokens in (5, 20, 11):
         batch.join(_random_state(tokens))
@@ -215,7 +216,7 @@ def _assert_rows_equal(before: list[np.ndarray], after: list[mx.array], rows: li
 
 def test_a_step_writes_in_place() -> None:
     """Built, waited for, dispatched: no step copies its buffers, nor does a row that moves."""
-    batch = BatchCache([None, 8])
+    batch = BatchCache([LayerKind(), LayerKind(8)])
     for _ in range(8):
         batch.join(_random_state(8), columns=20_000)
 
@@ -243,7 +244,7 @@ def test_a_step_writes_in_place() -> None:
 
 
 def test_masks_are_none_or_causal_where_nothing_is_hidden() -> None:
-    batch = BatchCache([None])
+    batch = BatchCache([LayerKind()])
     batch.join()
     batch.join()
     layer = batch.layers[0]
@@ -262,7 +263,7 @@ def test_masks_are_none_or_causal_where_nothing_is_hidden() -> None:
 
 
 def test_the_geometry_is_the_buffers_bytes() -> None:
-    batch = BatchCache([None, 8, None])
+    batch = BatchCache([LayerKind(), LayerKind(8), LayerKind()])
     batch.join()
     for count in (40, 1, 1):
         with batch.step(count):
@@ -295,7 +296,7 @@ def test_capacity_grows_by_a_quarter_and_shrinks_late() -> None:
 @pytest.mark.parametrize(
     ("caches", "named"),
     [
-        ([KVCache(), CacheList(KVCache())], "CacheList"),
+        ([KVCache(), CacheList(KVCache(), QuantizedKVCache())], "QuantizedKVCache"),
         ([RotatingKVCache(8, keep=4)], "4 tokens kept"),
     ],
 )
@@ -307,4 +308,4 @@ def test_other_kinds_are_refused_by_name(caches: list[Any], named: str) -> None:
             return caches
 
     with pytest.raises(UnsupportedKind, match=named):
-        layer_windows(Model())
+        layer_kinds(Model())
