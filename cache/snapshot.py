@@ -4,11 +4,11 @@ A ``Snapshot`` covers the tokens ``[start, stop)`` of a sequence, layer by layer
 
 - an attention layer's ``KVPiece`` holds the keys and values of the newest of them. Full attention
   always has all; a sliding window that has wrapped has only those that it still kept;
-- a recurrent layer's ``StatePiece`` is the state after token ``stop``, or None where nobody kept it.
-  There is no way back from it, and no part of it.
+- a recurrent layer's ``StatePiece`` is the state after token ``stop``, or None where nobody kept
+  it. There is no way back from it, and no part of it.
 
-So a snapshot splits where all its layers can, and a sequence can go on from a position only if every
-layer has what it needs there.
+So a snapshot splits where all its layers can, and a sequence can go on from a position only if
+every layer has what it needs there.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Snapshot:
 
 
 def resumable(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> bool:
-    """Whether a sequence can go on from the end of ``path``: snapshots of ``[0, a), [a, b), ...``."""
+    """Whether a sequence can go on from the end of ``path``: ``[0, a), [a, b), ...``."""
     if not path:
         return True
     stop = path[-1].stop

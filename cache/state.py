@@ -13,7 +13,7 @@ class StateLayer:
     """The numbered slots of a recurrent layer, ``[rows, ...]`` each: convolution tail, SSM state.
 
     It keeps the protocol of mlx-lm's ``ArraysCache``: the model reads a slot (None before its
-    first write) and writes it anew each step. Padding would enter the state for good, so a step never
+    first write) and writes it anew each step. Padding would enter the state for good, and no step
     has any: ``make_mask`` is None, and so are ``lengths`` and ``left_padding``.
     """
 
