@@ -126,8 +126,8 @@ class BatchCache:
                     held = held.copy()
                     self._moves += [held.keys, held.values]
                     layer.put(row, held)
-        for layer in self._states:
-            layer.rearrange(order)
+        for state in self._states:
+            state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
         self._surplus = [self._surplus[row] for row in order]
         for ring in self._rings.values():
@@ -242,8 +242,8 @@ class BatchCache:
                 most = self.offsets[row] if window is None else min(self.offsets[row], ring.columns)
                 kept = most if window is None else min(most, window - 1)
                 assert kept <= owned <= most, (window, row, owned, most)
-        for layer in self._states:
-            layer.check_integrity(len(self))
+        for state in self._states:
+            state.check_integrity(len(self))
         for layer in self._attention:
             for array in layer.state:
                 assert array.shape[0] == layer.ring.rows, (array.shape, layer.ring)

@@ -11,6 +11,9 @@ from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, 
 class Limits:
     """``max_step_tokens`` bounds prompt and decode tokens of one step together.
 
+    ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
+    which cannot be cut can be kept there; None where there are none.
+
     Raises:
         ValueError: a limit that cannot work, with the numbers.
     """
@@ -19,6 +22,7 @@ class Limits:
     max_step_tokens: int
     kv_bytes: int
     geometry: KVGeometry
+    checkpoint: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
@@ -12,6 +12,8 @@ from chairlift.scheduler.sequence import Sequence
 
 # Prompts share a prefill while at most this part of its columns is padding.
 MAX_PREFILL_PADDING = 0.25
+# A prompt waits for another that is computed first, if it can save this many tokens by that.
+MIN_SHARED = 32
 NOTHING = Capacity(0, 0)
 
 
@@ -21,10 +23,12 @@ class Plan:
     that end within), then every sequence of ``decode`` gains a token. ``joins`` are those of them
     that the prefill has just finished: each choice, and the sequence whose state it starts from.
     Whoever has a row and is not in ``decode`` leaves. ``capacity`` is what the decode batch has to
-    hold.
+    hold. ``cached`` has the sequences that begin, and how many of their first tokens the prefix
+    cache gives.
     """
 
     prefill: list[Sequence] = field(default_factory=list)
+    cached: Mapping[Sequence, int] = field(default_factory=dict)
     columns: int = 0
     decode: list[Sequence] = field(default_factory=list)
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
@@ -36,7 +40,11 @@ class Plan:
 
     def chunk(self, sequence: Sequence) -> int:
         """How many tokens of a prefill sequence this step computes."""
-        return min(self.columns, sequence.to_prefill)
+        return min(self.columns, _left(sequence, self.cached))
+
+    def completes(self, sequence: Sequence) -> bool:
+        """Whether a prefill sequence is ready to join after this step."""
+        return _left(sequence, self.cached) <= self.columns
 
     @property
     def prefill_tokens(self) -> int:
@@ -54,10 +62,17 @@ class Scheduler:
 
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
     ``finish()`` report back what came of it, which may be one step later.
+
+    Args:
+        cached: how many of a sequence's first tokens the prefix cache can give at the moment; at
+            most all but the last, which is its first input in the batch.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self, limits: Limits, cached: Callable[[Sequence], int] = lambda sequence: 0
+    ) -> None:
         self.limits = limits
+        self._cached = cached
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -102,14 +117,15 @@ class Scheduler:
             # The youngest gives way; alone, the oldest always fits (Limits.max_context).
             preempted.append(prefill.pop() if prefill else decode.pop())
             capacity = self._capacity(decode, prefill, now)
+        cached: dict[Sequence, int] = {}
         # A prompt that has begun goes on alone.
         if not prefill:
-            prefill, capacity = self._admit(decode, capacity, now)
-        longest = max((s.to_prefill for s in prefill), default=0)
-        columns = min(self._budget(decode, prefill), longest)
-        ready = [s for s in prefill if s.to_prefill <= columns]
+            cached, capacity = self._admit(decode, capacity, now)
+            prefill = list(cached)
+        columns = self._columns(decode, prefill, cached)
+        ready = [s for s in prefill if _left(s, cached) <= columns]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
-        return Plan(prefill, columns, decode + list(joins), joins, preempted, capacity)
+        return Plan(prefill, cached, columns, decode + list(joins), joins, preempted, capacity)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
@@ -120,7 +136,12 @@ class Scheduler:
             sequence.start_over()
             self.waiting.appendleft(sequence)
         for sequence in plan.prefill:
-            sequence.computed += plan.chunk(sequence)
+            chunk = plan.chunk(sequence)
+            if sequence in plan.cached:
+                sequence.begin(plan.cached[sequence])
+            sequence.computed += chunk
+        for choice, parent in plan.joins.items():
+            choice.cached = parent.cached
         self.prefilling = [s for s in plan.prefill if s.to_prefill > 0]
         decoding = set(map(id, plan.decode))
         self.running = plan.decode + [
@@ -132,38 +153,58 @@ class Scheduler:
 
     def _admit(
         self, decode: list[Sequence], capacity: Capacity, now: Capacity
-    ) -> tuple[list[Sequence], Capacity]:
-        """Who begins to be computed, and the capacity with them.
+    ) -> tuple[dict[Sequence, int], Capacity]:
+        """Who begins to be computed, with the tokens that are cached; and the capacity with them.
 
         The queue's head, and with it whoever comes next and fits the same chunk without much
-        padding, as far as rows and bytes allow.
+        padding, as far as rows and bytes allow. Who could take over what another one is about to
+        compute waits for it.
         """
-        group: list[Sequence] = []
+        group: dict[Sequence, int] = {}
+        rows = len(decode)
         for sequence in self.waiting:
-            wider = [*group, sequence]
+            rows += sequence.rows
+            if rows > self.limits.max_rows:
+                break
+            wider = group | {sequence: self._cached(sequence)}
             if not self._shares_a_chunk(decode, wider):
                 break
-            if len(decode) + sum(s.rows for s in wider) > self.limits.max_rows:
+            if any(_shared(sequence, other) >= wider[sequence] + MIN_SHARED for other in group):
                 break
-            fits = self._capacity(decode, wider, now, COLUMN_STEP if decode or group else 0)
+            fits = self._capacity(decode, list(wider), now, COLUMN_STEP if decode or group else 0)
             if fits is None:
                 break
             group, capacity = wider, fits
         return group, capacity
+
+    def _columns(
+        self, decode: list[Sequence], prefill: list[Sequence], cached: Mapping[Sequence, int]
+    ) -> int:
+        """How many tokens of each prompt the step computes."""
+        longest = max((_left(s, cached) for s in prefill), default=0)
+        columns = min(self._budget(decode, prefill), longest)
+        border = self.limits.checkpoint
+        if border is None or columns == 0:
+            return columns
+        # Recurrent states are kept at multiples of this: a step goes as far as the next one.
+        begun = max(cached.get(s, s.computed) for s in prefill)
+        return min(columns, border - begun % border)
 
     def _budget(self, decode: list[Sequence], prefill: list[Sequence]) -> int:
         """Prompt tokens that the step has room for; a row that joins needs one for its decode."""
         rows = len(decode) + sum(s.rows for s in prefill)
         return max(1, self.limits.max_step_tokens - rows)
 
-    def _shares_a_chunk(self, decode: list[Sequence], group: list[Sequence]) -> bool:
+    def _shares_a_chunk(self, decode: list[Sequence], group: Mapping[Sequence, int]) -> bool:
         if len(group) == 1:
             return True
-        longest = max(s.to_prefill for s in group)
-        columns = longest * len(group)
-        padding = columns - sum(s.to_prefill for s in group)
-        most = MAX_PREFILL_PADDING * columns if self.limits.geometry.pads else 0
-        return columns <= self._budget(decode, group) and padding <= most
+        left = [_left(sequence, group) for sequence in group]
+        columns = max(left) * len(group)
+        padding = columns - sum(left)
+        if not self.limits.geometry.pads and (padding or len(set(group.values())) > 1):
+            return False
+        room = self._budget(decode, list(group))
+        return columns <= room and padding <= MAX_PREFILL_PADDING * columns
 
     def _capacity(
         self, decode: list[Sequence], prefill: list[Sequence], now: Capacity, spare: int = 0
@@ -195,3 +236,15 @@ class Scheduler:
             assert sequence.computed == sequence.wanted - 1
         for sequence in self.waiting:
             assert sequence.computed == 0
+
+
+def _left(sequence: Sequence, cached: Mapping[Sequence, int]) -> int:
+    """Tokens to compute before a sequence can join, if it begins with those cached."""
+    return sequence.to_prefill - cached.get(sequence, 0)
+
+
+def _shared(one: Sequence, other: Sequence) -> int:
+    """How many first tokens are the same."""
+    pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
+    most = min(len(one.tokens), len(other.tokens))
+    return next((i for i, (ours, theirs) in pairs if ours != theirs), most)

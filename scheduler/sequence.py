@@ -12,6 +12,7 @@ class Sequence:
     ``tokens`` are the prompt and the output read so far. ``in_flight`` counts tokens that are
     sampled but not read back yet: they are wanted already, though nobody knows them. Until its
     prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
+    ``cached`` is how many of its tokens were there already when it was first scheduled.
     Times are seconds of ``time.monotonic()``.
     """
 
@@ -23,6 +24,7 @@ class Sequence:
     arrival: float = 0.0
     computed: int = 0
     in_flight: int = 0
+    cached: int | None = None
     prompt_tokens: int = field(default=0)
     forked: bool = False
     finished: bool = False
@@ -67,6 +69,12 @@ class Sequence:
             replace(self, tokens=list(self.tokens), index=index, forked=True)
             for index in range(self.n)
         ]
+
+    def begin(self, cached: int) -> None:
+        """Counts the first tokens as computed, which the prefix cache had."""
+        self.computed = cached
+        if self.cached is None:
+            self.cached = cached
 
     def start_over(self) -> None:
         """Forgets what was computed: its row has been taken away."""
