@@ -29,11 +29,15 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """Takes a choice's outputs in order; ``index`` is its place in the reply."""
+    """Takes a choice's outputs in order; ``index`` is its place in the reply.
+
+    ``tokens`` counts its output, ``cached_tokens`` what its prompt took from the prefix cache.
+    """
 
     def __init__(self, index: int, text: TextStream, with_logprobs: bool) -> None:
         self.index = index
         self.tokens = 0
+        self.cached_tokens = 0
         self.finish: Finish | None = None
         self._text = text
         self._queue = LogprobQueue() if with_logprobs else None
@@ -44,6 +48,7 @@ class Choice:
         Raises:
             GenerationFailed: the engine gave the choice up.
         """
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         text = self._add_tokens(output)
         if output.finish is not None:
             text += self._text.finish()

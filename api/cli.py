@@ -8,10 +8,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from chairlift.api.settings import ServerSettings
-from chairlift.engine.config import DEFAULT_MODEL, EngineConfig
+from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 
 _SERVER = ServerSettings()
 _ENGINE = EngineConfig()
@@ -28,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"chairlift {version('chairlift')}")
     commands = parser.add_subparsers(required=True, metavar="{serve,bench}")
     serve = commands.add_parser("serve", help="serve a model over the OpenAI API")
-    _add_serve_arguments(serve)
-    serve.set_defaults(run=_serve)
+    add_serve_arguments(serve)
+    serve.set_defaults(run=partial(_serve, serve))
     bench = commands.add_parser("bench", help="load-test a server and check its answers")
     if arguments[:1] == ["bench"]:
         from chairlift.loadtest import cli as loadtest
@@ -41,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``serve``."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -97,9 +100,52 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="most tokens of a request, prompt and output (default: the model's limit)",
     )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
+    _add_cache_arguments(parser)
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("KV cache and shared prefixes").add_argument
+    add(
+        "--prefix-cache-bytes",
+        type=_byte_size_or_zero,
+        metavar="SIZE",
+        help="memory for the KV of earlier prompts, so that a prompt which begins like one of them "
+        "need not be computed from its start: bytes, like 4G or 512M; 0 turns it off (default: a "
+        "share of the memory, chosen at start)",
+    )
+    add(
+        "--prefix-cache-dir",
+        type=_directory,
+        metavar="DIR",
+        help="keep prefixes in this directory too, where they outlast the server "
+        "(default: in memory only)",
+    )
+    add(
+        "--prefix-cache-dir-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="most bytes in --prefix-cache-dir, like 4G or 512M (default: 10G)",
+    )
+    add(
+        "--kv-bits",
+        type=int,
+        choices=KV_BITS,
+        help="bits of a number in the KV cache, quantized (default: not quantized)",
+    )
+    add(
+        "--kv-group-size",
+        type=int,
+        choices=KV_GROUP_SIZES,
+        help="numbers that share one scale in a cache quantized by --kv-bits "
+        f"(default: {_ENGINE.kv_group_size})",
+    )
+
+
+def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        config = engine_config(options)
+    except ValueError as error:
+        parser.error(str(error))
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -114,11 +160,20 @@ def _serve(options: argparse.Namespace) -> int:
         max_body_bytes=options.max_body_bytes,
         keep_alive_seconds=options.keep_alive_seconds,
     )
-    return serve(settings, engine_config(options))
+    return serve(settings, config)
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """The engine's settings from the flags of ``serve``."""
+    """The engine's settings from the flags of ``serve``.
+
+    Raises:
+        ValueError: flags that do not go together, by name.
+    """
+    dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
+    if dir_bytes is not None and options.prefix_cache_dir is None:
+        raise ValueError("--prefix-cache-dir-bytes needs --prefix-cache-dir")
+    if group_size is not None and options.kv_bits is None:
+        raise ValueError("--kv-group-size needs --kv-bits")
     return EngineConfig(
         model=options.model,
         dtype=options.dtype,
@@ -128,16 +183,34 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_queue=options.max_queue,
         max_context=options.max_context,
         trust_remote_code=options.trust_remote_code,
+        prefix_cache_bytes=options.prefix_cache_bytes,
+        prefix_cache_dir=options.prefix_cache_dir,
+        prefix_cache_dir_bytes=_ENGINE.prefix_cache_dir_bytes if dir_bytes is None else dir_bytes,
+        kv_bits=options.kv_bits,
+        kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )
 
 
 def byte_size(text: str) -> int:
     """Bytes from "4G", "512M", "1.5GiB" or "4096": units are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else 0
-    if size < 1:
+    size = _byte_size_or_zero(text)
+    if size == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
     return size
+
+
+def _byte_size_or_zero(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def _directory(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not text or (path.exists() and not path.is_dir()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a directory")
+    return path
 
 
 def _positive(text: str) -> int:

@@ -51,6 +51,7 @@ class Generation:
         self._recorder = recorder
         self._prompts = prompts
         self._n = request.n
+        self._cache_salt = request.cache_salt or ""
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
         vocabulary = model.vocabulary
@@ -75,7 +76,9 @@ class Generation:
             QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
         """
         for number, (tokens, params) in enumerate(self._prompts):
-            submit = Submit(f"{self.id}-{number}", tokens, params, self._n, arrival)
+            submit = Submit(
+                f"{self.id}-{number}", tokens, params, self._n, arrival, self._cache_salt
+            )
             self._streams.append(self.model.client.submit(submit))
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
@@ -108,10 +111,14 @@ class Generation:
         return None if piece.is_empty else piece
 
     def usage(self) -> Usage:
-        """Tokens so far. A prompt is counted once, whatever its n."""
+        """Tokens so far. A prompt is counted once, and so is its cached part, whatever its n."""
         prompt = sum(len(prompt.tokens) for prompt in self._prompts)
         completion = sum(choice.tokens for choice in self._choices)
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails())
+        cached = sum(
+            max(choice.cached_tokens for choice in self._choices_of(number))
+            for number in range(len(self._prompts))
+        )
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
     def close(self) -> None:
         """Ends in the engine whatever of it still runs."""
@@ -120,9 +127,12 @@ class Generation:
                 pump.exception()  # seen; asyncio would log it otherwise
         for number, stream in enumerate(self._streams):
             stream.close()
-            choices = self._choices[number * self._n : (number + 1) * self._n]
-            self._recorder.record_prompt(self._n, max(choice.tokens for choice in choices))
+            longest = max(choice.tokens for choice in self._choices_of(number))
+            self._recorder.record_prompt(self._n, longest)
         self._streams = []
+
+    def _choices_of(self, prompt: int) -> list[Choice]:
+        return self._choices[prompt * self._n : (prompt + 1) * self._n]
 
     async def _outputs(self) -> AsyncGenerator[list[_Output], None]:
         """The engine's outputs, all of one step together."""

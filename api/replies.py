@@ -22,7 +22,9 @@ class ErrorReply(Struct):
 
 
 class PromptTokensDetails(Struct):
-    cached_tokens: int = 0
+    """Of the prompt tokens, those that were taken from the prefix cache."""
+
+    cached_tokens: int
 
 
 class Usage(Struct):

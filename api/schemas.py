@@ -14,6 +14,8 @@ from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
+# 256 random bits take 43 characters of base64; more keeps nobody further apart.
+MAX_SALT_CHARS = 256
 
 
 class Request(BaseModel):
@@ -67,6 +69,7 @@ class Generate(Request):
     stream: bool = False
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:

@@ -36,7 +36,11 @@ class ServedModel:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with whatever may change the tokens that a seed gives."""
-        facts = (VERSION, self.name, self.info.architecture, self.info.dtype, self.info.device)
+        info = self.info
+        facts = (
+            *(VERSION, self.name, info.architecture, info.dtype, info.device),
+            *(info.kv_bits, info.kv_group_size),
+        )
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 

@@ -10,11 +10,14 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity, KVGeometry, grown
 from chairlift.cache.layer import LayerCache
+from chairlift.cache.quantized import Quantization, QuantizedLayer
 from chairlift.cache.ring import Ring
-from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece
+from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece, resumable
 from chairlift.cache.state import StateLayer
 
 Layer = LayerCache | StateLayer
+# Copies of rows that move at a commit are held together up to this: few waits, little memory.
+MOVED_BYTES = 256 << 20
 
 
 class BatchCache:
@@ -27,21 +30,20 @@ class BatchCache:
 
     Args:
         kinds: what each layer keeps, in the model's order.
+        quantization: of the keys and values; None keeps the model's own numbers.
         view: turns the list of layers into what the model expects, where it nests them.
     """
 
     def __init__(
         self,
         kinds: Sequence[LayerKind],
+        quantization: Quantization | None = None,
         view: Callable[[Sequence[Layer]], Sequence[Any]] = list,
     ) -> None:
         self.kinds = tuple(kinds)
         windows = [kind.window for kind in kinds if not kind.recurrent]
         self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
-        self._parts: list[Layer] = [
-            StateLayer() if kind.recurrent else LayerCache(self._rings[kind.window])
-            for kind in kinds
-        ]
+        self._parts = [self._layer(kind, quantization) for kind in kinds]
         self.layers = view(self._parts)
         self.offsets: list[int] = []
         # Columns just behind the cursor that a row does not own: the padding after its last token.
@@ -49,6 +51,12 @@ class BatchCache:
         self._surplus: list[int] = []
         self._moves: list[mx.array] = []
         self.capacity = Capacity(0, 0)
+
+    def _layer(self, kind: LayerKind, quantization: Quantization | None) -> Layer:
+        if kind.recurrent:
+            return StateLayer()
+        ring = self._rings[kind.window]
+        return QuantizedLayer(ring, quantization) if quantization else LayerCache(ring)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -82,6 +90,16 @@ class BatchCache:
         return [layer for layer in self._parts if isinstance(layer, StateLayer)]
 
     @property
+    def parts(self) -> Sequence[Layer]:
+        """The layers one by one, as ``kinds`` has them."""
+        return self._parts
+
+    @property
+    def surplus(self) -> list[int]:
+        """For each row, the columns of padding after its last token."""
+        return list(self._surplus)
+
+    @property
     def tokens(self) -> int:
         """Columns that the longest row takes, padding behind its end included."""
         return max(map(sum, zip(self.offsets, self._surplus, strict=True)), default=0)
@@ -92,21 +110,64 @@ class BatchCache:
         Only this row's columns are written, unless the buffers have to grow. ``columns`` announces
         how many tokens the row will come to hold, so that they grow once.
         """
-        assert state is None or state.start == 0, state
         offset = state.stop if state else 0
         self.reserve(Capacity(len(self) + 1, max(columns, offset + 1)))
         row = len(self)
-        self.offsets.append(offset)
+        self.offsets.append(0)
         self._surplus.append(0)
         for ring in self._rings.values():
-            ring.lengths.append(min(offset, ring.columns))
-        pieces = state.layers if state else (None,) * len(self._parts)
-        for layer, piece in zip(self._parts, pieces, strict=True):
-            if isinstance(layer, StateLayer):
-                layer.join(_state(piece))
-            elif isinstance(piece, KVPiece) and piece.tokens:
-                layer.put(row, piece.newest(layer.ring.columns))
+            ring.lengths.append(0)
+        for layer in self._states:
+            layer.join()
+        if state is not None:
+            self.restore(row, state)
         return row
+
+    def restore(self, row: int, state: Snapshot) -> None:
+        """Puts a row to where ``state`` of tokens ``[0, stop)`` was taken; no other is touched.
+
+        Raises:
+            ValueError: the state does not begin at 0, or lacks what going on from its end takes.
+        """
+        if state.start or not resumable(self.kinds, [state]):
+            raise ValueError(f"a row cannot go on from [{state.start}, {state.stop})")
+        self.reserve(Capacity(len(self), state.stop + 1))
+        self.offsets[row] = state.stop
+        self._surplus[row] = 0
+        for ring in self._rings.values():
+            ring.lengths[row] = 0
+        for layer, piece in zip(self._parts, state.layers, strict=True):
+            if isinstance(layer, StateLayer):
+                layer.put(row, _state(piece))
+            elif isinstance(piece, KVPiece):
+                held = piece.newest(layer.ring.columns)
+                layer.put(row, held)
+                layer.ring.lengths[row] = held.tokens
+
+    def rewind(self, row: int, offset: int) -> bool:
+        """Takes a row back to its first ``offset`` tokens, where that is possible.
+
+        Full attention goes back anywhere, a window while it has lost nothing that is needed there,
+        a recurrent state only to its beginning; to where the row is, all of them. The row's columns
+        are moved, because they lie behind the cursor without a gap.
+
+        Returns:
+            Whether it was; else nothing has changed, and a snapshot is needed.
+
+        Raises:
+            ValueError: the row has fewer tokens, or ``offset`` is negative.
+        """
+        if not 0 <= offset <= self.offsets[row]:
+            raise ValueError(f"cannot rewind a row of {self.offsets[row]} tokens to {offset}")
+        if offset == self.offsets[row]:
+            return True
+        state = self.extract(row).part(0, offset)
+        if not resumable(self.kinds, [state]):
+            return False
+        state = state.copy()
+        self._moves += state.arrays
+        self.restore(row, state)
+        return True
 
     def leave(self, rows: Collection[int]) -> list[int]:
         """Removes rows; the last ones take the freed numbers, and nothing else is touched.
@@ -181,6 +242,32 @@ class BatchCache:
         self.offsets = [old + new for old, new in zip(self.offsets, real, strict=True)]
         self._surplus = [length - new for new in real]
 
+    def settle(self, written: int, kept: Sequence[int]) -> None:
+        """Takes back the newest ``written`` columns, but row ``r`` keeps the first ``kept[r]``.
+
+        For attention layers; what states go back to, ``Speculation`` knows. A row that moves is
+        read out, a few layers at a time, before it is written: so it waits for the device.
+        """
+        moves = {window: ring.settle(written, kept) for window, ring in self._rings.items()}
+        waiting: list[tuple[LayerCache, int, KVPiece]] = []
+        for layer in self._attention:
+            for move in moves[layer.ring.window]:
+                held = layer.get(*move) if move.tokens else None
+                if held is not None:
+                    waiting.append((layer, move.row, held.copy()))
+            if sum(held.nbytes for _, _, held in waiting) > MOVED_BYTES:
+                _put(waiting)
+                waiting = []
+        _put(waiting)
+        own = zip(self.offsets, self._surplus, kept, strict=True)
+        self.offsets = [offset + padding - written + keep for offset, padding, keep in own]
+        self._surplus = [0] * len(self)
+
+    def forget(self, step: int) -> None:
+        """To be called when a step of ``step`` tokens has failed half way."""
+        for ring in self._rings.values():
+            ring.forget(step)
+
     def reserve(self, need: Capacity, step: int = 1) -> None:
         """Makes the buffers hold ``need`` and all rows. Never shrinks them; ``resize`` does."""
         self.resize(grown(need, self.capacity), step)
@@ -254,3 +341,11 @@ class BatchCache:
 def _state(piece: Piece | None) -> StatePiece | None:
     assert piece is None or isinstance(piece, StatePiece), piece
     return piece
+
+
+def _put(waiting: Sequence[tuple[LayerCache, int, KVPiece]]) -> None:
+    # See take_moves: read out first, and all of it, or MLX would copy the buffers.
+    mx.eval([held.arrays for _, _, held in waiting])
+    for layer, row, held in waiting:
+        layer.put(row, held)
+    mx.async_eval([layer.state for layer, _, _ in waiting])

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import (
 )
 
 from chairlift.cache.batch import BatchCache, Layer
+from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
 SUPPORTED = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList")
@@ -32,11 +33,11 @@ def layer_kinds(model: Any) -> list[LayerKind]:
     return [_kind(cache) for cache in _flat(make_prompt_cache(model))]
 
 
-def make_batch(model: Any) -> BatchCache:
+def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCache:
     """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind."""
     caches = make_prompt_cache(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
-    return BatchCache(kinds, lambda layers: _nested(caches, iter(layers)))
+    return BatchCache(kinds, quantization, lambda layers: _nested(caches, iter(layers)))
 
 
 def _kind(cache: Any) -> LayerKind:

@@ -13,6 +13,7 @@ window is the same ring with the lengths bounded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +30,14 @@ class Span(NamedTuple):
     def width(self) -> int:
         """How many columns it has."""
         return self.stop - self.start
+
+
+class Move(NamedTuple):
+    """A row's ``tokens`` columns before column ``stop``, to be put right behind the cursor."""
+
+    row: int
+    stop: int
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -103,6 +112,44 @@ class Ring:
         """Counts ``step`` columns as written, for every row. A window forgets its oldest."""
         self.cursor = (self.cursor + step) % self.columns
         self.lengths = [min(length + step, self.columns) for length in self.lengths]
+
+    def forget(self, step: int) -> None:
+        """Gives up the columns that a step of ``step`` has overwritten, or may have, and not ended.
+
+        None of them is in any row's window if there is room for the step (``needed``).
+        """
+        self.lengths = [min(length, self.columns - step) for length in self.lengths]
+
+    def settle(self, written: int, kept: Sequence[int]) -> list[Move]:
+        """Takes back the newest ``written`` columns, but row ``r`` keeps the first ``kept[r]``.
+
+        A row's columns lie in one run behind the cursor, and the cursor is for all. So it goes to
+        where it makes the least to copy: rows that kept as many as it has gone stay in place, and
+        the others move as a whole (of a window, no more than its width).
+
+        Returns:
+            Where the others lie now: their columns have yet to be put behind the new cursor.
+        """
+        start = self.cursor - written
+        held = [
+            length - written + own for length, own in zip(self.lengths, kept, strict=True)
+        ]
+        moved = [min(tokens, self.window or tokens) for tokens in held]
+
+        def cost(front: int) -> tuple[int, int]:
+            away = [n for n, own in zip(moved, kept, strict=True) if own != front]
+            return sum(away), len(away)
+
+        front = min(sorted(set(kept)), key=cost, default=0)
+        self.cursor = (start + front) % self.columns if self.columns else 0
+        moves = [
+            Move(row, start + own, moved[row]) for row, own in enumerate(kept) if own != front
+        ]
+        self.lengths = [
+            most if own == front else least
+            for most, least, own in zip(held, moved, kept, strict=True)
+        ]
+        return moves
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""

@@ -20,12 +20,30 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 
+def _own(array: mx.array) -> mx.array:
+    """The same bytes in a buffer that is not kept alive for anything else, once evaluated.
+
+    NOTE: ``array * 1`` would flush denormals on Metal and turn booleans into integers. An array
+    that has its buffer (nearly) to itself is shared rather than copied: MLX allows 16 KiB of slack.
+    """
+    return mx.contiguous(array)
+
+
 @dataclass(frozen=True, slots=True)
 class KVPiece:
-    """Keys and values ``[1, heads, tokens, dim]`` (their dims may differ), oldest token first."""
+    """Keys and values ``[1, heads, tokens, dim]`` (their dims may differ), oldest token first.
+
+    Raises:
+        ValueError: the arrays are not of rank 4, or differ in their tokens.
+    """
 
     keys: mx.array
     values: mx.array
+
+    def __post_init__(self) -> None:
+        keys, values = self.keys.shape, self.values.shape
+        if len(keys) != 4 or len(values) != 4 or keys[2] != values[2]:
+            raise ValueError(f"keys {keys} and values {values} are not [1, heads, tokens, dim]")
 
     @property
     def tokens(self) -> int:
@@ -44,15 +62,17 @@ class KVPiece:
 
     def part(self, start: int, stop: int) -> KVPiece:
         """Tokens ``[start, stop)`` of those held, sharing memory."""
+        if (start, stop) == (0, self.tokens):
+            return self
         return KVPiece(self.keys[:, :, start:stop], self.values[:, :, start:stop])
 
     def newest(self, tokens: int) -> KVPiece:
         """At most the last ``tokens`` of those held, sharing memory."""
-        return self if self.tokens <= tokens else self.part(self.tokens - tokens, self.tokens)
+        return self.part(max(0, self.tokens - tokens), self.tokens)
 
     def copy(self) -> KVPiece:
-        """The same in memory of its own, once evaluated."""
-        return KVPiece(self.keys * 1, self.values * 1)
+        """The same, keeping no bigger array alive, once evaluated."""
+        return KVPiece(_own(self.keys), _own(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +92,8 @@ class StatePiece:
         return sum(int(array.nbytes) for array in self.arrays)
 
     def copy(self) -> StatePiece:
-        """The same in memory of its own, once evaluated."""
-        return StatePiece(tuple(None if slot is None else slot * 1 for slot in self.slots))
+        """The same, keeping no bigger array alive, once evaluated."""
+        return StatePiece(tuple(None if slot is None else _own(slot) for slot in self.slots))
 
 
 Piece = KVPiece | StatePiece
@@ -123,48 +143,85 @@ class Snapshot:
         return [array for piece in self.layers if piece is not None for array in piece.arrays]
 
     def copy(self) -> Snapshot:
-        """The same in memory of its own, once evaluated."""
+        """The same, keeping no bigger array alive, once evaluated."""
         layers = tuple(None if piece is None else piece.copy() for piece in self.layers)
         return Snapshot(self.start, self.stop, layers)
 
+    def part(self, start: int, stop: int) -> Snapshot:
+        """What is held of ``[start, stop)``, sharing memory: states only where this one ends.
+
+        Raises:
+            ValueError: the range is not one inside this one's.
+        """
+        if not self.start <= start <= stop <= self.stop:
+            raise ValueError(f"[{start}, {stop}) is not within [{self.start}, {self.stop})")
+        if (start, stop) == (self.start, self.stop):
+            return self
+        layers = tuple(self._part_of(piece, start, stop) for piece in self.layers)
+        return Snapshot(start, stop, layers)
+
+    def _part_of(self, piece: Piece | None, start: int, stop: int) -> Piece | None:
+        if not isinstance(piece, KVPiece):
+            return piece if stop == self.stop else None
+        oldest = self.stop - piece.tokens
+        start = max(start, oldest)
+        return piece.part(start - oldest, stop - oldest) if start < stop else None
+
     def split(self, at: int) -> tuple[Snapshot, Snapshot]:
-        """``[start, at)`` and ``[at, stop)``, each in memory of its own once evaluated.
+        """``[start, at)`` and ``[at, stop)``, neither keeping the other alive once evaluated.
 
         The later one keeps what cannot be split (recurrent states); the earlier one keeps what is
-        left of each window. Whether it is enough to go on from, ``resumable`` tells.
+        left of each window. Whether it is enough to go on from, ``resumable`` tells. At a border
+        one of the two covers nothing and the other is this one.
 
         Raises:
             ValueError: ``at`` lies outside.
         """
         if not self.start <= at <= self.stop:
             raise ValueError(f"cannot split [{self.start}, {self.stop}) at {at}")
+        nothing = Snapshot(at, at, (None,) * len(self.layers))
         if at == self.start:
-            return Snapshot(at, at, (None,) * len(self.layers)), self
+            return nothing, self
         if at == self.stop:
-            return self, Snapshot(at, at, (None,) * len(self.layers))
-        before: list[Piece | None] = []
-        after: list[Piece | None] = []
-        for piece in self.layers:
-            if isinstance(piece, KVPiece):
-                cut = piece.tokens - min(piece.tokens, self.stop - at)
-                before.append(piece.part(0, cut).copy() if cut else None)
-                after.append(piece.part(cut, piece.tokens).copy() if cut < piece.tokens else None)
-            else:
-                before.append(None)
-                after.append(piece)
-        return Snapshot(self.start, at, tuple(before)), Snapshot(at, self.stop, tuple(after))
+            return self, nothing
+        return self.part(self.start, at).copy(), self.part(at, self.stop).copy()
+
+    def filled(self, other: Snapshot) -> Snapshot:
+        """This one, with copies of what ``other`` holds of it besides; itself if that is nothing.
+
+        Raises:
+            ValueError: ``other`` reaches further back, or does not end where this one does.
+        """
+        if other.stop != self.stop or other.start < self.start:
+            raise ValueError(f"[{other.start}, {other.stop}) is no end of ..{self.stop})")
+        layers = tuple(map(_richer, self.layers, other.layers))
+        if all(new is old for new, old in zip(layers, self.layers, strict=True)):
+            return self
+        return Snapshot(self.start, self.stop, layers)
+
+
+def _richer(mine: Piece | None, other: Piece | None) -> Piece | None:
+    more = mine is None
+    if isinstance(mine, KVPiece) and isinstance(other, KVPiece):
+        more = other.tokens > mine.tokens
+    return other.copy() if more and other is not None else mine
 
 
 def resumable(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> bool:
-    """Whether a sequence can go on from the end of ``path``: ``[0, a), [a, b), ...``."""
-    if not path:
-        return True
-    stop = path[-1].stop
-    return all(_held(kind, path, i) >= kind.needed(stop) for i, kind in enumerate(kinds)) and all(
-        isinstance(path[-1].layers[i], StatePiece)
-        for i, kind in enumerate(kinds)
-        if kind.recurrent and stop
-    )
+    """Whether a sequence can go on from the end of ``path``: snapshots of ``[0, a), [a, b), ...``.
+
+    Raises:
+        ValueError: the snapshots do not follow each other.
+    """
+    _check_unbroken(path)
+    stop = path[-1].stop if path else 0
+    for i, kind in enumerate(kinds):
+        if kind.recurrent and stop and _state(path, i) is None:
+            return False
+        needed = kind.needed(stop)
+        if sum(piece.tokens for piece in _newest(path, i, needed)) < needed:
+            return False
+    return True
 
 
 def merged(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> Snapshot:
@@ -177,23 +234,32 @@ def merged(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> Snapshot:
     """
     if not path:
         return Snapshot(0, 0, (None,) * len(kinds))
-    for before, after in itertools.pairwise(path):
-        if before.stop != after.start:
-            raise ValueError(f"[.., {before.stop}) is not followed by [{after.start}, ..)")
+    _check_unbroken(path)
+    stop = path[-1].stop
     layers: list[Piece | None] = []
     for i, kind in enumerate(kinds):
         if kind.recurrent:
-            layers.append(path[-1].layers[i])
-            continue
-        pieces = _newest(path, i, kind.needed(path[-1].stop))
-        layers.append(_joined(pieces) if pieces else None)
-    return Snapshot(path[0].start, path[-1].stop, tuple(layers))
+            layers.append(_state(path, i))
+        else:
+            layers.append(_joined(_newest(path, i, kind.needed(stop))))
+    return Snapshot(path[0].start, stop, tuple(layers))
 
 
-def _held(kind: LayerKind, path: Sequence[Snapshot], layer: int) -> int:
-    if kind.recurrent:
-        return 0
-    return sum(piece.tokens for piece in _newest(path, layer, kind.needed(path[-1].stop)))
+def _check_unbroken(path: Sequence[Snapshot]) -> None:
+    for before, after in itertools.pairwise(path):
+        if before.stop != after.start:
+            raise ValueError(f"[.., {before.stop}) is not followed by [{after.start}, ..)")
+
+
+def _state(path: Sequence[Snapshot], layer: int) -> StatePiece | None:
+    """The state at the end of the path, which may end with snapshots of no tokens."""
+    for snapshot in reversed(path):
+        piece = snapshot.layers[layer]
+        if isinstance(piece, StatePiece):
+            return piece
+        if snapshot.stop > snapshot.start:
+            break
+    return None
 
 
 def _newest(path: Sequence[Snapshot], layer: int, tokens: int) -> list[KVPiece]:
@@ -201,20 +267,18 @@ def _newest(path: Sequence[Snapshot], layer: int, tokens: int) -> list[KVPiece]:
     pieces: list[KVPiece] = []
     for snapshot in reversed(path):
         piece = snapshot.layers[layer]
-        if tokens <= 0 or not isinstance(piece, KVPiece):
-            if snapshot.stop > snapshot.start:
-                break
-            continue
-        pieces.insert(0, piece.newest(tokens))
-        tokens -= piece.tokens
-        if piece.tokens < snapshot.stop - snapshot.start:
+        held = piece.tokens if isinstance(piece, KVPiece) else 0
+        if isinstance(piece, KVPiece) and min(held, tokens) > 0:
+            pieces.append(piece.newest(tokens))
+            tokens -= held
+        if tokens <= 0 or held < snapshot.stop - snapshot.start:
             break
-    return pieces
+    return pieces[::-1]
 
 
-def _joined(pieces: Sequence[KVPiece]) -> KVPiece:
-    if len(pieces) == 1:
-        return pieces[0]
+def _joined(pieces: Sequence[KVPiece]) -> KVPiece | None:
+    if len(pieces) <= 1:
+        return pieces[0] if pieces else None
     return KVPiece(
         mx.concatenate([piece.keys for piece in pieces], axis=2),
         mx.concatenate([piece.values for piece in pieces], axis=2),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
 from chairlift.cache.snapshot import StatePiece
+
+Slots = Mapping[int, mx.array]
 
 
 class StateLayer:
@@ -64,20 +66,23 @@ class StateLayer:
     def advance(self, n: int) -> None:
         """Nothing to count: the state is all there is."""
 
-    def join(self, piece: StatePiece | None) -> None:
-        """Adds a row with a state, or one at its beginning: zeros."""
-        mine = self._slots
-        theirs = dict(enumerate(piece.slots)) if piece else {}
-        for slot in {*mine, *theirs}:
-            old, new = mine.get(slot), theirs.get(slot)
-            if new is None and old is not None:
-                new = mx.zeros((1, *old.shape[1:]), old.dtype)
-            if old is None and new is not None and self._rows:
-                old = mx.zeros((self._rows, *new.shape[1:]), new.dtype)
-            parts = [part for part in (old, new) if part is not None]
-            if parts:
-                mine[slot] = mx.concatenate(parts) if len(parts) > 1 else parts[0]
+    def join(self) -> None:
+        """Adds a row at its beginning: zeros."""
+        for slot, array in self._slots.items():
+            row = mx.zeros((1, *array.shape[1:]), array.dtype)
+            self._slots[slot] = mx.concatenate([array, row])
         self._rows += 1
+
+    def put(self, row: int, piece: StatePiece | None) -> None:
+        """Gives a row a state, None for the beginning; the others keep theirs."""
+        given = dict(enumerate(piece.slots)) if piece else {}
+        for slot in {*self._slots, *given}:
+            mine, new = self._slots.get(slot), given.get(slot)
+            if mine is None and new is not None:
+                mine = mx.zeros((self._rows, *new.shape[1:]), new.dtype)
+            if mine is not None:
+                new = mx.zeros_like(mine[:1]) if new is None else new
+                self._slots[slot] = mx.concatenate([mine[:row], new, mine[row + 1 :]])
 
     def rearrange(self, order: Sequence[int]) -> None:
         """Keeps the rows of ``order``, in that order."""
@@ -92,6 +97,20 @@ class StateLayer:
             return None
         return StatePiece(tuple(None if s is None else s[row : row + 1] for s in self.cache))
 
+    def checkpoint(self) -> Slots:
+        """The state as it is now, all rows: arrays that no later step writes to."""
+        return dict(self._slots)
+
+    def settle(self, checkpoints: Mapping[int, Slots], kept: Sequence[int]) -> None:
+        """Row ``r`` goes back to the state ``checkpoints[kept[r]]``, bit for bit.
+
+        A slot that a checkpoint lacks was not written by then: zeros for its rows, if others have
+        it; and no slot at all if none has.
+        """
+        wanted = {key: checkpoints[key] for key in dict.fromkeys(kept)}
+        names = sorted({slot for slots in wanted.values() for slot in slots})
+        self._slots = {slot: _chosen(slot, wanted, kept) for slot in names}
+
     def reset(self) -> None:
         """Removes all rows and gives the memory back."""
         self._slots = {}
@@ -102,3 +121,19 @@ class StateLayer:
         assert self._rows == rows, (self._rows, rows)
         for slot, array in self._slots.items():
             assert array.shape[0] == rows, (slot, array.shape, rows)
+
+
+def _chosen(slot: int, checkpoints: Mapping[int, Slots], kept: Sequence[int]) -> mx.array:
+    """One slot, each row as the checkpoint that is its own has it."""
+    like = next(slots[slot] for slots in checkpoints.values() if slot in slots)
+    chosen: mx.array | None = None
+    for key, slots in checkpoints.items():
+        array = slots.get(slot)
+        array = mx.zeros_like(like) if array is None else array
+        if chosen is None:
+            chosen = array
+        else:
+            rows = mx.array([own == key for own in kept]).reshape(-1, *[1] * (array.ndim - 1))
+            chosen = mx.where(rows, array, chosen)
+    assert chosen is not None
+    return chosen

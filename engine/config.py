@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+KV_BITS = (4, 8)
+KV_GROUP_SIZES = (32, 64, 128)
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -16,6 +19,14 @@ class EngineConfig:
     model's own type elsewhere. ``max_step_tokens`` bounds the prompt and decode tokens computed in
     one step; None chooses by device. ``kv_memory`` is in bytes; None takes a share of what the
     machine has left once the weights are loaded. ``max_context`` None is the model's own limit.
+
+    ``prefix_cache_bytes`` bounds the memory for prefixes of earlier prompts; None takes a share
+    that the engine chooses, 0 turns the prefix cache off. ``prefix_cache_dir`` keeps prefixes in a
+    directory as well, in at most ``prefix_cache_dir_bytes`` there. ``kv_bits`` None keeps the KV
+    cache in the model's type; else it is quantized, in groups of ``kv_group_size`` values.
+
+    Raises:
+        ValueError: a value that cannot be served, in the words of the command line.
     """
 
     model: str = DEFAULT_MODEL
@@ -26,3 +37,28 @@ class EngineConfig:
     max_queue: int = 256
     max_context: int | None = None
     trust_remote_code: bool = False
+    prefix_cache_bytes: int | None = None
+    prefix_cache_dir: Path | None = None
+    prefix_cache_dir_bytes: int = 10 << 30
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
+            raise ValueError(
+                f"prefix-cache-bytes must be at least 0, not {self.prefix_cache_bytes}"
+            )
+        if self.prefix_cache_dir_bytes < 1:
+            raise ValueError(
+                f"prefix-cache-dir-bytes must be at least 1, not {self.prefix_cache_dir_bytes}"
+            )
+        if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
+            raise ValueError(
+                "prefix-cache-dir needs the prefix cache, which prefix-cache-bytes 0 turns off"
+            )
+        if self.kv_bits is not None and self.kv_bits not in KV_BITS:
+            raise ValueError(f"kv-bits must be one of {KV_BITS}, not {self.kv_bits}")
+        if self.kv_group_size not in KV_GROUP_SIZES:
+            raise ValueError(
+                f"kv-group-size must be one of {KV_GROUP_SIZES}, not {self.kv_group_size}"
+            )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from chairlift.cache.kinds import make_batch
+from chairlift.cache.prefix import PrefixTree
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.messages import (
     Abort,
@@ -19,6 +22,7 @@ from chairlift.engine.messages import (
     TokenOutput,
 )
 from chairlift.engine.prefill import Prefill
+from chairlift.engine.prefixes import Prefixes
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.sampler import Logprobs
 from chairlift.engine.step import Step
@@ -34,20 +38,34 @@ class EngineCore:
         model: an mlx-lm model whose caches can be batched; see ``probe``.
         vocabulary: the last dimension of its logits.
         eager: the model computes while its graph is built; see ``engine.cpu``.
+        prefix_bytes: what the prefix cache may hold.
+        quantization: of keys and values, in rows and prefixes.
     """
 
-    def __init__(self, model: Any, vocabulary: int, limits: Limits, eager: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocabulary: int,
+        limits: Limits,
+        eager: bool = False,
+        prefix_bytes: int = 0,
+        quantization: Quantization | None = None,
+    ) -> None:
+        make_cache = partial(make_batch, model, quantization)
+        cache = make_cache()
         self.limits = limits
         self.requests = Requests()
-        self.scheduler = Scheduler(limits)
-        self.prefill = Prefill(model)
+        self.prefixes = Prefixes(PrefixTree(cache.kinds, prefix_bytes))
+        self.scheduler = Scheduler(limits, self.prefixes.cached)
+        self.prefill = Prefill(model, make_cache, self.prefixes)
         self.batch = DecodeBatch(
             model,
-            make_batch(model),
+            cache,
             vocabulary,
             lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
         self._eager = eager
+        self._evictions = 0
         self._running = Step()
         self._stats = StepStats()
 
@@ -97,12 +115,15 @@ class EngineCore:
         for choice in plan.joins:
             choice.scheduled_at = choice.scheduled_at or now
         prefilled = self.prefill.run(plan)
-        moves = self.batch.arrange(plan.decode, plan.capacity, prefilled.states)
+        for sequence, state in self.batch.leaving(plan.decode):
+            self.prefixes.keep(sequence, state)
+        first = self.prefixes.take_pending()
+        first += self.batch.arrange(plan.decode, plan.capacity, prefilled.states)
         if self._eager:
-            mx.eval(moves)
+            mx.eval(first)
         sampled = self.batch.step() if plan.decode else None
         written = [*prefilled.written, *self.batch.cache.states]
-        return Step(list(self.batch.rows), sampled, moves, written)
+        return Step(list(self.batch.rows), sampled, first, written)
 
     def _read(self, step: Step) -> list[TokenOutput]:
         """Reads a computed step's tokens and decides which sequences they end."""
@@ -115,6 +136,7 @@ class EngineCore:
         for row, (sequence, token) in enumerate(zip(step.rows, tokens, strict=True)):
             if sequence.finished:
                 continue
+            new = sequence.first_token_at is None
             self.scheduler.token(sequence, token)
             self._time_token(sequence, now)
             request = self.requests.of(sequence)
@@ -128,6 +150,7 @@ class EngineCore:
                     None if wanted is None else [_cut(logprobs[row], wanted)],
                     reason,
                     reason == "stop",
+                    cached_tokens=(sequence.cached or 0) if new else 0,
                 )
             )
             if reason is not None:
@@ -160,6 +183,12 @@ class EngineCore:
         stats.prefill_tokens = prompt_tokens
         stats.decode_tokens = len(plan.decode) - plan.completed_prompts
         stats.preemptions = len(plan.preempted)
+        if self.prefixes.active:
+            stats.prefix_queries = sum(len(sequence.tokens) for sequence in plan.cached)
+            stats.prefix_hits = sum(plan.cached.values())
+        stats.prefix_bytes = self.prefixes.nbytes
+        stats.prefix_evictions = self.prefixes.evictions - self._evictions
+        self._evictions = self.prefixes.evictions
         stats.held_columns = held
         stats.padded_columns = held - sum(cache.offsets)
         stats.kv_reserved_bytes = cache.nbytes + self.prefill.nbytes

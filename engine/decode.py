@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -34,6 +34,13 @@ class DecodeBatch:
         self._sampler = Sampler(vocabulary)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
+
+    def leaving(self, wanted: Seq[Sequence]) -> Iterator[tuple[Sequence, Snapshot]]:
+        """The rows that are not ``wanted`` any more, and what their caches hold."""
+        staying = set(wanted)
+        for row, sequence in enumerate(self.rows):
+            if sequence not in staying:
+                yield sequence, self.cache.extract(row)
 
     def arrange(
         self, wanted: Seq[Sequence], capacity: Capacity, states: Mapping[Sequence, Snapshot]

@@ -61,8 +61,14 @@ def max_step_tokens(config: EngineConfig) -> int:
     return DEFAULT_CHUNK[kind()] + max_rows(config)
 
 
-def kv_bytes(config: EngineConfig) -> int:
-    """Bytes for KV: as configured, else a share of what is free once the weights are loaded."""
+def kv_and_prefix_bytes(config: EngineConfig) -> tuple[int, int]:
+    """Bytes for rows and for the prefix cache: as configured, else shares of what is free.
+
+    To be asked once the weights are loaded. The prefix cache takes a quarter of what both may have.
+    """
     if config.kv_memory is not None:
-        return config.kv_memory
-    return int(free_memory() * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE))
+        prefix = config.prefix_cache_bytes
+        return config.kv_memory, config.kv_memory // 3 if prefix is None else prefix
+    share = int(free_memory() * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE))
+    prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
+    return max(0, share - prefix), prefix

@@ -45,13 +45,18 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """A prompt to be continued ``n`` times. ``arrival`` is when the server received it."""
+    """A prompt to be continued ``n`` times. ``arrival`` is when the server received it.
+
+    ``cache_salt`` keeps tenants apart: a prefix is shared only between requests of the same salt,
+    the empty one being a salt like any other.
+    """
 
     request_id: str
     prompt: list[int]
     params: SamplingParams
     n: int = 1
     arrival: float = 0.0
+    cache_salt: str = ""
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -82,6 +87,8 @@ class TokenOutput(msgspec.Struct, array_like=True):
     ``finish`` is set on the choice's last output and only there. An end-of-text or stop token that
     ended the choice is counted in usage and is the last of ``token_ids``; its text is not part of
     the reply, which ``ended_by_token`` tells. ``error`` explains a finish of "error".
+    ``cached_tokens`` are the request's prompt tokens that were taken from the prefix cache; it is
+    told with a choice's first output, to each choice the same, and is 0 in the later ones.
     """
 
     request_id: str
@@ -91,10 +98,15 @@ class TokenOutput(msgspec.Struct, array_like=True):
     finish: FinishReason | None = None
     ended_by_token: bool = False
     error: str | None = None
+    cached_tokens: int = 0
 
 
 class FinishedChoice(msgspec.Struct, array_like=True):
-    """One finished choice, for the metrics. A time is None if that point was never reached."""
+    """One finished choice, for the metrics. A time is None if that point was never reached.
+
+    ``cached_tokens`` of the ``prompt_tokens`` were taken from the prefix cache; every choice of a
+    request tells all of them, as it does with the prompt's.
+    """
 
     reason: FinishReason
     prompt_tokens: int
@@ -105,6 +117,7 @@ class FinishedChoice(msgspec.Struct, array_like=True):
     scheduled: float | None
     first_token: float | None
     finished: float
+    cached_tokens: int = 0
 
 
 class StepStats(msgspec.Struct):
@@ -120,6 +133,15 @@ class StepStats(msgspec.Struct):
     # Prompt tokens computed (once more after a preemption), and other tokens.
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    # The prefix cache, told by the step that schedules a request: its prompt tokens looked up
+    # there, and those of them found, which are then not computed and not in prefill_tokens. Once a
+    # request, whatever its n, and once more after a preemption; 0 when the cache is off.
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    # Bytes that cached prefixes hold in memory now, and entries dropped since the last step to
+    # make room.
+    prefix_bytes: int = 0
+    prefix_evictions: int = 0
     preemptions: int = 0
     held_columns: int = 0
     padded_columns: int = 0
@@ -153,7 +175,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the engine is ready.
 
     ``max_context`` is the most tokens (prompt and output) a request can hold: the model's own
-    limit, or what fits the KV memory if that is less.
+    limit, or what fits the KV memory if that is less. ``kv_bits`` and ``kv_group_size`` are those
+    of a quantized KV cache, None of one that is not.
     """
 
     architecture: str
@@ -166,6 +189,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     kv_limit_bytes: int
     kv_bytes_per_token: int
     weight_bytes: int
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
 
 
 class StartFailed(msgspec.Struct, tag=True, frozen=True):

@@ -6,14 +6,15 @@ happens in one place, and no logits are ever computed here (MLX computes nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.kinds import make_batch
 from chairlift.cache.snapshot import Snapshot
+from chairlift.engine.prefixes import Prefixes
 from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
@@ -30,8 +31,12 @@ class Prefilled(NamedTuple):
 class Prefill:
     """The prompts under way: one in several chunks, or several that fit one chunk."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(
+        self, model: Any, make_cache: Callable[[], BatchCache], prefixes: Prefixes
+    ) -> None:
         self._model = model
+        self._make_cache = make_cache
+        self._prefixes = prefixes
         self._cache: BatchCache | None = None
         self._rows: list[Sequence] = []
 
@@ -51,27 +56,27 @@ class Prefill:
         real = [plan.chunk(sequence) for sequence in plan.prefill]
         if plan.columns:
             chunks = [
-                s.tokens[s.computed : s.computed + n] + [0] * (plan.columns - n)
-                for s, n in zip(plan.prefill, real, strict=True)
+                s.tokens[start : start + n] + [0] * (plan.columns - n)
+                for s, start, n in zip(plan.prefill, cache.offsets, real, strict=True)
             ]
             with cache.step(plan.columns, real):
                 self._model(mx.array(chunks, mx.int32), cache=cache.layers)
-        ready = {
-            sequence: cache.extract(row)
-            for row, (sequence, n) in enumerate(zip(plan.prefill, real, strict=True))
-            if n == sequence.to_prefill
-        }
+        states = {sequence: cache.extract(row) for row, sequence in enumerate(plan.prefill)}
+        for sequence, state in states.items():
+            self._prefixes.keep(sequence, state)
+        kept = self._prefixes.take_pending()
+        ready = {s: state for s, state in states.items() if plan.completes(s)}
         if ready:
             self._cache = None
             self._rows = []
-        states = {choice: ready[sequence] for choice, sequence in plan.joins.items()}
-        return Prefilled(states, [] if ready else cache.state)
+        joining = {choice: ready[sequence] for choice, sequence in plan.joins.items()}
+        return Prefilled(joining, kept if ready else [*kept, *cache.state])
 
     def _begin(self, plan: Plan) -> BatchCache:
-        """A cache exactly as large as these prompts will need."""
-        cache = make_batch(self._model)
+        """A cache exactly as large as these prompts will need, with what is cached of them."""
+        cache = self._make_cache()
         longest = max(s.to_prefill for s in plan.prefill)
         cache.resize(Capacity(len(plan.prefill), max(1, longest)), step=max(1, plan.columns))
-        for _ in plan.prefill:
-            cache.join(columns=longest)
+        for sequence in plan.prefill:
+            cache.join(self._prefixes.state(sequence, plan.cached[sequence]), columns=longest)
         return cache

@@ -8,10 +8,13 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.kinds import UnsupportedKind, make_batch
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.errors import UnsupportedModel
 
 
-def probe(model: Any, architecture: str) -> tuple[KVGeometry, int]:
+def probe(
+    model: Any, architecture: str, quantization: Quantization | None = None
+) -> tuple[KVGeometry, int]:
     """Runs two rows of different length through a prefill and a decode step.
 
     Returns:
@@ -22,7 +25,7 @@ def probe(model: Any, architecture: str) -> tuple[KVGeometry, int]:
             run with them; the architecture is named.
     """
     try:
-        prompts, batch = make_batch(model), make_batch(model)
+        prompts, batch = make_batch(model, quantization), make_batch(model, quantization)
         for _ in range(2):
             prompts.join(columns=4)
         with prompts.step(3, [3, 2] if prompts.pads else None):

@@ -49,6 +49,7 @@ class Request:
                 scheduled=sequence.scheduled_at,
                 first_token=sequence.first_token_at,
                 finished=now,
+                cached_tokens=sequence.cached or 0,
             )
 
 
@@ -72,6 +73,7 @@ class Requests:
             max_tokens=submit.params.max_tokens,
             n=submit.n,
             arrival=submit.arrival,
+            cache_salt=submit.cache_salt,
         )
 
     def of(self, sequence: Sequence) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chairlift.cache.quantized import Quantization
 from chairlift.engine import cpu, device
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import EngineCore
@@ -13,6 +14,9 @@ from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
 from chairlift.scheduler.limits import Limits
+
+# How far apart a prompt's recurrent states are kept: a prefix is shared up to the last one.
+CHECKPOINT_TOKENS = 256
 
 
 def start_core(
@@ -33,13 +37,16 @@ def serve_loaded(
     """The same for a model that is in memory already."""
     on_progress("first step")
     eager = device.kind() == "cpu" and cpu.install(loaded.model)
-    geometry, vocabulary = probe(loaded.model, loaded.architecture)
+    quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
+    geometry, vocabulary = probe(loaded.model, loaded.architecture, quantization)
+    kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)
     try:
         limits = Limits(
             max_rows=device.max_rows(config),
             max_step_tokens=device.max_step_tokens(config),
-            kv_bytes=device.kv_bytes(config),
+            kv_bytes=kv_bytes,
             geometry=geometry,
+            checkpoint=None if geometry.pads or not prefix_bytes else CHECKPOINT_TOKENS,
         )
     except ValueError as error:
         raise ModelError(str(error)) from error
@@ -55,5 +62,8 @@ def serve_loaded(
         kv_limit_bytes=limits.kv_bytes,
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
+        kv_bits=config.kv_bits,
+        kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
-    return EngineCore(loaded.model, vocabulary, limits, eager), info
+    core = EngineCore(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization)
+    return core, info

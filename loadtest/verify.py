@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -41,6 +43,12 @@ class Verification(NamedTuple):
         return not self.differences and not self.failed
 
 
+def _afresh(request: Request, index: int) -> Request:
+    """The request under a cache salt of its own: what its first reply left behind gives nothing."""
+    salt = {"cache_salt": f"verify-{uuid.uuid4().hex}-{index}"}
+    return replace(request, body={**request.body, **salt})
+
+
 async def verify_replies(
     client: OpenAIClient,
     requests: Sequence[Request],
@@ -57,7 +65,7 @@ async def verify_replies(
         for index, (request, reply) in enumerate(zip(requests, replies, strict=True)):
             if not reply.ok:
                 continue
-            alone = await client.complete(request, progress.add_chunk)
+            alone = await client.complete(_afresh(request, index), progress.add_chunk)
             progress.add_done(ok=alone.ok)
             if not alone.ok:
                 failed += 1

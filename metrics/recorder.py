@@ -55,7 +55,8 @@ class Recorder:
                 children[metric.key] = family.labels(*common) if common else family
             elif not metric.values:
                 children[metric.key] = family  # an info metric: its labels are its content
-        facts = (info.dtype, info.kv_limit_bytes, info.kv_bytes_per_token)
+        bits = "none" if info.kv_bits is None else info.kv_bits
+        facts = (info.dtype, bits, info.kv_limit_bytes, info.kv_bytes_per_token)
         children["cache_config"].labels(
             model_name, "0", *facts, info.max_context, info.max_rows
         ).set(1)
@@ -123,11 +124,17 @@ class _EngineMetrics:
             child["kv_usage"].set(stats.kv_used_bytes / stats.kv_limit_bytes)
         child["kv_bytes.reserved"].set(stats.kv_reserved_bytes)
         child["kv_bytes.used"].set(stats.kv_used_bytes)
+        child["kv_bytes.prefix"].set(stats.prefix_bytes)
+        child["prefix_queries"].inc(stats.prefix_queries)
+        child["prefix_hits"].inc(stats.prefix_hits)
+        child["prefix_evictions"].inc(stats.prefix_evictions)
         child["memory.active"].set(stats.memory_active)
         child["memory.peak"].set(stats.memory_peak)
         child["memory.cache"].set(stats.memory_cache)
         child["preemptions"].inc(stats.preemptions)
-        child["prompt_tokens"].inc(stats.prefill_tokens)
+        # As in vLLM, the difference of these two is what was computed.
+        child["prompt_tokens"].inc(stats.prefill_tokens + stats.prefix_hits)
+        child["prompt_cached"].inc(stats.prefix_hits)
         child["generation_tokens"].inc(
             len(stats.first_token_latencies) + len(stats.inter_token_latencies)
         )
@@ -164,6 +171,7 @@ class _EngineMetrics:
             return
         child["queue_time"].observe(choice.scheduled - choice.arrival)
         child["inference_time"].observe(choice.finished - choice.scheduled)
+        child["request_computed"].observe(choice.prompt_tokens - choice.cached_tokens)
         if choice.first_token is None:
             return
         decode = choice.finished - choice.first_token

@@ -95,8 +95,31 @@ MODEL: tuple[Metric, ...] = (
     Metric(
         "kv_usage", "vllm:kv_cache_usage_perc", "gauge", "KV memory in use; 1 is all of its limit."
     ),
+    Metric(
+        "prefix_queries",
+        "vllm:prefix_cache_queries",
+        "counter",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
+    Metric(
+        "prefix_hits",
+        "vllm:prefix_cache_hits",
+        "counter",
+        "Prompt tokens found in the prefix cache.",
+    ),
     Metric("preemptions", "vllm:num_preemptions", "counter", "Rows taken out to make room."),
-    Metric("prompt_tokens", "vllm:prompt_tokens", "counter", "Prompt tokens computed."),
+    Metric(
+        "prompt_tokens",
+        "vllm:prompt_tokens",
+        "counter",
+        "Prompt tokens computed or taken from the prefix cache.",
+    ),
+    Metric(
+        "prompt_cached",
+        "vllm:prompt_tokens_cached",
+        "counter",
+        "Prompt tokens taken from the prefix cache instead of being computed.",
+    ),
     Metric("generation_tokens", "vllm:generation_tokens", "counter", "Tokens generated."),
     Metric(
         "success",
@@ -111,6 +134,13 @@ MODEL: tuple[Metric, ...] = (
         "vllm:request_prompt_tokens",
         "histogram",
         "Prompt tokens of a finished choice.",
+        buckets="tokens",
+    ),
+    Metric(
+        "request_computed",
+        "vllm:request_prefill_kv_computed_tokens",
+        "histogram",
+        "Prompt tokens of a finished choice that were not taken from the prefix cache.",
         buckets="tokens",
     ),
     Metric(
@@ -205,7 +235,7 @@ MODEL: tuple[Metric, ...] = (
         "vllm:cache_config_info",
         "gauge",
         "The KV cache's settings; always 1.",
-        ("dtype", "kv_limit_bytes", "kv_bytes_per_token", "max_context", "max_rows"),
+        ("dtype", "kv_bits", "kv_limit_bytes", "kv_bytes_per_token", "max_context", "max_rows"),
     ),
 )
 
@@ -232,9 +262,15 @@ ENGINE: tuple[Metric, ...] = (
         "kv_bytes",
         "chairlift_kv_bytes",
         "gauge",
-        "KV memory: reserved by buffers, and used by tokens in them.",
+        "KV memory: reserved by buffers, used by tokens in them, and held by cached prefixes.",
         ("state",),
-        values=("reserved", "used"),
+        values=("reserved", "used", "prefix"),
+    ),
+    Metric(
+        "prefix_evictions",
+        "chairlift_prefix_evictions",
+        "counter",
+        "Entries of the prefix cache dropped to make room.",
     ),
     Metric(
         "memory",

@@ -12,7 +12,8 @@ class Sequence:
     ``tokens`` are the prompt and the output read so far. ``in_flight`` counts tokens that are
     sampled but not read back yet: they are wanted already, though nobody knows them. Until its
     prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
-    ``cached`` is how many of its tokens were there already when it was first scheduled.
+    ``cached`` is how many of its tokens were there already when it was first scheduled; sequences
+    of another ``cache_salt`` give it none.
     Times are seconds of ``time.monotonic()``.
     """
 
@@ -24,6 +25,7 @@ class Sequence:
     arrival: float = 0.0
     computed: int = 0
     in_flight: int = 0
+    cache_salt: str = ""
     cached: int | None = None
     prompt_tokens: int = field(default=0)
     forked: bool = False

@@ -55,13 +55,17 @@ def byte_tokenizer(chat_template: str | None = _TEMPLATE) -> TokenizerWrapper:
 
 @dataclass
 class Scripted:
-    """What one choice generates: tokens, and how it ends. ``chunk`` tokens come in each step."""
+    """What one choice generates: tokens, and how it ends. ``chunk`` tokens come in each step.
+
+    ``cached_tokens`` of its prompt came from the prefix cache.
+    """
 
     tokens: list[int]
     finish: FinishReason = "stop"
     ended_by_token: bool = False
     error: str | None = None
     chunk: int = 1
+    cached_tokens: int = 0
 
 
 Script = Callable[[Submit, int], Scripted]
@@ -152,6 +156,7 @@ class FakeStream:
             script.finish if last else None,
             script.ended_by_token and last,
             script.error if last else None,
+            script.cached_tokens if position == 0 else 0,
         )
 
 
@@ -174,7 +179,7 @@ def model_info(**changes: Any) -> ModelInfo:
 
 def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepStats:
     """One step in which every field is set."""
-    choice = FinishedChoice("stop", 10, 5, 16, 1, 100.0, 101.0, 103.0, 107.0)
+    choice = FinishedChoice("stop", 10, 5, 16, 1, 100.0, 101.0, 103.0, 107.0, 4)
     return StepStats(
         duration=0.5,
         phases={"schedule": 0.1, "launch": 0.1, "wait": 0.2, "output": 0.1},
@@ -183,6 +188,10 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         waiting=2,
         prefill_tokens=10,
         decode_tokens=3,
+        prefix_queries=14,
+        prefix_hits=4,
+        prefix_bytes=256,
+        prefix_evictions=2,
         preemptions=1,
         held_columns=100,
         padded_columns=25,

@@ -216,6 +216,70 @@ async def test_completion_stream(server: Running) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+# The prefix cache
+
+
+async def test_the_salt_reaches_every_prompt_of_a_request(server: Running) -> None:
+    salt = "é" * 256
+    await server.post("/v1/chat/completions", {**CHAT, "cache_salt": salt})
+    await server.post("/v1/completions", {"prompt": ["a", "b"], "cache_salt": "mine"})
+    await server.post("/v1/completions", {"prompt": "c"})
+    await server.post("/v1/completions", {"prompt": "d", "cache_salt": None})
+    salts = [request.cache_salt for request in server.engine.submitted]
+    assert salts == [salt, "mine", "mine", "", ""]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "It is"}),
+        ("/v1/completions", {"prompt": ["It is", "a long", "x"]}),
+    ],
+)
+async def test_usage_tells_what_came_from_the_prefix_cache(
+    path: str, body: dict[str, Any], n: int
+) -> None:
+    def script(request: Submit, index: int) -> Scripted:
+        # The engine tells every choice.
+        return Scripted(ids("abc"), finish="length", cached_tokens=len(request.prompt) // 2)
+
+    async with running(FakeEngine(model_info(max_rows=16), script)) as server:
+        body = {**body, "n": n}
+        _, whole = await server.post(path, body)
+        prompts = [len(request.prompt) for request in server.engine.submitted]
+        cached = sum(length // 2 for length in prompts)
+        assert cached > 0
+        assert whole["usage"]["prompt_tokens"] == sum(prompts)
+        assert whole["usage"]["completion_tokens"] == 3 * n * len(prompts)
+        assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+        with_usage = {**body, "stream_options": {"include_usage": True}}
+        *rest, last = await server.chunks(path, with_usage)
+        assert all(chunk["usage"] is None for chunk in rest)
+        assert last["usage"] == whole["usage"]
+
+
+async def test_a_choice_that_a_stop_string_ends_still_tells_what_was_cached() -> None:
+    def script(request: Submit, index: int) -> Scripted:
+        return Scripted(ids("abcdef"), chunk=6, cached_tokens=2)
+
+    async with running(FakeEngine(model_info(), script)) as server:
+        _, reply = await server.post("/v1/completions", {"prompt": "xyz", "stop": "b"})
+        assert reply["choices"][0]["text"] == "a"
+        assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_the_fingerprint_changes_with_the_kv_quantization() -> None:
+    seen = set()
+    for bits, size in ((None, None), (8, 64), (4, 64), (4, 32)):
+        info = model_info(kv_bits=bits, kv_group_size=size)
+        async with running(FakeEngine(info, ending("x"))) as server:
+            _, reply = await server.post("/v1/completions", {"prompt": "x"})
+            seen.add(reply["system_fingerprint"])
+    assert len(seen) == 4
+
+
 # Stop strings and log-probabilities
 
 
@@ -359,6 +423,13 @@ async def test_openapi(server: Running) -> None:
     assert status == 200
     schemas = document["components"]["schemas"]
     assert {"ChatRequest", "ChatCompletion", "ChatChunk", "ErrorReply"} <= set(schemas)
+    for name in ("ChatRequest", "CompletionRequest"):
+        salt = schemas[name]["properties"]["cache_salt"]
+        assert {"type": "string", "minLength": 1, "maxLength": 256} in salt["anyOf"]
+        assert "cache_salt" not in schemas[name]["required"]
+    details = schemas["PromptTokensDetails"]
+    assert details["properties"]["cached_tokens"] == {"type": "integer"}
+    assert details["required"] == ["cached_tokens"]
 
     def references(node: Any) -> AsyncIterator[str] | Any:
         if isinstance(node, dict):

@@ -52,6 +52,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": [""]}, "stop"),
     ({"stop": 5}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"cache_salt": ["x"]}, "cache_salt"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -115,6 +119,9 @@ async def test_bad_chat_fields_are_named(
         ({"prompt": "x", "logprobs": 1, "echo": True}, "logprobs"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": "x", "cache_salt": "x" * 257}, "cache_salt"),
+        ({"prompt": "x", "cache_salt": True}, "cache_salt"),
     ],
 )
 async def test_bad_completion_fields_are_named(

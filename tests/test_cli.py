@@ -7,10 +7,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from chairlift.api.cli import byte_size, main
+from chairlift.api.cli import add_serve_arguments, byte_size, engine_config, main
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.process import Start, decode_path, encode_path
+from chairlift.engine.source import ModelSource
 
 
 def chairlift(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +54,88 @@ def test_the_command_line_imports_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def config_of(*arguments: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return engine_config(parser.parse_args(arguments))
+
+
+def test_without_flags_the_settings_are_the_defaults() -> None:
+    assert config_of() == EngineConfig()
+
+
+def test_the_flags_of_the_caches_reach_the_engine_process(tmp_path: Path) -> None:
+    config = config_of(
+        *("--prefix-cache-bytes", "1.5G", "--prefix-cache-dir", str(tmp_path / "new")),
+        *("--prefix-cache-dir-bytes", "512M", "--kv-bits", "4", "--kv-group-size", "32"),
+    )
+    assert config == EngineConfig(
+        prefix_cache_bytes=3 << 29,
+        prefix_cache_dir=tmp_path / "new",
+        prefix_cache_dir_bytes=512 << 20,
+        kv_bits=4,
+        kv_group_size=32,
+    )
+    start = Start(config, ModelSource("m", "directory", tmp_path))
+    sent = msgspec.msgpack.encode(start, enc_hook=encode_path)
+    assert msgspec.msgpack.decode(sent, type=Start, dec_hook=decode_path) == start
+
+
+def test_the_defaults_of_the_caches() -> None:
+    config = config_of("--kv-bits", "8", "--prefix-cache-dir", "prefixes")
+    assert (config.kv_bits, config.kv_group_size) == (8, 64)
+    assert config.prefix_cache_bytes is None
+    assert config.prefix_cache_dir_bytes == 10 << 30
+    assert config_of("--prefix-cache-bytes", "0").prefix_cache_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-group-size", "64"], "--kv-group-size needs --kv-bits"),
+        (["--prefix-cache-dir-bytes", "1G"], "--prefix-cache-dir-bytes needs --prefix-cache-dir"),
+        (["--prefix-cache-bytes", "0", "--prefix-cache-dir", "x"], "prefix-cache-bytes 0 turns"),
+        (["--prefix-cache-dir", __file__], "is not a directory"),
+        (["--prefix-cache-dir", ""], "is not a directory"),
+        (["--prefix-cache-dir", "x", "--prefix-cache-dir-bytes", "0"], "is not a size"),
+        (["--prefix-cache-bytes", "-1"], "--prefix-cache-bytes"),
+        (["--prefix-cache-bytes", "auto"], "is not a size"),
+        (["--kv-bits", "3"], "--kv-bits"),
+        (["--kv-bits", "8", "--kv-group-size", "48"], "--kv-group-size"),
+    ],
+)
+def test_bad_flags_of_the_caches_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["serve", *arguments])
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prefix_cache_bytes": -1}, "prefix-cache-bytes must be at least 0"),
+        ({"prefix_cache_dir_bytes": 0}, "prefix-cache-dir-bytes must be at least 1"),
+        ({"kv_bits": 16}, "kv-bits must be one of"),
+        ({"kv_bits": 8, "kv_group_size": 16}, "kv-group-size must be one of"),
+        ({"prefix_cache_bytes": 0, "prefix_cache_dir": Path("x")}, "needs the prefix cache"),
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)
+
+
+def test_help_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for said in ("0 turns it off", "(default: 10G)", "(default: 64)", "(default: not quantized)"):
+        assert said in words
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,33 @@ from chairlift.scheduler.limits import Limits
 class Bench:
     """An engine that is stepped by hand; collects what it gives."""
 
-    def __init__(self, model: Any, *, rows: int = 8, tokens: int = 40, kv: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        rows: int = 8,
+        tokens: int = 40,
+        kv: int = 1 << 30,
+        prefix: int = 0,
+        eager: bool = False,
+    ) -> None:
         geometry, vocabulary = probe(model, "test")
-        self.core = EngineCore(model, vocabulary, Limits(rows, tokens, kv, geometry))
+        limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 16)
+        self.core = EngineCore(model, vocabulary, limits, eager, prefix)
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
         self.stats: list[StepStats] = []
 
     def submit(
-        self, name: str, prompt: list[int], count: int = 8, n: int = 1, **params: Any
+        self,
+        name: str,
+        prompt: list[int],
+        count: int = 8,
+        n: int = 1,
+        salt: str = "",
+        **params: Any,
     ) -> None:
         given = SamplingParams(**({"max_tokens": count, "seed": 1, "temperature": 0.0} | params))
-        self.core.submit(Submit(name, prompt, given, n))
+        self.core.submit(Submit(name, prompt, given, n, cache_salt=salt))
 
     def step(self) -> None:
         output = self.core.step()

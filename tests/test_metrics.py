@@ -9,6 +9,7 @@ from fake_engine import model_info, step_stats
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift.engine.messages import StepStats
 from chairlift.metrics.recorder import Recorder
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, token_buckets
 
@@ -50,6 +51,11 @@ def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> 
         assert value(recorder, "vllm:request_success_total", finished_reason=reason) == 0
     assert value(recorder, "vllm:prompt_tokens_total") == 0
     assert value(recorder, "vllm:generation_tokens_total") == 0
+    assert value(recorder, "vllm:prompt_tokens_cached_total") == 0
+    assert value(recorder, "vllm:prefix_cache_queries_total") == 0
+    assert value(recorder, "vllm:prefix_cache_hits_total") == 0
+    assert value(recorder, "chairlift_prefix_evictions_total") == 0
+    assert value(recorder, "chairlift_kv_bytes", state="prefix") == 0
     assert value(recorder, "chairlift_requests_rejected_total", reason="queue_full") == 0
     assert value(recorder, "chairlift_client_disconnects_total") == 0
 
@@ -78,9 +84,54 @@ def test_gauges_and_ratios(recorder: Recorder) -> None:
     assert value(recorder, "chairlift_batch_padding_ratio_sum") == 0.25
     assert value(recorder, "chairlift_kv_bytes", state="reserved") == 4096
     assert value(recorder, "chairlift_memory_bytes", kind="peak") == 9
-    assert value(recorder, "vllm:prompt_tokens_total") == 10
+    assert value(recorder, "vllm:prompt_tokens_total") == 10 + 4
     assert value(recorder, "vllm:generation_tokens_total") == 2
     assert value(recorder, "vllm:iteration_tokens_total_sum") == 13
+
+
+def test_prefixes_add_up_over_steps_and_their_bytes_are_the_last(recorder: Recorder) -> None:
+    steps = [
+        StepStats(rows=1, prefill_tokens=100, prefix_queries=100, prefix_bytes=3000),
+        StepStats(rows=1, prefill_tokens=20, prefix_queries=100, prefix_hits=80, prefix_bytes=4000),
+        StepStats(rows=2, prefix_evictions=3, prefix_bytes=1000),
+        StepStats(),
+        StepStats(rows=2, prefix_queries=50, prefix_hits=49, prefix_evictions=1, prefix_bytes=900),
+    ]
+    for stats in steps:
+        recorder.record_step(stats)
+    assert value(recorder, "vllm:prefix_cache_queries_total") == 250
+    assert value(recorder, "vllm:prefix_cache_hits_total") == 129
+    assert value(recorder, "vllm:prompt_tokens_cached_total") == 129
+    # What was computed is the difference, as in vLLM; found tokens are no step's work.
+    assert value(recorder, "vllm:prompt_tokens_total") == 120 + 129
+    assert value(recorder, "vllm:iteration_tokens_total_sum") == 120
+    assert value(recorder, "chairlift_prefix_evictions_total") == 4
+    assert value(recorder, "chairlift_kv_bytes", state="prefix") == 900
+
+
+def test_computed_prompt_tokens_of_a_choice_leave_out_the_cached_ones(recorder: Recorder) -> None:
+    recorder.record_step(step_stats(finished=2))  # prompts of 10 tokens, 4 of them cached
+    name = "vllm:request_prefill_kv_computed_tokens"
+    assert value(recorder, f"{name}_sum") == 2 * 6
+    assert value(recorder, "vllm:request_prompt_tokens_sum") == 2 * 10
+    # The counters come from the step alone: two choices of one prompt are one lookup.
+    assert value(recorder, "vllm:prompt_tokens_cached_total") == 4
+
+
+@pytest.mark.parametrize(("bits", "label"), [(None, "none"), (8, "8")])
+def test_the_cache_config_tells_its_bits(bits: int | None, label: str) -> None:
+    recorder = Recorder()
+    info = model_info(kv_bits=bits)
+    recorder.model_loaded("m", info)
+    config = {
+        "dtype": info.dtype,
+        "kv_bits": label,
+        "kv_limit_bytes": str(info.kv_limit_bytes),
+        "kv_bytes_per_token": str(info.kv_bytes_per_token),
+        "max_context": str(info.max_context),
+        "max_rows": str(info.max_rows),
+    }
+    assert value(recorder, "vllm:cache_config_info", **config) == 1
 
 
 def test_a_choice_that_never_ran_has_only_waited(recorder: Recorder) -> None:
@@ -92,6 +143,7 @@ def test_a_choice_that_never_ran_has_only_waited(recorder: Recorder) -> None:
     recorder.record_step(stats)
     assert value(recorder, "vllm:request_success_total", finished_reason="abort") == 1
     assert value(recorder, "vllm:request_queue_time_seconds_sum") == 7.0
+    assert value(recorder, "vllm:request_prefill_kv_computed_tokens_count") == 0
     assert value(recorder, "vllm:request_prefill_time_seconds_count") == 0
     assert value(recorder, "vllm:request_decode_time_seconds_count") == 0
 

@@ -1,0 +1,141 @@
+"""Prefixes are computed once, whatever the layers, and change no token."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import lfm2
+from reference import solo_tokens
+from test_engine import Bench
+from tiny import tiny_model
+
+from chairlift.engine.messages import Abort
+
+PREFIX_BYTES = 1 << 26
+
+
+def hybrid_model(seed: int) -> Any:
+    """Two short convolutions and two attention layers."""
+    mx.random.seed(seed)
+    config = {
+        "model_type": "lfm2",
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 128,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [1, 3],
+        "rope_theta": 10_000.0,
+    }
+    model = lfm2.Model(lfm2.ModelArgs.from_dict(config))
+    mx.eval(model.parameters())
+    return model
+
+
+def make_model(kind: str, seed: int = 5) -> Any:
+    return hybrid_model(seed) if kind == "hybrid" else tiny_model(kind, seed=seed)  # type: ignore[arg-type]
+
+
+def _tokens(seed: int, count: int) -> list[int]:
+    random_ = random.Random(seed)
+    return [random_.randrange(3, 250) for _ in range(count)]
+
+
+KINDS = ["llama", "gemma3", "hybrid"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_prefix_is_computed_once(kind: str) -> None:
+    model = make_model(kind)
+    bench = Bench(model, prefix=PREFIX_BYTES)
+    shared = _tokens(1, 160)
+    prompts = [[*shared, *_tokens(10 + i, 9)] for i in range(6)]
+    for i, prompt in enumerate(prompts):
+        bench.submit(str(i), prompt, 6)
+    bench.drain()
+    assert [bench.tokens(str(i)) for i in range(6)] == [solo_tokens(model, p, 6) for p in prompts]
+    cached = [bench.outputs[str(i), 0][0].cached_tokens for i in range(6)]
+    # States are kept at multiples of 16 here, keys and values for every token.
+    least = 160 - 160 % 16 if kind == "hybrid" else 160
+    assert cached[0] == 0
+    assert all(least <= c <= 168 for c in cached[1:]), cached
+    computed = sum(stats.prefill_tokens for stats in bench.stats)
+    assert computed + sum(cached) == sum(map(len, prompts))
+    assert sum(stats.prefix_hits for stats in bench.stats) == sum(cached)
+    assert sum(stats.prefix_queries for stats in bench.stats) == sum(map(len, prompts))
+    assert bench.stats[-1].prefix_bytes > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: str) -> None:
+    model = make_model(kind)
+    bench = Bench(model, prefix=PREFIX_BYTES)
+    history = _tokens(2, 40)
+    before = 0
+    for turn in range(4):
+        name = str(turn)
+        bench.submit(name, history, 12)
+        bench.drain()
+        reply = bench.tokens(name)
+        assert reply == solo_tokens(model, history, 12)
+        # All of the last turn but its last token, which nobody has computed.
+        assert bench.outputs[name, 0][0].cached_tokens == before
+        before = len(history) + len(reply) - 1
+        history = [*history, *reply, *_tokens(20 + turn, 7)]
+
+
+def test_choices_share_their_prompt_and_tenants_share_nothing() -> None:
+    model = make_model("llama")
+    bench = Bench(model, prefix=PREFIX_BYTES)
+    prompt = _tokens(3, 60)
+    bench.submit("a", prompt, 4, n=3, salt="tenant")
+    bench.drain()
+    bench.submit("b", prompt, 4, salt="other")
+    bench.drain()
+    bench.submit("c", prompt, 4, n=2, salt="tenant")
+    bench.drain()
+    assert {bench.outputs["a", i][0].cached_tokens for i in range(3)} == {0}
+    assert bench.outputs["b", 0][0].cached_tokens == 0
+    assert {bench.outputs["c", i][0].cached_tokens for i in range(2)} == {59}
+    assert {c.cached_tokens for c in bench.finished} == {0, 59}
+    assert bench.tokens("c", 1) == bench.tokens("a") == solo_tokens(model, prompt, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eager", [False, True])
+def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(kind: str, eager: bool) -> None:
+    """Joins, leaves, aborts, preemptions and evictions; every kind of layer."""
+    model = make_model(kind, seed=7)
+    random_ = random.Random(7)
+    bench = Bench(model, prefix=200_000, eager=eager)
+    trunks = [_tokens(i, random_.choice([5, 33, 90])) for i in range(4)]
+    wanted: dict[str, tuple[list[int], int]] = {}
+    for i in range(40):
+        trunk = random_.choice(trunks)
+        prompt = [*trunk[: random_.randrange(1, len(trunk) + 1)], *_tokens(100 + i, i % 5)]
+        count = random_.randrange(1, 14)
+        wanted[str(i)] = prompt, count
+        bench.submit(str(i), prompt, count)
+        if i % 6 == 5:
+            bench.submit(f"leaves {i}", prompt, 30)
+            bench.step()
+            bench.core.abort(Abort(f"leaves {i}"))
+        for _ in range(random_.randrange(3)):
+            bench.step()
+    bench.drain()
+    for name, (prompt, count) in wanted.items():
+        assert bench.tokens(name) == solo_tokens(model, prompt, count), name
+    assert sum(stats.prefix_hits for stats in bench.stats) > 300
+    assert sum(stats.prefix_evictions for stats in bench.stats) > 0
