@@ -19,6 +19,7 @@ from tiny import TinyKind, tiny_model
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity, KVGeometry, bucket, resized
 from chairlift.cache.kinds import UnsupportedKind, layer_kinds, make_batch
+from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind, Snapshot
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5
@@ -309,3 +310,26 @@ def test_other_kinds_are_refused_by_name(caches: list[Any], named: str) -> None:
 
     with pytest.raises(UnsupportedKind, match=named):
         layer_kinds(Model())
+
+
+def test_a_join_takes_the_joiners_bytes_and_no_more() -> None:
+    """Peak memory of a join beside 15 rows, with and without quantization; nothing has to grow."""
+    for quantization in (None, Quantization(8, 32)):
+        batch = BatchCache([LayerKind(), LayerKind(64)] * 2, quantization)
+        single = BatchCache([LayerKind(), LayerKind(64)] * 2, quantization)
+        single.join(columns=512)
+        with single.step(500):
+            for layer in single.layers:
+                layer.update_and_fetch(*mx.random.normal((2, 1, 4, 500, 64)))
+        joiner = single.extract(0).copy()
+        mx.eval(joiner.arrays)
+        batch.resize(Capacity(16, 512))
+        for _ in range(15):
+            batch.join(joiner)
+        mx.eval(batch.state)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        batch.join(joiner)
+        mx.eval(batch.state)
+        assert mx.get_peak_memory() - before <= 1.05 * joiner.nbytes
+        assert mx.get_active_memory() == before

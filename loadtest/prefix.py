@@ -1,0 +1,127 @@
+"""``python -m chairlift.loadtest.prefix MODEL...``: what a shared prompt costs, once and again.
+
+Each model is served on the loopback; requests that share their first tokens are sent one after the
+other. With ``--restart`` the server is then ended and started again on the same directory of
+prefixes. Exit code 1 if a later request takes more than LIMIT of the first one's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from chairlift.loadtest import peers
+from chairlift.loadtest.child import ChildServer, ServerSpec
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.errors import LoadTestError, ServerError
+from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.workload import Request, random_requests
+
+LIMIT = 0.15
+START_LIMIT = 180.0
+_OWN_TOKENS = 24
+_REPLY_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds to the first token: of the first request, and of those behind it."""
+
+    first: float
+    later: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """The slowest later one's part of the first one's."""
+        return max(self.later) / self.first
+
+
+async def measure(spec: ServerSpec, prefix_tokens: int, count: int, what: str) -> Times:
+    """Sends ``count`` requests, one by one, that share ``prefix_tokens`` tokens.
+
+    Raises:
+        ServerError: a request failed.
+    """
+    rng = np.random.default_rng(7)
+    async with OpenAIClient(spec.base_url, body=spec.body) as client:
+        client.model = await client.first_model()
+        sized = client.count_tokens
+        warm, shared = await random_requests([32, prefix_tokens], [_REPLY_TOKENS] * 2, rng, sized)
+        own = await random_requests([_OWN_TOKENS] * count, [_REPLY_TOKENS] * count, rng, sized)
+        await client.complete(warm)
+        async with Progress(count, what) as progress:
+            first = await _time(client, _behind(shared, own[0]), progress)
+            later = [await _time(client, _behind(shared, r), progress) for r in own[1:]]
+    return Times(first, later)
+
+
+def _behind(shared: Request, own: Request) -> Request:
+    return replace(own, prompt=f"{shared.prompt} {own.prompt}")
+
+
+async def _time(client: OpenAIClient, request: Request, progress: Progress) -> float:
+    reply = await client.complete(request, progress.add_chunk)
+    if not reply.ok:
+        raise ServerError(f"a request failed: {reply.error}")
+    progress.done += 1
+    return reply.ttft
+
+
+async def _run(model: Path, given: argparse.Namespace, directory: Path | None) -> list[Times]:
+    results = []
+    for what in ("cold", "restarted")[: 2 if directory else 1]:
+        spec = peers.ours(model)
+        if directory:
+            spec = replace(spec, command=[*spec.command, "--prefix-cache-dir", str(directory)])
+        with ChildServer(spec, START_LIMIT):
+            name = f"{model.name}, {what}"
+            results.append(await measure(spec, given.prefix_tokens, given.requests, name))
+    return results
+
+
+def _line(model: Path, results: Sequence[Times]) -> str:
+    cold = results[0]
+    text = (
+        f"{model.name}: first {cold.first:.2f} s, later {np.median(cold.later):.2f} s "
+        f"(slowest {max(cold.later):.2f}) = {cold.ratio:.3f} x (limit {LIMIT})"
+    )
+    if len(results) > 1:
+        again = results[1].first
+        text += f"; first after a restart {again:.2f} s = {again / cold.first:.3f} x"
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures each model; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chairlift.loadtest.prefix", description=__doc__
+    )
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="file or directory")
+    parser.add_argument("--prefix-tokens", type=int, default=2000, help="default: %(default)s")
+    parser.add_argument("--requests", type=int, default=32, help="default: %(default)s")
+    parser.add_argument("--restart", action="store_true", help="also measure prefixes on disk")
+    given = parser.parse_args(argv)
+    held = True
+    for model in given.models:
+        with tempfile.TemporaryDirectory(prefix="chairlift-prefix-") as scratch:
+            directory = Path(scratch) if given.restart else None
+            try:
+                results = uvloop.run(_run(model, given, directory))
+            except LoadTestError as error:
+                print(f"{model.name}: {error}", file=sys.stderr)
+                return 2
+        print(_line(model, results), flush=True)
+        again = [result.first / results[0].first for result in results[1:]]
+        held = held and max([results[0].ratio, *again]) <= LIMIT
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
