@@ -13,7 +13,7 @@ else
 EXTRA ?= cpu,mkl,dev
 endif
 
-.PHONY: serve test lint setup clean
+.PHONY: serve test lint conformance setup clean
 
 setup: $(VENV)/.installed
 
@@ -27,6 +27,10 @@ serve: setup
 
 test: setup
 	$(BIN)/pytest $(ARGS)
+
+# Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
+conformance: setup
+	cd tests && ../$(BIN)/python -m conformance --out ../docs/conformance.md $(ARGS)
 
 # mypy does not follow an editable install's mapping, so types are checked in the built wheel.
 lint: setup

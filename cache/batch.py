@@ -254,7 +254,8 @@ class BatchCache:
             for move in moves[layer.ring.window]:
                 held = layer.get(*move) if move.tokens else None
                 if held is not None:
-                    waiting.append((layer, move.row, held.copy()))
+                    held = held.copy()  # no name is left to a view of the buffer
+                    waiting.append((layer, move.row, held))
             if sum(held.nbytes for _, _, held in waiting) > MOVED_BYTES:
                 _put(waiting)
                 waiting = []
@@ -348,4 +349,4 @@ def _put(waiting: Sequence[tuple[LayerCache, int, KVPiece]]) -> None:
     mx.eval([held.arrays for _, _, held in waiting])
     for layer, row, held in waiting:
         layer.put(row, held)
-    mx.async_eval([layer.state for layer, _, _ in waiting])
+    mx.eval([layer.state for layer, _, _ in waiting])

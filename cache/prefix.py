@@ -272,7 +272,8 @@ class PrefixTree:
             if isinstance(piece, KVPiece if kind.recurrent else StatePiece):
                 raise ValueError(f"layer {i} is {kind}, but has a {type(piece).__name__}")
             held = piece.tokens if isinstance(piece, KVPiece) else 0
-            if kind == LayerKind() and held < snapshot.stop - snapshot.start:
+            full = kind.window is None and not kind.recurrent
+            if full and held < snapshot.stop - snapshot.start:
                 raise ValueError(
                     f"layer {i} has {held} tokens of [{snapshot.start}, {snapshot.stop})"
                 )

@@ -131,9 +131,7 @@ class Ring:
             Where the others lie now: their columns have yet to be put behind the new cursor.
         """
         start = self.cursor - written
-        held = [
-            length - written + own for length, own in zip(self.lengths, kept, strict=True)
-        ]
+        held = [length - written + own for length, own in zip(self.lengths, kept, strict=True)]
         moved = [min(tokens, self.window or tokens) for tokens in held]
 
         def cost(front: int) -> tuple[int, int]:
@@ -142,9 +140,7 @@ class Ring:
 
         front = min(sorted(set(kept)), key=cost, default=0)
         self.cursor = (start + front) % self.columns if self.columns else 0
-        moves = [
-            Move(row, start + own, moved[row]) for row, own in enumerate(kept) if own != front
-        ]
+        moves = [Move(row, start + own, moved[row]) for row, own in enumerate(kept) if own != front]
         self.lengths = [
             most if own == front else least
             for most, least, own in zip(held, moved, kept, strict=True)

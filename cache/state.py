@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from chairlift.cache.snapshot import StatePiece
 
 Slots = Mapping[int, mx.array]
 
 
-class StateLayer:
+class StateLayer(ArraysCache):  # type: ignore[misc]
     """The numbered slots of a recurrent layer, ``[rows, ...]`` each: convolution tail, SSM state.
 
     It keeps the protocol of mlx-lm's ``ArraysCache``: the model reads a slot (None before its
@@ -23,6 +24,7 @@ class StateLayer:
     left_padding = None
 
     def __init__(self) -> None:
+        # NOTE: not the parent's, whose list of slots this replaces; model files ask for the type.
         self._slots: dict[int, mx.array] = {}
         self._rows = 0
 

@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.kinds import make_batch
-from chairlift.cache.prefix import PrefixTree
 from chairlift.cache.quantized import Quantization
+from chairlift.cache.store import PrefixStore
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.messages import (
     Abort,
@@ -40,6 +40,7 @@ class EngineCore:
         eager: the model computes while its graph is built; see ``engine.cpu``.
         prefix_bytes: what the prefix cache may hold.
         quantization: of keys and values, in rows and prefixes.
+        store: keeps prefixes on disk.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class EngineCore:
         eager: bool = False,
         prefix_bytes: int = 0,
         quantization: Quantization | None = None,
+        store: PrefixStore | None = None,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
         cache = make_cache()
         self.limits = limits
         self.requests = Requests()
-        self.prefixes = Prefixes(PrefixTree(cache.kinds, prefix_bytes))
+        self.prefixes = Prefixes(cache.kinds, prefix_bytes, store)
         self.scheduler = Scheduler(limits, self.prefixes.cached)
         self.prefill = Prefill(model, make_cache, self.prefixes)
         self.batch = DecodeBatch(
@@ -76,7 +78,13 @@ class EngineCore:
 
     def submit(self, request: Submit) -> None:
         """Queues a request."""
-        self.scheduler.add(self.requests.add(request))
+        sequence = self.requests.add(request)
+        self.prefixes.fetch(sequence)
+        self.scheduler.add(sequence)
+
+    def close(self, timeout: float) -> None:
+        """Keeps what outlives the process, for so many seconds at most."""
+        self.prefixes.close(timeout)
 
     def abort(self, abort: Abort) -> None:
         """Ends what an abort names; its rows leave with the next step. Unknown ids are ignored."""

@@ -24,6 +24,10 @@ from chairlift.engine.start import start_core
 log = logging.getLogger(__name__)
 
 
+# Within what ``client.STOP_SECONDS`` allows.
+CLOSE_SECONDS = 8.0
+
+
 class Inbox(Protocol):
     """Where an engine's messages arrive."""
 
@@ -43,6 +47,7 @@ def run(
         return
     send(info)
     turn(core, inbox, send)
+    core.close(CLOSE_SECONDS)
 
 
 def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.kinds import UnsupportedKind, make_batch
 from chairlift.cache.quantized import Quantization
+from chairlift.cache.saved import LayerTemplate, template_of
 from chairlift.engine.errors import UnsupportedModel
 
 
-def probe(
-    model: Any, architecture: str, quantization: Quantization | None = None
-) -> tuple[KVGeometry, int]:
-    """Runs two rows of different length through a prefill and a decode step.
+class Probed(NamedTuple):
+    """What a token costs in the caches, the last dimension of the logits, what layers hold."""
 
-    Returns:
-        What a token costs in the caches, and the vocabulary's size as the model's logits have it.
+    geometry: KVGeometry
+    vocabulary: int
+    layers: list[LayerTemplate]
+
+
+def probe(model: Any, architecture: str, quantization: Quantization | None = None) -> Probed:
+    """Runs two rows of different length through a prefill and a decode step.
 
     Raises:
         UnsupportedModel: the model wants caches that cannot be batched yet, or its code does not
@@ -35,7 +39,8 @@ def probe(
         with batch.step(1):
             logits = model(mx.zeros((2, 1), mx.int32), cache=batch.layers)
         mx.eval(logits)
-        return batch.geometry(), int(logits.shape[-1])
+        layers = template_of(batch.kinds, batch.extract(0))
+        return Probed(batch.geometry(), int(logits.shape[-1]), layers)
     except UnsupportedKind as error:
         why = str(error)
     except Exception as error:  # a model's own code, which may raise anything

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from chairlift.cache.quantized import Quantization
+from chairlift.cache.saved import LayerTemplate, fingerprint, weights_sample
+from chairlift.cache.store import PrefixStore
 from chairlift.engine import cpu, device
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import EngineCore
@@ -28,17 +31,20 @@ def start_core(
         ModelError: the model cannot be loaded or served, or the limits leave it no room.
     """
     loaded = load_model(source, config.dtype, on_progress)
-    return serve_loaded(config, loaded, on_progress)
+    return serve_loaded(config, loaded, on_progress, source)
 
 
 def serve_loaded(
-    config: EngineConfig, loaded: LoadedModel, on_progress: Callable[[str], None]
+    config: EngineConfig,
+    loaded: LoadedModel,
+    on_progress: Callable[[str], None],
+    source: ModelSource | None = None,
 ) -> tuple[EngineCore, ModelInfo]:
-    """The same for a model that is in memory already."""
+    """The same for a model that is in memory already; prefixes on disk need its ``source``."""
     on_progress("first step")
     eager = device.kind() == "cpu" and cpu.install(loaded.model)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
-    geometry, vocabulary = probe(loaded.model, loaded.architecture, quantization)
+    geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)
     try:
         limits = Limits(
@@ -65,5 +71,28 @@ def serve_loaded(
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
-    core = EngineCore(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization)
+    store = _store(config, loaded, source, layers)
+    core = EngineCore(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store)
     return core, info
+
+
+def _store(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    source: ModelSource | None,
+    layers: list[LayerTemplate],
+) -> PrefixStore | None:
+    directory = config.prefix_cache_dir
+    if directory is None or source is None:
+        return None
+    weights = [source.path] if source.kind == "gguf" else sorted(source.path.glob("*.safetensors"))
+    quantized = (config.kv_bits, config.kv_group_size) if config.kv_bits else ()
+    configuration = json.dumps(loaded.config, sort_keys=True, default=str)
+    try:
+        model = fingerprint(
+            loaded.architecture, loaded.dtype, configuration, weights_sample(weights), *quantized
+        )
+        kinds = [layer.kind for layer in layers]
+        return PrefixStore(directory, config.prefix_cache_dir_bytes, model, kinds, layers)
+    except OSError as error:
+        raise ModelError(f"prefix-cache-dir {directory}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,8 @@ from models import default_model_path
 from reference import solo_tokens
 from tiny import TinyKind, tiny_model
 
+from chairlift.cache.saved import fingerprint
+from chairlift.cache.store import PrefixStore
 from chairlift.engine import cpu
 from chairlift.engine.core import EngineCore
 from chairlift.engine.loader import load_model
@@ -41,10 +44,17 @@ class Bench:
         kv: int = 1 << 30,
         prefix: int = 0,
         eager: bool = False,
+        directory: Path | None = None,
     ) -> None:
-        geometry, vocabulary = probe(model, "test")
+        geometry, vocabulary, layers = probe(model, "test")
         limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 16)
-        self.core = EngineCore(model, vocabulary, limits, eager, prefix)
+        kinds = [layer.kind for layer in layers]
+        store = (
+            PrefixStore(directory, 1 << 26, fingerprint("test"), kinds, layers)
+            if directory
+            else None
+        )
+        self.core = EngineCore(model, vocabulary, limits, eager, prefix, store=store)
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
         self.stats: list[StepStats] = []
 
@@ -135,7 +145,7 @@ def test_memory_too_small_for_all_preempts_and_loses_nothing() -> None:
     model = tiny_model("gemma3", seed=2)
     prompts = _prompts(2, 6, longest=60)
     expected = [solo_tokens(model, prompt, 150) for prompt in prompts]
-    geometry, _ = probe(model, "test")
+    geometry = probe(model, "test").geometry
     # Room for the longest alone, not for all of them together.
     bench = Bench(model, kv=300 * geometry.bytes_per_token)
     for i, prompt in enumerate(prompts):
@@ -160,7 +170,7 @@ def test_a_seed_gives_its_tokens_whatever_else_runs() -> None:
 
     alone, _ = run(0)
     assert run(5)[0] == alone
-    geometry, _ = probe(model, "test")
+    geometry = probe(model, "test").geometry
     interrupted, preemptions = run(5, kv=400 * geometry.bytes_per_token)
     assert preemptions > 0
     assert interrupted == alone, "a preempted row continues as if nothing had happened"

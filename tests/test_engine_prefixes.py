@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -139,3 +140,26 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(kind: str, ea
         assert bench.tokens(name) == solo_tokens(model, prompt, count), name
     assert sum(stats.prefix_hits for stats in bench.stats) > 300
     assert sum(stats.prefix_evictions for stats in bench.stats) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [PREFIX_BYTES, 150_000])
+def test_prefixes_outlive_the_engine(kind: str, budget: int, tmp_path: Path) -> None:
+    """Those that were evicted, and those in memory when it was closed."""
+    model = make_model(kind)
+    prompts = [_tokens(30 + i, 70) for i in range(6)]
+    expected = [solo_tokens(model, prompt, 5) for prompt in prompts]
+    bench = Bench(model, prefix=budget, directory=tmp_path)
+    for i, prompt in enumerate(prompts):
+        bench.submit(str(i), prompt, 5)
+        bench.drain()
+    evicted = sum(stats.prefix_evictions for stats in bench.stats)
+    assert (evicted > 0) == (budget < PREFIX_BYTES)
+    bench.core.close(10)
+    after = Bench(model, prefix=budget, directory=tmp_path)
+    for i, prompt in enumerate(prompts):
+        after.submit(str(i), prompt, 5)
+        after.drain()
+        assert after.tokens(str(i)) == expected[i]
+        assert after.outputs[str(i), 0][0].cached_tokens >= 64
+    after.core.close(10)

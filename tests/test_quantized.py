@@ -78,8 +78,8 @@ def test_eight_bits_cost_little_and_change_little() -> None:
     source = ModelSource("default", "gguf", default_model_path())
     loaded = load_model(source, "float32")
     tokens = load_tokenizer(source).encode(TEXT)
-    plain, _ = probe(loaded.model, "llama")
-    packed, _ = probe(loaded.model, "llama", Quantization(8, 64))
+    plain = probe(loaded.model, "llama").geometry
+    packed = probe(loaded.model, "llama", Quantization(8, 64)).geometry
     assert packed.bytes_per_token <= 0.57 * plain.bytes_per_token / 2  # of 16 bits; these are 32
     exact = _perplexity(loaded.model, tokens, None)
     assert abs(_perplexity(loaded.model, tokens, Quantization(8, 64)) / exact - 1) < 0.01

@@ -286,6 +286,17 @@ def test_a_copy_outlives_its_source_alone(heads: int) -> None:
     assert np.array_equal(np.array(state.slots[0]), expected[1])
 
 
+def test_what_filled_takes_outlives_its_source() -> None:
+    kv = KVPiece(mx.zeros((1, 2, 50_000, 4)), mx.zeros((1, 2, 50_000, 4)))
+    mx.eval(kv.arrays)
+    base = mx.get_active_memory() - kv.nbytes
+    filled = Snapshot(0, 20, (None,)).filled(Snapshot(0, 20, (kv.part(10, 20),)))
+    mx.eval(filled.arrays)
+    del kv
+    assert filled.nbytes == 10 * 2 * 8 * 4
+    assert abs(mx.get_active_memory() - base - filled.nbytes) < SLACK
+
+
 def test_each_half_of_a_split_outlives_the_whole() -> None:
     kv = KVPiece(mx.zeros((1, 2, 50_000, 4)), mx.zeros((1, 2, 50_000, 4)))
     whole = Snapshot(0, 50_000, (kv,))

@@ -1,0 +1,71 @@
+"""A slice of ``make conformance``, an architecture or two of each kind of cache."""
+
+from __future__ import annotations
+
+import pytest
+from conformance.check import Result, check
+from conformance.configs import model_names, reason_not_applicable, tiny_config
+from conformance.overrides import HELPERS, NOT_APPLICABLE, OVERRIDES
+from conformance.report import passes, report
+from conformance.schedule import random_schedule
+from conformance.values import WINDOW
+
+SLICE = {
+    "llama": "windows and full attention",
+    "gpt_oss": "the same, with attention sinks",
+    "deepseek_v3": "multi-head latent attention",
+    "deepseek_v32": "a list of two caches: attention and its indexer",
+    "falcon_h1": "a list of two caches: recurrent and full attention",
+    "qwen3_next": "recurrent layers and full attention",
+    "recurrent_gemma": "recurrent layers and windows",
+    "rwkv7": "recurrent layers only",
+    "llama4": "attention in chunks",
+    "gemma3n": "layers that read another layer's keys",
+}
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_a_sequence_is_in_a_batch_what_it_is_alone(name: str) -> None:
+    result = check(name, seeds=(0,))
+    assert result.outcome == "passed", f"{SLICE[name]}: {result.detail}"
+
+
+def test_every_model_file_has_a_config_or_a_reason() -> None:
+    names = model_names()
+    assert len(names) > 100
+    for name in names:
+        if not reason_not_applicable(name):
+            assert tiny_config(name)["model_type"]
+    assert not HELPERS & set(names)
+    assert set(NOT_APPLICABLE) | set(OVERRIDES) <= set(names), "of files that are no longer there"
+
+
+def test_a_schedule_has_prompts_and_chunks_on_both_sides_of_the_window() -> None:
+    schedules = [random_schedule(seed, pads=True) for seed in range(10)]
+    assert random_schedule(0, pads=True) == schedules[0]
+    sequences = [sequence for schedule in schedules for sequence in schedule.sequences]
+    assert {len(sequence.prompt) - sequence.prefilled for sequence in sequences} == {0, 1}
+    chunks = {chunk for sequence in sequences for chunk in sequence.chunks}
+    assert min(chunks) == 1
+    assert max(chunks) > WINDOW
+    assert any(not sequence.chunks for sequence in sequences), "a row that joins with nothing"
+    assert all(len(schedule.prefills[-1]) == 2 for schedule in schedules)
+    alone = random_schedule(0, pads=False)
+    assert all(len(group) == 1 for group in alone.prefills)
+
+
+def test_the_report_counts_and_has_a_line_for_each() -> None:
+    results = [
+        Result("b", "passed", "2 KVCache"),
+        Result("A", "failed", "1 KVCache", "ValueError: x|y"),
+        Result("c", "not applicable", detail="no"),
+    ]
+    text = report(results)
+    assert "**1 of 2 applicable model files pass (50.0%); 1 fail, 1 are not applicable.**" in text
+    assert text.splitlines()[-3:] == [
+        "| A | failed | 1 KVCache | ValueError: x\\|y |",
+        "| b | passed | 2 KVCache |  |",
+        "| c | not applicable |  | no |",
+    ]
+    assert not passes(results)
+    assert passes([results[0]] * 19 + results)
