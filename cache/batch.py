@@ -32,6 +32,8 @@ class BatchCache:
         kinds: what each layer keeps, in the model's order.
         quantization: of the keys and values; None keeps the model's own numbers.
         view: turns the list of layers into what the model expects, where it nests them.
+        grouped_masks: masks are ``[rows, 1, 1, queries, columns]``, for scores that have an axis
+            for the query heads of a key head.
     """
 
     def __init__(
@@ -39,11 +41,14 @@ class BatchCache:
         kinds: Sequence[LayerKind],
         quantization: Quantization | None = None,
         view: Callable[[Sequence[Layer]], Sequence[Any]] = list,
+        grouped_masks: bool = False,
     ) -> None:
         self.kinds = tuple(kinds)
         windows = [kind.window for kind in kinds if not kind.recurrent]
         self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
         self._parts = [self._layer(kind, quantization) for kind in kinds]
+        for layer in self._attention:
+            layer.grouped_masks = grouped_masks
         self.layers = view(self._parts)
         self.offsets: list[int] = []
         # Columns just behind the cursor that a row does not own: the padding after its last token.
@@ -54,7 +59,7 @@ class BatchCache:
 
     def _layer(self, kind: LayerKind, quantization: Quantization | None) -> Layer:
         if kind.recurrent:
-            return StateLayer()
+            return StateLayer(kind.slots)
         ring = self._rings[kind.window]
         return QuantizedLayer(ring, quantization) if quantization else LayerCache(ring)
 
@@ -137,7 +142,7 @@ class BatchCache:
         for ring in self._rings.values():
             ring.lengths[row] = 0
         for layer, piece in zip(self._parts, state.layers, strict=True):
-            if isinstance(layer, StateLayer):
+            if not isinstance(layer, LayerCache):
                 layer.put(row, _state(piece))
             elif isinstance(piece, KVPiece):
                 held = piece.newest(layer.ring.columns)
@@ -182,11 +187,9 @@ class BatchCache:
         for row, mover in zip(freed, movers, strict=True):
             order[row] = mover
             for layer in self._attention:
-                held = layer.get(mover, layer.ring.cursor, layer.ring.lengths[mover])
-                if held is not None:
-                    held = held.copy()
-                    self._moves += [held.keys, held.values]
-                    layer.put(row, held)
+                held = layer.get(mover, layer.ring.cursor, layer.ring.lengths[mover]).copy()
+                self._moves += held.arrays
+                layer.put(row, held)
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
@@ -215,7 +218,7 @@ class BatchCache:
         return Snapshot(start, stop, layers)
 
     def _extract(self, layer: Layer, row: int, tokens: int) -> Piece | None:
-        if isinstance(layer, StateLayer):
+        if not isinstance(layer, LayerCache):
             return layer.get(row)
         ring, surplus = layer.ring, self._surplus[row]
         held = min(tokens, ring.lengths[row] - surplus)
@@ -237,6 +240,8 @@ class BatchCache:
         for layer in self._attention:
             layer.begin(offset, masks.setdefault(id(layer.ring), {}))
         yield
+        for layer in self._attention:
+            layer.end()
         for ring in self._rings.values():
             ring.advance(length)
         self.offsets = [old + new for old, new in zip(self.offsets, real, strict=True)]

@@ -19,6 +19,17 @@ from chairlift.cache.snapshot import LayerKind
 
 SUPPORTED = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList")
 
+# mlx-lm's model files whose attention scores have an axis for the query heads of a key head, and
+# that add the mask as it comes.
+GROUPED_MASKS = frozenset({"gemma2"})
+# Model files that take for granted what holds only for a single sequence, and would go wrong
+# without a word.
+UNBATCHED = {
+    "afm7": "layers that reuse keys take a query's position from how many there are",
+    "minimax_m3_vl": "it selects blocks of cache columns, which differ from row to row",
+    "recurrent_gemma": "it scales the first token by whether the state is None, for all rows alike",
+}
+
 
 class UnsupportedKind(Exception):
     """A model wants a kind of cache that cannot be batched yet; names it."""
@@ -37,7 +48,15 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
     """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind."""
     caches = make_prompt_cache(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
-    return BatchCache(kinds, quantization, lambda layers: _nested(caches, iter(layers)))
+    name = type(model).__module__.rpartition(".")[2]
+    if name in UNBATCHED:
+        raise UnsupportedKind(UNBATCHED[name])
+    return BatchCache(
+        kinds,
+        quantization,
+        lambda layers: _nested(caches, iter(layers)),
+        grouped_masks=name in GROUPED_MASKS,
+    )
 
 
 def _kind(cache: Any) -> LayerKind:
@@ -47,7 +66,7 @@ def _kind(cache: Any) -> LayerKind:
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return LayerKind(window=cache.max_size)
     if type(cache) is ArraysCache:
-        return LayerKind(recurrent=True)
+        return LayerKind(recurrent=True, slots=len(cache.cache))
     kept = getattr(cache, "keep", 0)
     detail = f" with {kept} tokens kept for good" if kept else ""
     raise UnsupportedKind(

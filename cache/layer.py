@@ -26,6 +26,8 @@ class LayerCache:
         # Positions of each row's first new token, [rows]; rebound each step, never written to.
         self.offset: mx.array = mx.zeros((0,), mx.int32)
         self._masks: dict[tuple[int, int | None, bool], mx.array | str | None] = {}
+        self._fetched: tuple[mx.array, mx.array] | None = None
+        self.grouped_masks = False
 
     @property
     def max_size(self) -> int | None:
@@ -59,7 +61,9 @@ class LayerCache:
         """The attention mask for ``n`` new queries a row; see ``Ring.mask``."""
         key = (n, window_size, return_array)
         if key not in self._masks:
-            self._masks[key] = self.ring.mask(n, window_size, return_array)
+            mask = self.ring.mask(n, window_size, return_array)
+            grouped = self.grouped_masks and isinstance(mask, mx.array)
+            self._masks[key] = mask[:, :, None] if grouped else mask
         return self._masks[key]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -82,10 +86,22 @@ class LayerCache:
             self._write(slice(0, rows), span, keys[:, :, part], values[:, :, part])
             taken += span.width
         seen = slice(*self.ring.visible(step))
-        return self.keys[:rows, :, seen], self.values[:rows, :, seen]
+        self._fetched = self.keys[:rows, :, seen], self.values[:rows, :, seen]
+        return self._fetched
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What this step's ``update_and_fetch`` returned, for a layer that shares this one's KV."""
+        assert self._fetched is not None, "nothing has been written in this step"
+        return self._fetched
+
+    def end(self) -> None:
+        """Lets go of what a step has read: MLX writes in place only into what nobody holds."""
+        self._fetched = None
 
     def put(self, row: int, held: KVPiece) -> None:
         """Copies one row's tokens into the columns just behind the cursor; touches no other row."""
+        if not held.keys.shape[1]:
+            return
         if self.keys is None or self.values is None:
             self._allocate(held.keys, held.values)
         taken = 0
@@ -94,10 +110,14 @@ class LayerCache:
             self._write(slice(row, row + 1), span, held.keys[:, :, part], held.values[:, :, part])
             taken += span.width
 
-    def get(self, row: int, stop: int, tokens: int) -> KVPiece | None:
-        """The ``tokens`` columns of one row before column ``stop``; None before the first write."""
+    def get(self, row: int, stop: int, tokens: int) -> KVPiece:
+        """The ``tokens`` columns of one row before column ``stop``.
+
+        Of a layer that the model never writes to they have no heads.
+        """
         if self.keys is None or self.values is None:
-            return None
+            nothing = mx.zeros((1, 0, tokens, 0))
+            return KVPiece(nothing, nothing)
         spans = self.ring.spans(stop, tokens)
         return KVPiece(_gather(self.keys, row, spans), _gather(self.values, row, spans))
 

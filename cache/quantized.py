@@ -57,7 +57,8 @@ class QuantizedLayer(LayerCache):
         """See ``LayerCache.update_and_fetch``. Raises ValueError: the group does not divide dim."""
         pack, unpack = self._quantization.pack, self._quantization.unpack
         seen_keys, seen_values = super().update_and_fetch(pack(keys), pack(values))
-        return (
+        self._fetched = (
             unpack(seen_keys, keys.shape[-1], keys.dtype),
             unpack(seen_values, values.shape[-1], values.dtype),
         )
+        return self._fetched

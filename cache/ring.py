@@ -86,17 +86,19 @@ class Ring:
     ) -> mx.array | str | None:
         """Which of the visible columns each of ``step`` new queries attends to.
 
-        ``window`` narrows the ring's own window further, for models that ask for it.
+        ``window`` is the one a model asks for; None means the ring's own.
 
         Returns:
             Booleans ``[rows, 1, step, visible columns]``; or, unless ``as_array``, None where all
             is seen and "causal" where each query sees all up to itself.
         """
         visible = self.visible(step)
-        limits = [w for w in (window, self.window) if w is not None]
-        limit = min(limits, default=visible.width)
+        old = visible.width - step
+        # What a window remembers when the first query comes; a query may ask for more than that.
+        kept = old if self.window is None else self.window - 1
+        limit = window or self.window or visible.width
         in_order = (self.cursor + step) % self.columns == visible.stop % self.columns
-        level = all(length + step == visible.width for length in self.lengths)
+        level = all(length == old for length in self.lengths) and old <= kept
         if level and limit >= visible.width and not as_array and (in_order or step == 1):
             return None if step == 1 else "causal"
         newest = (self.cursor + step - 1) % self.columns
@@ -104,8 +106,8 @@ class Ring:
         key_age = (newest - mx.arange(visible.start, visible.stop)) % self.columns
         query_age = mx.arange(step - 1, -1, -1)
         behind = key_age[None, :] - query_age[:, None]
-        held = mx.array(self.lengths)[:, None] + mx.arange(1, step + 1)[None, :]
-        held = mx.minimum(held, limit)
+        lengths = mx.minimum(mx.array(self.lengths), kept)
+        held = mx.minimum(lengths[:, None] + mx.arange(1, step + 1)[None, :], limit)
         return ((behind >= 0)[None] & (behind[None] < held[:, :, None]))[:, None]
 
     def advance(self, step: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -101,10 +101,14 @@ Piece = KVPiece | StatePiece
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What a layer keeps: ``window`` newest tokens (None: all), or a recurrent state."""
+    """What a layer keeps: ``window`` newest tokens (None: all), or a recurrent state.
+
+    ``slots`` is how many arrays a recurrent layer has, as far as that is known.
+    """
 
     window: int | None = None
     recurrent: bool = False
+    slots: int = field(default=0, compare=False)
 
     def needed(self, position: int) -> int:
         """Tokens of KV that going on from ``position`` takes: a new query sees itself as well."""

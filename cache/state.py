@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -23,13 +23,17 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
     lengths = None
     left_padding = None
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 0) -> None:
+        self._size = slots
         # NOTE: not the parent's, whose list of slots this replaces; model files ask for the type.
         self._slots: dict[int, mx.array] = {}
         self._rows = 0
 
     def __getitem__(self, slot: int) -> mx.array | None:
         return self._slots.get(slot)
+
+    def __iter__(self) -> Iterator[mx.array | None]:
+        return iter(self.cache)
 
     def __setitem__(self, slot: int, value: mx.array | None) -> None:
         if value is None:
@@ -41,7 +45,8 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
     @property
     def cache(self) -> list[mx.array | None]:
         """All slots by number, as mlx-lm names them."""
-        return [self._slots.get(slot) for slot in range(max(self._slots, default=-1) + 1)]
+        size = max(self._size, max(self._slots, default=-1) + 1)
+        return [self._slots.get(slot) for slot in range(size)]
 
     @property
     def batch_size(self) -> int:
@@ -84,6 +89,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
                 mine = mx.zeros((self._rows, *new.shape[1:]), new.dtype)
             if mine is not None:
                 new = mx.zeros_like(mine[:1]) if new is None else new
+                mine, new = _level(mine, new)
                 self._slots[slot] = mx.concatenate([mine[:row], new, mine[row + 1 :]])
 
     def rearrange(self, order: Sequence[int]) -> None:
@@ -139,3 +145,13 @@ def _chosen(slot: int, checkpoints: Mapping[int, Slots], kept: Sequence[int]) ->
             chosen = mx.where(rows, array, chosen)
     assert chosen is not None
     return chosen
+
+
+def _level(one: mx.array, other: mx.array) -> tuple[mx.array, mx.array]:
+    """Both with the same axis 1: a tail that is still growing has zeros before its beginning."""
+    if one.ndim < 2 or one.shape[1] == other.shape[1]:
+        return one, other
+    width = max(one.shape[1], other.shape[1])
+    rest = [(0, 0)] * (one.ndim - 2)
+    longer = [mx.pad(x, [(0, 0), (width - x.shape[1], 0), *rest]) for x in (one, other)]
+    return longer[0], longer[1]

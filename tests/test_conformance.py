@@ -9,6 +9,10 @@ from conformance.overrides import HELPERS, NOT_APPLICABLE, OVERRIDES
 from conformance.report import passes, report
 from conformance.schedule import random_schedule
 from conformance.values import WINDOW
+from conformance.weights import tiny_model
+
+from chairlift.engine.errors import UnsupportedModel
+from chairlift.engine.probe import probe
 
 SLICE = {
     "llama": "windows and full attention",
@@ -17,11 +21,27 @@ SLICE = {
     "deepseek_v32": "a list of two caches: attention and its indexer",
     "falcon_h1": "a list of two caches: recurrent and full attention",
     "qwen3_next": "recurrent layers and full attention",
-    "recurrent_gemma": "recurrent layers and windows",
+    "kimi_linear": "recurrent layers and latent attention",
     "rwkv7": "recurrent layers only",
-    "llama4": "attention in chunks",
+    "nemotron-nas": "layers that never write to their cache",
     "gemma3n": "layers that read another layer's keys",
 }
+
+
+REFUSED = {
+    "afm7": "reuse keys",
+    "deepseek_v41": "cache kind LayerCache is not supported",
+    "gpt_bigcode": "fails on batched caches",
+    "llama4": "cache kind ChunkedKVCache is not supported",
+    "minimax_m3_vl": "blocks of cache columns",
+    "recurrent_gemma": "scales the first token",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_batched_is_refused_at_start(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=REFUSED[name]):
+        probe(tiny_model(name), name)
 
 
 @pytest.mark.parametrize("name", SLICE)

@@ -1,0 +1,70 @@
+"""``make conformance``: checks every model file and writes the table of the results."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from chairlift.engine.blas import load_fast_blas
+
+load_fast_blas()  # before MLX is imported
+
+from conformance.check import Result, check  # noqa: E402
+from conformance.configs import model_names  # noqa: E402
+from conformance.report import passes, report  # noqa: E402
+
+TIMEOUT_S = 60
+
+
+def main() -> int:
+    """Exit code 1 if fewer than 95 % of the applicable model files pass."""
+    parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
+    parser.add_argument("--only", help="comma-separated model files; writes no report")
+    parser.add_argument("--out", type=Path, help="the Markdown file to write")
+    parser.add_argument("--jobs", type=int, default=1, help="model files at a time")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # in the subprocess
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(dataclasses.asdict(check(args.one))))
+        return 0
+    names = args.only.split(",") if args.only else model_names()
+    results: list[Result] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for number, (result, seconds) in enumerate(pool.map(_isolated, names), start=1):
+            results.append(result)
+            detail = f"  {result.detail}" if result.detail else ""
+            print(
+                f"{number}/{len(names)} {result.name} {result.outcome} {seconds:.1f} s{detail}",
+                flush=True,
+            )
+    if args.out and not args.only:
+        args.out.write_text(report(results))
+    return 0 if passes(results) else 1
+
+
+def _isolated(name: str) -> tuple[Result, float]:
+    """The check in a process of its own, whose crash or hang is a result, and its seconds."""
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "conformance", "--one", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        result = Result(name, "failed", detail=f"no result within {TIMEOUT_S} s")
+    else:
+        lines = done.stdout.splitlines()
+        if done.returncode == 0 and lines:
+            result = Result(**json.loads(lines[-1]))
+        else:
+            last = (done.stderr.splitlines() or [""])[-1]
+            result = Result(name, "failed", detail=f"exit status {done.returncode}: {last}")
+    return result, time.monotonic() - begin
+
+
+if __name__ == "__main__":
+    sys.exit(main())

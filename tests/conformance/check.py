@@ -1,0 +1,220 @@
+"""The check of one model file: is a sequence in a batch what it is alone?"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import CacheList, make_prompt_cache
+
+from conformance.configs import reason_not_applicable
+from conformance.driver import Batch, UnsupportedKind
+from conformance.runs import Record, alone, batched
+from conformance.schedule import Schedule, random_schedule
+from conformance.tap import tapped
+from conformance.values import VOCAB, WINDOW
+from conformance.weights import tiny_model
+
+Outcome = Literal["passed", "failed", "not applicable"]
+
+# Of the largest logit. Float32 through a few layers is some 1e-6 off; a wrong mask 1e-2 and more.
+TOLERANCE = 2e-3
+SEEDS = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one model file; ``detail`` says why, if it did not pass."""
+
+    name: str
+    outcome: Outcome
+    caches: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """The first position at which two runs of a sequence differ, and what is different in all."""
+
+    position: int
+    error: float
+    tokens: int
+    layer: int | None
+
+    def __str__(self) -> str:
+        return f"logits differ by {self.error:.1g} of the largest, {self.tokens} greedy tokens"
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What all schedules of a model gave."""
+
+    differences: list[str] = field(default_factory=list)
+    notes: set[str] = field(default_factory=set)
+
+
+def check(name: str, seeds: tuple[int, ...] = SEEDS) -> Result:
+    """Runs one model file alone and in a batch on the CPU, once for each seed."""
+    with mx.stream(mx.cpu):
+        return _check(name, seeds)
+
+
+def _check(name: str, seeds: tuple[int, ...]) -> Result:
+    known = reason_not_applicable(name)
+    try:
+        model = tiny_model(name)
+        unfit = _unfit_for_comparison(model)
+    except (Exception, SystemExit) as error:
+        model, unfit = None, _where(error)
+    caches = _cache_names(model) if model is not None and not unfit else ""
+    if unfit and known:
+        return Result(name, "not applicable", caches, f"{known} ({unfit})")
+    if unfit:
+        return Result(name, "failed", caches, f"mlx-lm alone: {unfit}")
+    if known:
+        return Result(name, "failed", caches, f"runs after all, although it is said: {known}")
+    findings = _Findings()
+    try:
+        for seed in seeds:
+            _check_schedule(model, seed, findings)
+    except UnsupportedKind as error:
+        return Result(name, "failed", caches, str(error))
+    except Exception as error:
+        return Result(name, "failed", caches, _where(error))
+    details = findings.differences[:1] + sorted(findings.notes)
+    outcome: Outcome = "failed" if findings.differences else "passed"
+    return Result(name, outcome, caches, "; ".join(details))
+
+
+def _unfit_for_comparison(model: Any) -> str | None:
+    """What makes a model's own logits, alone, worthless to compare with; None if nothing does.
+
+    Raises:
+        Exception: the model does not run.
+    """
+    changed = 2 * WINDOW - 3
+    first = np.random.default_rng(0).integers(VOCAB, size=2 * WINDOW)
+    second = first.copy()
+    second[changed] = (second[changed] + 1) % VOCAB
+    before, after = (
+        np.array(model(mx.array(tokens[None]), cache=make_prompt_cache(model))[0])
+        for tokens in (first, second)
+    )
+    if np.isnan(before).any() or np.isnan(after).any():
+        return "its logits are not numbers"
+    if _error(before[:changed], after[:changed]) > TOLERANCE:
+        return "a token of the prompt changes the logits before it"
+    if _error(before[-1], after[-1]) < 2 * TOLERANCE:
+        return "a token does not matter to the second one after it"
+    if len(set(np.argmax(before, axis=-1).tolist())) < 4:
+        return "it says fewer than four tokens"
+    return None
+
+
+def _check_schedule(model: Any, seed: int, findings: _Findings) -> None:
+    schedule = random_schedule(seed, pads=Batch(model).pads)
+    solo, together = _both(model, schedule, trace=False)
+    if not _differing(solo, together):
+        return
+    # Once more, listening to the layers.
+    solo, together = _both(model, schedule, trace=True)
+    for number, difference in _differing(solo, together).items():
+        sequence = schedule.sequences[number]
+        one_by_one = alone(model, sequence, list, [1] * sequence.prefilled)
+        if _difference(solo[number], one_by_one):
+            findings.notes.add("mlx-lm alone gives other logits for other chunks of the prompt")
+            if not _difference(one_by_one, together[number]):
+                continue
+        findings.differences.append(_describe(model, schedule, number, difference))
+
+
+def _both(model: Any, schedule: Schedule, trace: bool) -> tuple[list[Record], list[Record]]:
+    with tapped(list(model.layers) if trace else []) as take:
+        solo = [alone(model, s, take, s.chunks) for s in schedule.sequences]
+        return solo, batched(model, schedule, [record.fed for record in solo], take)
+
+
+def _differing(solo: list[Record], together: list[Record]) -> dict[int, _Difference]:
+    pairs = enumerate(zip(solo, together, strict=True))
+    found = {number: _difference(*records) for number, records in pairs}
+    return {number: difference for number, difference in found.items() if difference}
+
+
+def _difference(expected: Record, got: Record) -> _Difference | None:
+    """None where all logits are equal within the tolerance, and so the tokens that are clear."""
+    wanted, found = np.array(expected.logits), np.array(got.logits)
+    assert wanted.shape == found.shape, (wanted.shape, found.shape)
+    wrong = [p for p in range(len(wanted)) if not _error(wanted[p], found[p]) <= TOLERANCE]
+    if not wrong:
+        return None
+    tokens = sum(
+        np.argmax(wanted[p]) != np.argmax(found[p]) and _margin(wanted[p]) > TOLERANCE
+        for p in range(len(wanted))
+    )
+    errors = [_error(wanted[p], found[p]) for p in wrong]
+    return _Difference(wrong[0], float(np.max(errors)), tokens, _first_layer(expected, got, wrong))
+
+
+def _first_layer(expected: Record, got: Record, positions: list[int]) -> int | None:
+    """The first layer that differs at the first of these positions, as far as layers are known."""
+    calls = zip(expected.layers, expected.calls, got.calls, strict=False)
+    for layer, wanted, found in calls:
+        known = min(len(wanted), len(found)) > positions[0]
+        if known and not _error(wanted[positions[0]], found[positions[0]]) <= TOLERANCE / 2:
+            return layer
+    return None
+
+
+def _describe(model: Any, schedule: Schedule, number: int, difference: _Difference) -> str:
+    sequence = schedule.sequences[number]
+    phase = "prefill" if difference.position < sequence.prefilled else "decode"
+    if phase == "prefill" and any(number in g and len(g) > 1 for g in schedule.prefills):
+        phase = "padded prefill"
+    where = f"from {phase}, position {difference.position} on"
+    layer = difference.layer
+    if layer is not None:
+        caches = make_prompt_cache(model)
+        kind = f" ({_name(caches[layer])})" if len(caches) == len(model.layers) else ""
+        where = f"layer {layer}{kind}, {where}"
+    return f"{where}: {difference}"
+
+
+def _error(wanted: np.ndarray, found: np.ndarray) -> float:
+    """The largest absolute difference, relative to the largest value wanted. NaN is not equal."""
+    finite = np.isfinite(wanted)
+    if not np.array_equal(finite, np.isfinite(found)):
+        return float("inf")
+    scale = max(float(np.abs(wanted[finite]).max(initial=0.0)), 1e-30)
+    return float(np.abs(wanted[finite] - found[finite]).max(initial=0.0)) / scale
+
+
+def _margin(logits: np.ndarray) -> float:
+    """How clear the largest logit is, relative to it."""
+    second, first = np.sort(logits)[-2:]
+    return float((first - second) / np.abs(logits[np.isfinite(logits)]).max())
+
+
+def _cache_names(model: Any) -> str:
+    counts = Counter(_name(cache) for cache in make_prompt_cache(model))
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _name(cache: Any) -> str:
+    if isinstance(cache, CacheList):
+        return f"CacheList({', '.join(_name(part) for part in cache.caches)})"
+    return type(cache).__name__
+
+
+def _where(error: BaseException) -> str:
+    """An exception in one line, with the line of the model file or of a cache that raised it."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "mlx_lm" in f.filename or "/cache/" in f.filename]
+    shown = [f for f in ours if "mlx_lm" in f.filename][-1:] + ours[-1:]
+    places = dict.fromkeys(f"{Path(frame.filename).name}:{frame.lineno}" for frame in shown)
+    return f"{text} at {', '.join(places)}" if places else text

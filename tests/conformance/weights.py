@@ -1,0 +1,43 @@
+"""Random weights under which a model says something: logits apart, gates neither shut nor open."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from conformance.configs import tiny_args
+
+# Of a weight, times 1 / sqrt(fan in): activations big enough that tokens depend on their context.
+GAIN = 1.5
+
+
+def tiny_model(name: str, seed: int = 0) -> Any:
+    """A random instance of a model file in float32, evaluated; the same seed, the same weights."""
+    module, args = tiny_args(name)
+    mx.random.seed(seed)  # for parameters that a model draws itself
+    model = module.Model(args)
+    if getattr(args, "tie_word_embeddings", False):
+        model.sanitize({})  # drops the output matrix, as for a checkpoint without one
+    key = mx.random.key(seed)
+    weights = []
+    for path, old in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):
+        key, sub = mx.random.split(key)
+        weights.append((path, _random_like(path, old, sub)))
+    model.update(tree_unflatten(weights))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def _random_like(path: str, old: mx.array, key: mx.array) -> mx.array:
+    if not mx.issubdtype(old.dtype, mx.floating):
+        return old
+    noise = mx.random.normal(old.shape, key=key)
+    name = path.rsplit(".", 1)[-1]
+    if old.ndim > 1 and (name.endswith("weight") or min(old.shape) > 1):
+        fan_in = old[0].size if "conv" in path else old.shape[-1]
+        return mx.multiply(noise, GAIN / fan_in**0.5)
+    # Norm weights, biases, decay rates: about what the model begins with, but not just that.
+    return mx.add(old.astype(mx.float32), (0.1 if name == "bias" else 0.2) * noise)
