@@ -62,8 +62,9 @@ class LayerCache:
         key = (n, window_size, return_array)
         if key not in self._masks:
             mask = self.ring.mask(n, window_size, return_array)
-            grouped = self.grouped_masks and isinstance(mask, mx.array)
-            self._masks[key] = mask[:, :, None] if grouped else mask
+            if self.grouped_masks and isinstance(mask, mx.array):
+                mask = mask[:, :, None]
+            self._masks[key] = mask
         return self._masks[key]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
 
 from chairlift.cache.snapshot import StatePiece
+
+# Model files ask for the type; it has no annotations, and checkers would take ours for anything.
+if TYPE_CHECKING:
+    _ArraysCache = object
+else:
+    from mlx_lm.models.cache import ArraysCache as _ArraysCache
 
 Slots = Mapping[int, mx.array]
 
 
-class StateLayer(ArraysCache):  # type: ignore[misc]
+class StateLayer(_ArraysCache):
     """The numbered slots of a recurrent layer, ``[rows, ...]`` each: convolution tail, SSM state.
 
     It keeps the protocol of mlx-lm's ``ArraysCache``: the model reads a slot (None before its
@@ -25,7 +31,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
 
     def __init__(self, slots: int = 0) -> None:
         self._size = slots
-        # NOTE: not the parent's, whose list of slots this replaces; model files ask for the type.
+        # NOTE: not the parent's, whose list of slots this replaces.
         self._slots: dict[int, mx.array] = {}
         self._rows = 0
 
