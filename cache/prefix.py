@@ -85,9 +85,13 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The first ``length`` tokens of a sequence, from where it can go on with what is held."""
+    """The first ``length`` tokens of a sequence, from where it can go on with what is held.
+
+    ``known`` tokens of it, maybe more, lead through the tree.
+    """
 
     length: int
+    known: int
     kinds: Sequence[LayerKind] = field(repr=False)
     node: _Node | None = field(default=None, repr=False)
 
@@ -182,7 +186,7 @@ class PrefixTree:
         node = next((node for node in reversed(walk.path) if node.start < length), None)
         if node is not None:
             self._touch(node)
-        return Match(length, self.kinds, node)
+        return Match(length, walk.length, self.kinds, node)
 
     def hold(self, match: Match) -> None:
         """Keeps the match's nodes from being evicted until ``release``; holds are counted.

@@ -59,11 +59,16 @@ class Prefixes:
             log.info("read %d bytes of prefixes in %.2f s", loaded.nbytes, loaded.seconds)
 
     def cached(self, sequence: Sequence) -> int:
-        """How many first tokens of a sequence are held; its last one is computed in any case."""
+        """How many first tokens of a sequence are held; its last one is computed in any case.
+
+        Notes on it how many it shares with others, held in a usable form or not.
+        """
         if not self.active:
             return 0
         most = len(sequence.tokens) - 1
-        return self._tree.match(sequence.tokens, most, sequence.cache_salt).length
+        match = self._tree.match(sequence.tokens, most, sequence.cache_salt)
+        sequence.shared = match.known
+        return match.length
 
     def state(self, sequence: Sequence, length: int) -> Snapshot | None:
         """The caches after a sequence's first ``length`` tokens, which ``cached`` promised."""

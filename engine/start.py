@@ -18,8 +18,9 @@ from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
 from chairlift.scheduler.limits import Limits
 
-# How far apart a prompt's recurrent states are kept: a prefix is shared up to the last one.
-CHECKPOINT_TOKENS = 256
+# How far apart a prompt's recurrent states are kept, in tokens: who is the first to share a prefix
+# shares it up to the last one.
+CHECKPOINT_TOKENS = {"cpu": 128, "gpu": 256}
 
 
 def start_core(
@@ -52,7 +53,9 @@ def serve_loaded(
             max_step_tokens=device.max_step_tokens(config),
             kv_bytes=kv_bytes,
             geometry=geometry,
-            checkpoint=None if geometry.pads or not prefix_bytes else CHECKPOINT_TOKENS,
+            checkpoint=None
+            if geometry.pads or not prefix_bytes
+            else CHECKPOINT_TOKENS[device.kind()],
         )
     except ValueError as error:
         raise ModelError(str(error)) from error

@@ -186,9 +186,11 @@ class Scheduler:
         border = self.limits.checkpoint
         if border is None or columns == 0:
             return columns
-        # Recurrent states are kept at multiples of this: a step goes as far as the next one.
+        # Recurrent states are kept where a chunk ends: at multiples of this, and where a prompt
+        # leaves the path of others, since more may come that share as much.
         begun = max(cached.get(s, s.computed) for s in prefill)
-        return min(columns, border - begun % border)
+        parting = [s.shared - begun for s in prefill if s.shared >= begun + MIN_SHARED]
+        return min(columns, border - begun % border, *parting)
 
     def _budget(self, decode: list[Sequence], prefill: list[Sequence]) -> int:
         """Prompt tokens that the step has room for; a row that joins needs one for its decode."""
@@ -203,6 +205,8 @@ class Scheduler:
         padding = columns - sum(left)
         if not self.limits.geometry.pads and (padding or len(set(group.values())) > 1):
             return False
+        if self._columns(decode, list(group), group) < max(left):
+            return False  # a border cuts them short, and only one prompt takes several chunks
         room = self._budget(decode, list(group))
         return columns <= room and padding <= MAX_PREFILL_PADDING * columns
 

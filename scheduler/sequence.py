@@ -13,7 +13,7 @@ class Sequence:
     sampled but not read back yet: they are wanted already, though nobody knows them. Until its
     prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
     ``cached`` is how many of its tokens were there already when it was first scheduled; sequences
-    of another ``cache_salt`` give it none.
+    of another ``cache_salt`` give it none. ``shared`` is how many others are known to begin with.
     Times are seconds of ``time.monotonic()``.
     """
 
@@ -27,6 +27,7 @@ class Sequence:
     in_flight: int = 0
     cache_salt: str = ""
     cached: int | None = None
+    shared: int = 0
     prompt_tokens: int = field(default=0)
     forked: bool = False
     finished: bool = False

@@ -47,7 +47,7 @@ class Bench:
         directory: Path | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test")
-        limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 16)
+        limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 64)
         kinds = [layer.kind for layer in layers]
         store = (
             PrefixStore(directory, 1 << 26, fingerprint("test"), kinds, layers)
