@@ -22,20 +22,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chairlift.cache.container import SavedStateError
 from chairlift.cache.prefix import Evicted
 from chairlift.cache.saved import (
     NodeHead,
-    SavedLayer,
-    SavedStateError,
-    Template,
     make_node,
-    pack,
     prefix_digests,
     read_head,
     read_node,
     salt_digest,
     write_node,
 )
+from chairlift.cache.saved_layers import SavedLayer, Template, pack
 from chairlift.cache.snapshot import LayerKind, Snapshot
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.saved import LayerTemplate, fingerprint, weights_sample
+from chairlift.cache.saved import fingerprint, weights_sample
+from chairlift.cache.saved_layers import LayerTemplate
 from chairlift.cache.store import PrefixStore
 from chairlift.engine import cpu, device
 from chairlift.engine.config import EngineConfig

@@ -26,28 +26,29 @@ from mlx_lm.models.cache import (
 )
 from tiny import tiny_model
 
+from chairlift.cache.container import SavedStateError, Tensor
 from chairlift.cache.kinds import layer_kinds, make_batch
+from chairlift.cache.promptfile import read_prompt_cache
 from chairlift.cache.saved import (
+    SavedNode,
+    fingerprint,
+    make_node,
+    prefix_digests,
+    read_head,
+    read_node,
+    salt_digest,
+    weights_sample,
+    write_node,
+)
+from chairlift.cache.saved_layers import (
     KNOWN,
     ArraySpec,
     LayerTemplate,
     SavedLayer,
-    SavedNode,
-    SavedStateError,
     Template,
-    Tensor,
     canonical,
-    fingerprint,
-    make_node,
     pack,
-    prefix_digests,
-    read_head,
-    read_node,
-    read_prompt_cache,
-    salt_digest,
     template_of,
-    weights_sample,
-    write_node,
 )
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 

@@ -15,7 +15,8 @@ import pytest
 
 from chairlift.cache import store as store_module
 from chairlift.cache.prefix import Evicted, PrefixTree
-from chairlift.cache.saved import SavedNode, fingerprint, template_of
+from chairlift.cache.saved import SavedNode, fingerprint
+from chairlift.cache.saved_layers import template_of
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 from chairlift.cache.store import PrefixStore
 

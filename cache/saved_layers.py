@@ -1,0 +1,256 @@
+"""Layers of a snapshot outside MLX: from arrays to memory and back, and what must hold of them.
+
+Kinds have mlx-lm's names. Only ``pack`` and ``unpack`` touch MLX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.container import NUMPY, SavedStateError, Tensor, require
+from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece
+
+FULL, ROTATING, ARRAYS = "KVCache", "RotatingKVCache", "ArraysCache"
+NESTED = "CacheList"
+SUPPORTED = (FULL, ROTATING, ARRAYS)
+KNOWN = (
+    *(*SUPPORTED, NESTED, "QuantizedKVCache", "ChunkedKVCache"),
+    *("BatchKVCache", "BatchRotatingKVCache"),
+)
+ALIASES = {
+    "ConcatenateKVCache": FULL,
+    "KVCacheSimple": FULL,
+    "StandardKvCache": FULL,
+    "RotatingKvCache": ROTATING,
+    "MambaCache": ARRAYS,
+    "StandardQuantizedKvCache": "QuantizedKVCache",
+}
+_MLX = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "U32": mx.uint32}
+
+
+class SavedLayer(NamedTuple):
+    """A layer as mlx-lm's files name it; no tensors if it holds nothing.
+
+    The meta of a rotating layer is ``(keep, max_size, offset, cursor)``, that of arrays the number
+    of their slots (nothing, where there is no state), and a full one has none.
+    """
+
+    kind: str
+    meta: tuple[int, ...] = ()
+    tensors: tuple[Tensor | None, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an attention layer's tensors."""
+        first = self.tensors[0] if self.tensors else None
+        return int(first.data.shape[2]) if first is not None else 0
+
+
+class ArraySpec(NamedTuple):
+    """An array's safetensors type and shape; the axis of tokens is None."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+class LayerTemplate(NamedTuple):
+    """What a layer of a model must look like; ``arrays`` is None as long as nobody has seen one."""
+
+    kind: LayerKind
+    arrays: tuple[ArraySpec | None, ...] | None = None
+
+
+Template = Sequence[LayerTemplate]
+
+
+def template_of(kinds: Sequence[LayerKind], snapshot: Snapshot) -> list[LayerTemplate]:
+    """What every snapshot of a model must look like, given a live one of it."""
+    templates = []
+    for kind, piece in zip(kinds, snapshot.layers, strict=True):
+        specs: tuple[ArraySpec | None, ...] | None = None
+        if isinstance(piece, KVPiece):
+            shapes = [(*a.shape[:2], None, a.shape[3]) for a in piece.arrays]
+            names = [_name(array) for array in piece.arrays]
+            specs = tuple(map(ArraySpec, names, shapes))
+        elif isinstance(piece, StatePiece):
+            specs = tuple(s if s is None else ArraySpec(_name(s), s.shape) for s in piece.slots)
+        templates.append(LayerTemplate(kind, specs))
+    return templates
+
+
+def pack(kinds: Sequence[LayerKind], snapshot: Snapshot) -> tuple[SavedLayer, ...]:
+    """A snapshot as views of its memory, which it keeps alive; evaluates it.
+
+    Raises:
+        SavedStateError: it has a kind of piece or a type that files cannot hold.
+    """
+    mx.eval(snapshot.arrays)
+    pieces = zip(kinds, snapshot.layers, strict=True)
+    return tuple(_packed(kind, piece, snapshot.stop) for kind, piece in pieces)
+
+
+def _packed(kind: LayerKind, piece: Piece | None, stop: int) -> SavedLayer:
+    if kind.recurrent:
+        slots = piece.slots if isinstance(piece, StatePiece) else ()
+        count = (len(slots),) if slots else ()
+        return SavedLayer(ARRAYS, count, tuple(None if s is None else _view(s) for s in slots))
+    if piece is not None and not isinstance(piece, KVPiece):
+        raise SavedStateError(f"a {type(piece).__name__} cannot be saved")
+    tensors = tuple(_view(array) for array in piece.arrays) if piece else ()
+    if kind.window is None:
+        return SavedLayer(FULL, (), tensors)
+    meta = (0, kind.window, stop, piece.tokens) if piece else (0, kind.window, 0, 0)
+    return SavedLayer(ROTATING, meta, tensors)
+
+
+def _view(array: mx.array) -> Tensor:
+    name = _name(array)
+    memory = memoryview(array)  # type: ignore[arg-type]
+    if not memory.c_contiguous:
+        array = mx.contiguous(array)
+        mx.eval(array)
+        memory = memoryview(array)  # type: ignore[arg-type]
+    if not memory.nbytes:
+        return Tensor(name, np.zeros(array.shape, NUMPY[name]))
+    return Tensor(name, np.frombuffer(memory, NUMPY[name]).reshape(array.shape))
+
+
+def _name(array: mx.array) -> str:
+    for name, dtype in _MLX.items():
+        if dtype == array.dtype:
+            return name
+    raise SavedStateError(f"an array of {array.dtype} cannot be saved")
+
+
+def unpack(start: int, stop: int, layers: Sequence[SavedLayer]) -> Snapshot:
+    pieces: list[Piece | None] = []
+    for layer in layers:
+        arrays = [None if tensor is None else _array(tensor) for tensor in layer.tensors]
+        if not arrays:
+            pieces.append(None)
+        elif layer.kind == ARRAYS:
+            pieces.append(StatePiece(tuple(arrays)))
+        else:
+            keys, values = arrays
+            assert keys is not None
+            assert values is not None
+            pieces.append(KVPiece(keys, values))
+    snapshot = Snapshot(start, stop, tuple(pieces))
+    mx.eval(snapshot.arrays)
+    return snapshot
+
+
+def _array(tensor: Tensor) -> mx.array:
+    array = mx.array(tensor.data)
+    return array.view(mx.bfloat16) if tensor.dtype == "BF16" else array
+
+
+def canonical(kind: str) -> str:
+    """The name behind an alias, if it is of a kind that can be read.
+
+    Raises:
+        SavedStateError: it is not, or nobody knows it.
+    """
+    name = ALIASES.get(kind, kind)
+    if name not in KNOWN:
+        known = ", ".join((*KNOWN, *ALIASES))
+        raise SavedStateError(f"cache kind {kind[:40]!r} is unknown (known: {known})")
+    if name not in (*SUPPORTED, NESTED):
+        raise SavedStateError(
+            f"cache kind {kind} is not supported yet (supported: {', '.join(SUPPORTED)})"
+        )
+    return name
+
+
+def check_layers(
+    layers: Sequence[SavedLayer], start: int, stop: int, template: Template | None
+) -> None:
+    if template is not None:
+        require(
+            len(layers) == len(template), f"{len(layers)} layers, but the model has {len(template)}"
+        )
+    for i, layer in enumerate(layers):
+        try:
+            for tensor in layer.tensors:
+                if tensor is not None:
+                    require(tensor.dtype in _MLX, f"a state cannot be of {tensor.dtype}")
+            _CHECKS.get(layer.kind, _check_nested)(layer, start, stop)
+            if template is not None:
+                _check_template(layer, template[i])
+        except SavedStateError as error:
+            raise SavedStateError(f"layer {i}: {error}") from error
+
+
+def _check_nested(layer: SavedLayer, start: int, stop: int) -> None:
+    raise SavedStateError(f"a {layer.kind} is not a layer")
+
+
+def _check_full(layer: SavedLayer, start: int, stop: int) -> None:
+    require(not layer.meta, f"{FULL} has meta {layer.meta}, but has none")
+    held = check_kv(layer)
+    require(held == stop - start, f"{FULL} has {held} tokens of [{start}, {stop})")
+
+
+def _check_rotating(layer: SavedLayer, start: int, stop: int) -> None:
+    require(len(layer.meta) == 4, f"{ROTATING} needs 4 meta values, not {len(layer.meta)}")
+    keep, max_size, offset, cursor = layer.meta
+    require(keep == 0, f"{ROTATING} with {keep} tokens kept for good is not supported")
+    require(max_size >= 1, f"{ROTATING} has a max_size of {max_size}")
+    held = check_kv(layer)
+    if not layer.tensors:
+        require(offset == cursor == 0, f"{ROTATING} is empty, but at {offset}, cursor {cursor}")
+        return
+    require(offset == stop, f"{ROTATING} is at {offset}, but the tokens end at {stop}")
+    require(held <= offset, f"{ROTATING} has {held} tokens at offset {offset}")
+    require(held <= stop - start, f"{ROTATING} has {held} tokens of [{start}, {stop})")
+    require(cursor == held, f"{ROTATING} has its cursor at {cursor} of {held}")
+
+
+def check_kv(layer: SavedLayer) -> int:
+    """The tokens of both tensors, or 0 without any."""
+    if not layer.tensors:
+        return 0
+    require(len(layer.tensors) == 2 and None not in layer.tensors, "keys or values are missing")
+    keys, values = (tensor.data.shape for tensor in layer.tensors if tensor is not None)
+    fits = len(keys) == len(values) == 4 and keys[2] == values[2] and keys[0] == values[0]
+    require(fits and keys[0] == 1, f"keys {keys}, values {values}: not [1, heads, tokens, dim]")
+    # A dim may be 0: some models keep keys only.
+    require(all(keys[:3]) and all(values[:3]), f"keys {keys}, values {values}: an empty axis")
+    return int(keys[2])
+
+
+def _check_arrays(layer: SavedLayer, start: int, stop: int) -> None:
+    held = [tensor for tensor in layer.tensors if tensor is not None]
+    require(layer.meta in ((), (len(layer.tensors),)), f"{ARRAYS} has meta {layer.meta}")
+    require(bool(held) == bool(layer.meta), f"{ARRAYS} has no state, but slots")
+    for tensor in held:
+        shape = tensor.data.shape
+        require(shape[:1] == (1,) and bool(tensor.data.size), f"a state of shape {shape}")
+
+
+_CHECKS = {FULL: _check_full, ROTATING: _check_rotating, ARRAYS: _check_arrays}
+
+
+def _check_template(layer: SavedLayer, template: LayerTemplate) -> None:
+    kind, specs = template
+    window = layer.meta[1] if layer.kind == ROTATING else None
+    require(
+        LayerKind(window, layer.kind == ARRAYS) == kind,
+        f"{layer.kind} of window {window}, but the model wants {kind}",
+    )
+    if specs is None or not layer.tensors:
+        return
+    require(len(layer.tensors) == len(specs), f"{len(layer.tensors)} arrays, not {len(specs)}")
+    for tensor, spec in zip(layer.tensors, specs, strict=True):
+        if tensor is None or spec is None:
+            continue
+        shape = tensor.data.shape
+        same = len(shape) == len(spec.shape) and all(
+            want in (None, have) for have, want in zip(shape, spec.shape, strict=True)
+        )
+        require(same, f"shape {shape}, but the model's is {spec.shape}")
+        require(tensor.dtype == spec.dtype, f"{tensor.dtype}, but the model's is {spec.dtype}")
