@@ -47,6 +47,8 @@ class BatchCache:
         windows = [kind.window for kind in kinds if not kind.recurrent]
         self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
         self._parts = [self._layer(kind, quantization) for kind in kinds]
+        self._attention = [part for part in self._parts if isinstance(part, LayerCache)]
+        self._states = [part for part in self._parts if isinstance(part, StateLayer)]
         for layer in self._attention:
             layer.grouped_masks = grouped_masks
         self.layers = view(self._parts)
@@ -85,14 +87,6 @@ class BatchCache:
     def states(self) -> list[mx.array]:
         """Recurrent states, which nothing of a step's logits need depend on: to be evaluated."""
         return [array for layer in self._states for array in layer.state]
-
-    @property
-    def _attention(self) -> list[LayerCache]:
-        return [layer for layer in self._parts if isinstance(layer, LayerCache)]
-
-    @property
-    def _states(self) -> list[StateLayer]:
-        return [layer for layer in self._parts if isinstance(layer, StateLayer)]
 
     @property
     def parts(self) -> Sequence[Layer]:
@@ -256,11 +250,8 @@ class BatchCache:
         moves = {window: ring.settle(written, kept) for window, ring in self._rings.items()}
         waiting: list[tuple[LayerCache, int, KVPiece]] = []
         for layer in self._attention:
-            for move in moves[layer.ring.window]:
-                held = layer.get(*move) if move.tokens else None
-                if held is not None:
-                    held = held.copy()  # no name is left to a view of the buffer
-                    waiting.append((layer, move.row, held))
+            moving = [move for move in moves[layer.ring.window] if move.tokens]
+            waiting += [(layer, move.row, layer.get(*move).copy()) for move in moving]
             if sum(held.nbytes for _, _, held in waiting) > MOVED_BYTES:
                 _put(waiting)
                 waiting = []

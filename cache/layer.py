@@ -81,11 +81,7 @@ class LayerCache:
             self._allocate(keys, values)
         assert self.keys is not None
         assert self.values is not None
-        taken = 0
-        for span in self.ring.spans(self.ring.cursor + step, step):
-            part = slice(taken, taken + span.width)
-            self._write(slice(0, rows), span, keys[:, :, part], values[:, :, part])
-            taken += span.width
+        self._write(slice(0, rows), self.ring.cursor + step, keys, values)
         seen = slice(*self.ring.visible(step))
         self._fetched = self.keys[:rows, :, seen], self.values[:rows, :, seen]
         return self._fetched
@@ -105,11 +101,7 @@ class LayerCache:
             return
         if self.keys is None or self.values is None:
             self._allocate(held.keys, held.values)
-        taken = 0
-        for span in self.ring.spans(self.ring.cursor, held.tokens):
-            part = slice(taken, taken + span.width)
-            self._write(slice(row, row + 1), span, held.keys[:, :, part], held.values[:, :, part])
-            taken += span.width
+        self._write(slice(row, row + 1), self.ring.cursor, held.keys, held.values)
 
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.
@@ -120,7 +112,8 @@ class LayerCache:
             nothing = mx.zeros((1, 0, tokens, 0))
             return KVPiece(nothing, nothing)
         spans = self.ring.spans(stop, tokens)
-        return KVPiece(_gather(self.keys, row, spans), _gather(self.values, row, spans))
+        own = slice(row, row + 1)
+        return KVPiece(gather(self.keys[own], spans), gather(self.values[own], spans))
 
     def resize(self, capacity: Capacity, kept: Sequence[Span]) -> None:
         """Moves to buffers of another size: ``kept`` columns first, in that order, then zeros."""
@@ -139,18 +132,23 @@ class LayerCache:
         self.keys = mx.zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
         self.values = mx.zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
 
-    def _write(self, rows: slice, span: Span, keys: mx.array, values: mx.array) -> None:
+    def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
+        """Writes tokens into the columns before ``stop``, round the ring."""
         assert self.keys is not None
         assert self.values is not None
-        columns = slice(*span)
-        self.keys[rows, :, columns] = keys
-        self.values[rows, :, columns] = values
+        taken = 0
+        for span in self.ring.spans(stop, keys.shape[2]):
+            columns, part = slice(*span), slice(taken, taken + span.width)
+            self.keys[rows, :, columns] = keys[:, :, part]
+            self.values[rows, :, columns] = values[:, :, part]
+            taken += span.width
 
 
-def _gather(buffer: mx.array, row: int, spans: Sequence[Span]) -> mx.array:
-    parts = [buffer[row : row + 1, :, span.start : span.stop] for span in spans]
+def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
+    """The columns of some runs of ``[rows, heads, columns, dim]``, one run behind the other."""
+    parts = [buffer[:, :, span.start : span.stop] for span in spans]
     if not parts:
-        return buffer[row : row + 1, :, :0]
+        return buffer[:, :, :0]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 

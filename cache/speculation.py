@@ -25,12 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import mlx.core as mx
-
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
-from chairlift.cache.layer import LayerCache
-from chairlift.cache.ring import Span
+from chairlift.cache.layer import LayerCache, gather
 from chairlift.cache.snapshot import KVPiece
 from chairlift.cache.state import Slots, StateLayer
 
@@ -225,12 +222,5 @@ def logical_view(batch: BatchCache, layer: int, row: int | None, tokens: int) ->
         raise SpeculationError(f"{tokens} tokens of rows {list(rows)} are not held")
     first, last = rows[0], rows[-1] + 1
     spans = part.ring.spans(stops.pop(), tokens)
-    keys, values = (_in_order(buffer[first:last], spans) for buffer in part.state)
+    keys, values = (gather(buffer[first:last], spans) for buffer in part.state)
     return KVPiece(keys, values)
-
-
-def _in_order(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
-    parts = [buffer[:, :, span.start : span.stop] for span in spans]
-    if not parts:
-        return buffer[:, :, :0]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)

@@ -58,7 +58,7 @@ class EngineCore:
         self.limits = limits
         self.requests = Requests()
         self.prefixes = Prefixes(cache.kinds, prefix_bytes, store)
-        self.scheduler = Scheduler(limits, self.prefixes.cached)
+        self.scheduler = Scheduler(limits, self.prefixes.cached if prefix_bytes else None)
         self.prefill = Prefill(model, make_cache, self.prefixes)
         self.batch = DecodeBatch(
             model,
@@ -123,8 +123,9 @@ class EngineCore:
         for choice in plan.joins:
             choice.scheduled_at = choice.scheduled_at or now
         prefilled = self.prefill.run(plan)
-        for sequence, state in self.batch.leaving(plan.decode):
-            self.prefixes.keep(sequence, state)
+        if self.prefixes.active:
+            for sequence, state in self.batch.leaving(plan.decode):
+                self.prefixes.keep(sequence, state)
         first = self.prefixes.take_pending()
         first += self.batch.arrange(plan.decode, plan.capacity, prefilled.states)
         if self._eager:

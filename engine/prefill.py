@@ -62,8 +62,9 @@ class Prefill:
             with cache.step(plan.columns, real):
                 self._model(mx.array(chunks, mx.int32), cache=cache.layers)
         states = {sequence: cache.extract(row) for row, sequence in enumerate(plan.prefill)}
-        for sequence, state in states.items():
-            self._prefixes.keep(sequence, state)
+        if self._prefixes.active:
+            for sequence, state in states.items():
+                self._prefixes.keep(sequence, state)
         kept = self._prefixes.take_pending()
         ready = {s: state for s, state in states.items() if plan.completes(s)}
         if ready:

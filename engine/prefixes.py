@@ -63,8 +63,6 @@ class Prefixes:
 
         Notes on it how many it shares with others, held in a usable form or not.
         """
-        if not self.active:
-            return 0
         most = len(sequence.tokens) - 1
         match = self._tree.match(sequence.tokens, most, sequence.cache_salt)
         sequence.shared = match.known
@@ -80,11 +78,8 @@ class Prefixes:
 
     def keep(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Takes over what is new in a snapshot of a sequence's first tokens."""
-        if not self.active:
-            return
-        known = len(sequence.tokens)
-        if snapshot.stop > known:  # a token was in flight when the sequence was ended
-            snapshot, _ = snapshot.split(known)
+        # A token may have been in flight when the sequence was ended.
+        snapshot = snapshot.part(0, min(snapshot.stop, len(sequence.tokens)))
         self._tree.insert(sequence.tokens[: snapshot.stop], snapshot, sequence.cache_salt)
 
     def take_pending(self) -> list[mx.array]:

@@ -2,7 +2,8 @@
 
 Each model is served on the loopback; requests that share their first tokens are sent one after the
 other. With ``--restart`` the server is then ended and started again on the same directory of
-prefixes. Exit code 1 if a later request takes more than LIMIT of the first one's time.
+prefixes. Exit code 1 if a later request, or the first one after the restart, takes more than LIMIT
+of the very first one's time.
 """
 
 from __future__ import annotations

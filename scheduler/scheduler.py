@@ -65,12 +65,10 @@ class Scheduler:
 
     Args:
         cached: how many of a sequence's first tokens the prefix cache can give at the moment; at
-            most all but the last, which is its first input in the batch.
+            most all but the last, which is its first input in the batch. None: there is no cache.
     """
 
-    def __init__(
-        self, limits: Limits, cached: Callable[[Sequence], int] = lambda sequence: 0
-    ) -> None:
+    def __init__(self, limits: Limits, cached: Callable[[Sequence], int] | None = None) -> None:
         self.limits = limits
         self._cached = cached
         self.waiting: deque[Sequence] = deque()
@@ -166,16 +164,25 @@ class Scheduler:
             rows += sequence.rows
             if rows > self.limits.max_rows:
                 break
-            wider = group | {sequence: self._cached(sequence)}
-            if not self._shares_a_chunk(decode, wider):
-                break
-            if any(_shared(sequence, other) >= wider[sequence] + MIN_SHARED for other in group):
+            wider = group | {sequence: self._cached(sequence) if self._cached else 0}
+            if not self._shares_a_chunk(decode, wider) or self._gains(sequence, wider):
                 break
             fits = self._capacity(decode, list(wider), now, COLUMN_STEP if decode or group else 0)
             if fits is None:
                 break
             group, capacity = wider, fits
         return group, capacity
+
+    def _gains(self, sequence: Sequence, group: Mapping[Sequence, int]) -> bool:
+        """Whether it is worth waiting until the others of a group are computed."""
+        if self._cached is None:
+            return False
+        least = group[sequence] + MIN_SHARED
+        return any(
+            _shared(sequence, other) >= least
+            for other in group
+            if other is not sequence and other.cache_salt == sequence.cache_salt
+        )
 
     def _columns(
         self, decode: list[Sequence], prefill: list[Sequence], cached: Mapping[Sequence, int]

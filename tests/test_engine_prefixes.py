@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx_lm.models import lfm2
 from reference import solo_tokens
 from test_engine import Bench
-from tiny import tiny_model
+from tiny import TinyKind, tiny_model
 
 from chairlift.engine.messages import Abort
 from chairlift.scheduler.scheduler import MIN_SHARED
@@ -19,48 +16,17 @@ from chairlift.scheduler.scheduler import MIN_SHARED
 PREFIX_BYTES = 1 << 26
 
 
-def hybrid_model(seed: int) -> Any:
-    """Two short convolutions and two attention layers."""
-    mx.random.seed(seed)
-    config = {
-        "model_type": "lfm2",
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "norm_eps": 1e-5,
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 64,
-        "block_ff_dim": 128,
-        "block_multiple_of": 16,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "full_attn_idxs": [1, 3],
-        "rope_theta": 10_000.0,
-    }
-    model = lfm2.Model(lfm2.ModelArgs.from_dict(config))
-    mx.eval(model.parameters())
-    return model
-
-
-def make_model(kind: str, seed: int = 5) -> Any:
-    return hybrid_model(seed) if kind == "hybrid" else tiny_model(kind, seed=seed)  # type: ignore[arg-type]
-
-
 def _tokens(seed: int, count: int) -> list[int]:
     random_ = random.Random(seed)
     return [random_.randrange(3, 250) for _ in range(count)]
 
 
-KINDS = ["llama", "gemma3", "hybrid"]
+KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shared_prefix_is_computed_once(kind: str) -> None:
-    model = make_model(kind)
+def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
+    model = tiny_model(kind, seed=5)
     bench = Bench(model, prefix=PREFIX_BYTES)
     shared = _tokens(1, 170)
     prompts = [[*shared, *_tokens(10 + i, 9)] for i in range(6)]
@@ -72,8 +38,8 @@ def test_a_shared_prefix_is_computed_once(kind: str) -> None:
     # States are kept at multiples of 64 here, and where the second prompt leaves the first one's
     # path, once it is seen to; keys and values for every token.
     assert cached[0] == 0
-    assert cached[1] >= (128 if kind == "hybrid" else 170), cached
-    least = 171 - MIN_SHARED if kind == "hybrid" else 170
+    assert cached[1] >= (128 if kind == "lfm2" else 170), cached
+    least = 171 - MIN_SHARED if kind == "lfm2" else 170
     assert all(least <= c <= 178 for c in cached[2:]), cached
     computed = sum(stats.prefill_tokens for stats in bench.stats)
     assert computed + sum(cached) == sum(map(len, prompts))
@@ -83,8 +49,8 @@ def test_a_shared_prefix_is_computed_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: str) -> None:
-    model = make_model(kind)
+def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: TinyKind) -> None:
+    model = tiny_model(kind, seed=5)
     bench = Bench(model, prefix=PREFIX_BYTES)
     history = _tokens(2, 40)
     before = 0
@@ -101,7 +67,7 @@ def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: str) -> None:
 
 
 def test_choices_share_their_prompt_and_tenants_share_nothing() -> None:
-    model = make_model("llama")
+    model = tiny_model("llama", seed=5)
     bench = Bench(model, prefix=PREFIX_BYTES)
     prompt = _tokens(3, 60)
     bench.submit("a", prompt, 4, n=3, salt="tenant")
@@ -119,9 +85,11 @@ def test_choices_share_their_prompt_and_tenants_share_nothing() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eager", [False, True])
-def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(kind: str, eager: bool) -> None:
+def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
+    kind: TinyKind, eager: bool
+) -> None:
     """Joins, leaves, aborts, preemptions and evictions; every kind of layer."""
-    model = make_model(kind, seed=7)
+    model = tiny_model(kind, seed=7)
     random_ = random.Random(7)
     bench = Bench(model, prefix=200_000, eager=eager)
     trunks = [_tokens(i, random_.choice([5, 33, 90])) for i in range(4)]
@@ -147,9 +115,9 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(kind: str, ea
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [PREFIX_BYTES, 150_000])
-def test_prefixes_outlive_the_engine(kind: str, budget: int, tmp_path: Path) -> None:
+def test_prefixes_outlive_the_engine(kind: TinyKind, budget: int, tmp_path: Path) -> None:
     """Those that were evicted, and those in memory when it was closed."""
-    model = make_model(kind)
+    model = tiny_model(kind, seed=5)
     prompts = [_tokens(30 + i, 70) for i in range(6)]
     expected = [solo_tokens(model, prompt, 5) for prompt in prompts]
     bench = Bench(model, prefix=budget, directory=tmp_path)

@@ -183,3 +183,17 @@ def test_the_longest_context_fits_alone_to_its_last_token() -> None:
     line.scheduler.add(_sequence("alone", longest - 3, most=3))
     line.drain()
     assert line.preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("cached", "salts", "together"),
+    [(True, ("", ""), 1), (True, ("", "other"), 2), (False, ("", ""), 2)],
+)
+def test_a_prompt_waits_for_one_that_it_can_take_over_from(
+    cached: bool, salts: tuple[str, str], together: int
+) -> None:
+    """Nobody waits where there is no prefix cache, or for a tenant who shares nothing."""
+    scheduler = Scheduler(_limits(tokens=200), (lambda sequence: 0) if cached else None)
+    for name, salt in zip("ab", salts, strict=True):
+        scheduler.add(Sequence(name, list(range(60)), 5, cache_salt=salt))
+    assert len(scheduler.plan(Capacity(0, 0)).prefill) == together

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models import lfm2
 from reference import solo_tokens
 from tiny import tiny_model
 
@@ -180,41 +178,11 @@ TestSpeculation.settings = settings(
 )
 
 
-def _tiny_lfm2(seed: int) -> nn.Module:
-    """Short convolutions, whose states are recurrent, between two attention layers."""
-    config = {
-        "model_type": "lfm2",
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "norm_eps": 1e-5,
-        "conv_bias": False,
-        "conv_L_cache": 4,
-        "block_dim": 64,
-        "block_ff_dim": 128,
-        "block_multiple_of": 16,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "full_attn_idxs": [1, 3],
-    }
-    model: nn.Module = lfm2.Model(lfm2.ModelArgs.from_dict(config))
-    weights = [
-        (name, mx.random.normal(old.shape, key=mx.random.key(seed + i)) * old.shape[-1] ** -0.5)
-        for i, (name, old) in enumerate(tree_flatten(model.parameters()))
-        if "norm" not in name and "conv.conv" not in name
-    ]
-    model.update(tree_unflatten(weights))
-    return model
-
-
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "llama": lambda seed: tiny_model("llama", seed),
     "gemma3": lambda seed: tiny_model("gemma3", seed),
     "gemma3, window 3": lambda seed: tiny_model("gemma3", seed, sliding_window=3),
-    "lfm2": _tiny_lfm2,
+    "lfm2": lambda seed: tiny_model("lfm2", seed),
 }
 
 

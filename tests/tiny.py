@@ -9,12 +9,12 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
+from mlx_lm.models import gemma3_text, lfm2, llama, qwen2, qwen3
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-TinyKind = Literal["llama", "qwen2", "qwen3", "gemma3"]
+TinyKind = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2"]
 
-_MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3_text}
+_MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3_text, "lfm2": lfm2}
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS_ID, IM_START_ID, IM_END_ID = range(3)
@@ -37,7 +37,8 @@ def tiny_config(
 ) -> dict[str, Any]:
     """The config.json of a tiny model: 64 wide, 4 heads of 16, 2 KV heads, context 4096.
 
-    gemma3 has 6 layers, two sliding-window ones to each global one; the others have 2 layers.
+    gemma3 has 6 layers, two sliding-window ones to each global one; lfm2 4, every other one a short
+    convolution, whose state is recurrent; the others have 2 layers.
     ``tied`` False gives an output matrix of its own.
     """
     config: dict[str, Any] = {
@@ -55,6 +56,19 @@ def tiny_config(
         "tie_word_embeddings": tied,
         "eos_token_id": EOS_ID,
     }
+    if kind == "lfm2":
+        config |= {
+            "num_hidden_layers": 4,
+            "norm_eps": 1e-5,
+            "conv_bias": False,
+            "conv_L_cache": 4,
+            "block_dim": 64,
+            "block_ff_dim": 128,
+            "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": False,
+            "full_attn_idxs": [1, 3],
+        }
     if kind == "gemma3":
         config |= {
             "model_type": "gemma3_text",

@@ -28,7 +28,7 @@ class Batch:
     @property
     def pads(self) -> bool:
         """Whether rows of different length can share a prefill."""
-        return bool(getattr(self._cache, "pads", True))
+        return self._cache.pads
 
     def reserve(self, rows: int, columns: int) -> None:
         """Makes room beforehand."""
