@@ -23,8 +23,14 @@ from pathlib import Path
 
 from chairlift.engine.fetch import cache_dir
 
-# The routines MLX's CPU backend calls for matrix products.
-_ROUTINES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm", "cblas_zgemm")
+# The routines MLX's CPU backend calls for matrix products, and the one that ``engine.gemm`` does.
+_ROUTINES = (
+    "cblas_sgemm",
+    "cblas_dgemm",
+    "cblas_cgemm",
+    "cblas_zgemm",
+    "cblas_sgemm_batch_strided",
+)
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.2", "libmkl_rt.so")
 _CUDA_WHEELS = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 _ADVICE = (

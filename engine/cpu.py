@@ -23,9 +23,13 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from chairlift.cache.layer import LayerCache
+from chairlift.engine.gemm import Floats, products
 
 # Far below any score, and finite, so that a query that sees nothing gives no NaN.
 MASKED = np.float32(-1e30)
+# Scores within this of 0 need not be taken relative to their row's highest: neither e to the power
+# of 60 nor a sum of a billion of them is too large for float32, nor is their inverse too small.
+MODEST = 60
 # Numbers that several passes go over at a time, so that all but the first find them in a core's L2.
 BLOCK = 1 << 17
 
@@ -72,39 +76,50 @@ def attention(
     rows, heads, length, dim = queries.shape
     shared, seen = keys.shape[1], keys.shape[2]
     group = heads // shared
-    grouped = (queries * scale).reshape(rows, shared, group * length, dim)
+    grouped = queries.reshape(rows, shared, group * length, dim)
     if isinstance(mask, str):
         mask = mx.arange(seen - length, seen)[:, None] >= mx.arange(seen)[None]
     hidden = None if mask is None else ~_evaluated(mask)
     if hidden is not None and hidden.ndim == 4:
         hidden = hidden[:, :, None]
-    if length > 1:  # large products: MLX's BLAS has all cores
-        scores = grouped @ keys.swapaxes(-1, -2)
-        _softmax(_evaluated(scores).reshape(rows, shared, group, length, seen), hidden)
-        mixed = scores @ values
-    else:
-        mx.eval(grouped, keys, values)
-        products = np.matmul(_view(grouped), _view(keys).swapaxes(-1, -2))
-        _softmax(products.reshape(rows, shared, group, length, seen), hidden)
-        mixed = mx.array(np.matmul(products, _view(values)))
-    return mixed.reshape(rows, heads, length, -1)
+    mx.eval(grouped, keys, values)
+    if rows > 1:
+        weights = products(_view(grouped), _view(keys).swapaxes(-1, -2), scale)
+        sums = _exponentials(weights.reshape(rows, shared, group, length, seen), hidden)
+        mixed = products(weights, _view(values))
+    else:  # few and large products: MLX does one after the other with all cores
+        scores = (grouped * scale) @ keys.swapaxes(-1, -2)
+        sums = _exponentials(_evaluated(scores).reshape(rows, shared, group, length, seen), hidden)
+        mixed = _evaluated(scores @ values)
+    mixed /= sums.reshape(rows, shared, group * length, 1)
+    return mx.array(mixed.reshape(rows, heads, length, -1))
 
 
-def _softmax(scores: NDArray[np.float32], hidden: NDArray[np.bool_] | None) -> None:
-    """Over the last axis, in place; what is hidden weighs nothing."""
+def _exponentials(scores: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
+    """Makes weights of scores, in place; what is hidden weighs nothing.
+
+    Returns:
+        The sums over the last axis, ``[..., 1]``, by which the weights have yet to be divided.
+    """
     axis = int(np.argmax(scores.shape[:-1]))
     if scores.size > BLOCK and scores.shape[axis] > 1:
         hidden = None if hidden is None else np.broadcast_to(hidden, scores.shape)
         middle = scores.shape[axis] // 2
-        for half in (slice(None, middle), slice(middle, None)):
-            part = (slice(None),) * axis + (half,)
-            _softmax(scores[part], None if hidden is None else hidden[part])
-        return
-    if hidden is not None:
-        np.copyto(scores, MASKED, where=hidden)
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
+        before = (slice(None),) * axis
+        halves = [(*before, slice(None, middle)), (*before, slice(middle, None))]
+        parts = [(scores[half], None if hidden is None else hidden[half]) for half in halves]
+        return np.concatenate([_exponentials(*part) for part in parts], axis=axis)
+    if scores.min() > -MODEST and scores.max() < MODEST:
+        np.exp(scores, out=scores)
+        if hidden is not None:
+            np.copyto(scores, np.float32(0), where=hidden)
+    else:
+        if hidden is not None:
+            np.copyto(scores, MASKED, where=hidden)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+    sums: Floats = np.einsum("...k->...", scores)[..., None]
+    return np.maximum(sums, np.finfo(np.float32).tiny)
 
 
 def _evaluated(array: mx.array) -> NDArray[Any]:

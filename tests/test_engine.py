@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -287,10 +288,12 @@ def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.Monkey
     gate, x = mx.random.normal((4, 50)) * 10, mx.random.normal((4, 50))
     gate[0, 0] = -1e4
     assert mx.allclose(cpu.swiglu(gate, x), gate * mx.sigmoid(gate) * x, rtol=1e-5, atol=1e-6)
-    for length in (1, 5):
-        queries = mx.random.normal((2, 6, length, 16))
-        keys, values = mx.random.normal((2, 2, 9, 16)), mx.random.normal((2, 2, 9, 12))
-        hidden = mx.random.uniform(shape=(2, 1, length, 9)) < 0.7
+    for rows, length, size in itertools.product((1, 2), (1, 5), (1, 200)):
+        queries = mx.random.normal((rows, 6, length, 16)) * size  # scores of a few, or hundreds
+        buffers = mx.random.normal((rows, 2, 12, 16)), mx.random.normal((rows, 2, 12, 12))
+        keys, values = [buffer[:, :, 2:11] for buffer in buffers]
+        hidden = mx.random.uniform(shape=(rows, 1, length, 9)) < 0.7
+        hidden[:, :, :, 4] = True
         for mask in (None, "causal", hidden, hidden[:1, :1]):
             theirs = mx.fast.scaled_dot_product_attention(
                 queries, keys, values, scale=0.3, mask=mask

@@ -1,0 +1,66 @@
+"""Many small matrix products in one call of the BLAS that MLX was given (see ``engine.blas``).
+
+The library spreads a batch over its threads, which are awake anyway; NumPy and MLX do one product
+after the other, most of them too small for two threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+# CBLAS's names for how a matrix lies.
+_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112
+
+
+def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
+    """``scale * a @ b`` for every row and head, in memory of its own.
+
+    Args:
+        a: ``[rows, heads, m, k]``.
+        b: ``[rows, heads, k, n]``; a view is read where it lies if one of its last two axes has no
+            gaps and its heads, over all rows, lie at even distances.
+    """
+    batched = _batched()
+    if batched is None:
+        return np.matmul(a * np.float32(scale), b)
+    a = np.ascontiguousarray(a)
+    b = b if _lies_well(b) else np.ascontiguousarray(b)
+    rows, heads, m, k = a.shape
+    n = b.shape[3]
+    transposed = b.strides[3] != b.itemsize
+    leading = b.strides[3 if transposed else 2] // b.itemsize
+    result = np.empty((rows, heads, m, n), np.float32)
+    batched(
+        *(_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED if transposed else _AS_IT_IS),
+        *(m, n, k, scale),
+        *(a.ctypes.data, k, m * k),
+        *(b.ctypes.data, leading, b.strides[1] // b.itemsize),
+        *(0.0, result.ctypes.data, n, m * n),
+        rows * heads,
+    )
+    return result
+
+
+def _lies_well(b: Floats) -> bool:
+    row, head, *matrix = b.strides
+    return row == head * b.shape[1] and b.itemsize in matrix
+
+
+@functools.cache
+def _batched() -> Callable[..., None] | None:
+    """MKL and OpenBLAS have it, with 32-bit sizes; Apple's Accelerate has not."""
+    function: Any = getattr(ctypes.CDLL(None), "cblas_sgemm_batch_strided", None)
+    if function is not None:
+        size, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+        matrix = [address, size, size]
+        function.argtypes = [*[size] * 6, number, *matrix, *matrix, number, *matrix, size]
+        function.restype = None
+    return function
