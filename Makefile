@@ -36,7 +36,7 @@ conformance: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/lint && $(BIN)/pip wheel --quiet --no-deps --wheel-dir build/lint .
+	rm -rf build && $(BIN)/pip wheel --quiet --no-deps --wheel-dir build/lint .
 	$(BIN)/python -m zipfile -e build/lint/chairlift-*.whl build/lint/wheel
 	cd build/lint/wheel && MYPYPATH=. ../../../$(BIN)/mypy --config-file ../../../pyproject.toml \
 		--explicit-package-bases --namespace-packages -p chairlift

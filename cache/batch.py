@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity, KVGeometry, grown
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.chunked import ChunkedLayer, QuantizedChunkedLayer
+from chairlift.cache.layer import LayerCache, Shared
 from chairlift.cache.quantized import Quantization, QuantizedLayer
 from chairlift.cache.ring import Ring
 from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece, resumable
@@ -40,7 +41,7 @@ class BatchCache:
         self,
         kinds: Sequence[LayerKind],
         quantization: Quantization | None = None,
-        view: Callable[[Sequence[Layer]], Sequence[Any]] = list,
+        view: Callable[[Sequence[Any]], Sequence[Any]] = list,
         grouped_masks: bool = False,
     ) -> None:
         self.kinds = tuple(kinds)
@@ -51,6 +52,7 @@ class BatchCache:
         self._states = [part for part in self._parts if isinstance(part, StateLayer)]
         for layer in self._attention:
             layer.grouped_masks = grouped_masks
+        self.view = view
         self.layers = view(self._parts)
         self.offsets: list[int] = []
         # Columns just behind the cursor that a row does not own: the padding after its last token.
@@ -63,7 +65,10 @@ class BatchCache:
         if kind.recurrent:
             return StateLayer(kind.slots)
         ring = self._rings[kind.window]
-        return QuantizedLayer(ring, quantization) if quantization else LayerCache(ring)
+        if quantization:
+            packed = QuantizedChunkedLayer if kind.chunked else QuantizedLayer
+            return packed(ring, quantization)
+        return ChunkedLayer(ring) if kind.chunked else LayerCache(ring)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -180,10 +185,13 @@ class BatchCache:
         order = list(range(remaining))
         for row, mover in zip(freed, movers, strict=True):
             order[row] = mover
-            for layer in self._attention:
-                held = layer.get(mover, layer.ring.cursor, layer.ring.lengths[mover]).copy()
-                self._moves += held.arrays
-                layer.put(row, held)
+        for layer in self._attention:
+            ring = layer.ring
+            # All are read before any is written: what is read must not depend on a write.
+            held = [layer.get(row, ring.cursor, ring.lengths[row]).copy() for row in movers]
+            for row, moved in zip(freed, held, strict=True):
+                self._moves += moved.arrays
+                layer.put(row, moved)
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
@@ -230,9 +238,9 @@ class BatchCache:
         assert self.pads or all(new == length for new in real), "padding would enter a state"
         self.reserve(Capacity(len(self), self.tokens + length), step=length)
         offset = mx.array(self.offsets, mx.int32)
-        masks: dict[int, dict[tuple[int, int | None, bool], mx.array | str | None]] = {}
+        shared: dict[tuple[int, type], Shared] = {}
         for layer in self._attention:
-            layer.begin(offset, masks.setdefault(id(layer.ring), {}))
+            layer.begin(offset, shared.setdefault((id(layer.ring), type(layer)), Shared()))
         yield
         for layer in self._attention:
             layer.end()
@@ -287,8 +295,10 @@ class BatchCache:
             kept = ring.spans(ring.cursor, min(columns, max(ring.lengths, default=0)))
             held = Capacity(capacity.rows, columns)
             for layer in self._attention:
-                if layer.ring is ring:
-                    layer.resize(held, kept)
+                if layer.ring is ring and layer.resize(held, kept):
+                    # One after the other, or the old and the new ones of all would be held at once.
+                    mx.eval(layer.state)
+                    mx.synchronize()
             ring.rows, ring.columns = held
             ring.cursor = sum(span.width for span in kept) % columns if columns else 0
             ring.lengths = [min(length, columns) for length in ring.lengths]

@@ -8,27 +8,21 @@ from typing import Any
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
 
-from chairlift.cache.batch import BatchCache, Layer
+from chairlift.cache.batch import BatchCache
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
-SUPPORTED = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList")
+SUPPORTED = ("KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "CacheList")
 
 # mlx-lm's model files whose attention scores have an axis for the query heads of a key head, and
 # that add the mask as it comes.
 GROUPED_MASKS = frozenset({"gemma2"})
-# Model files that take for granted what holds only for a single sequence, and would go wrong
-# without a word.
-UNBATCHED = {
-    "afm7": "layers that reuse keys take a query's position from how many there are",
-    "minimax_m3_vl": "it selects blocks of cache columns, which differ from row to row",
-    "recurrent_gemma": "it scales the first token by whether the state is None, for all rows alike",
-}
 
 
 class UnsupportedKind(Exception):
@@ -41,16 +35,18 @@ def layer_kinds(model: Any) -> list[LayerKind]:
     Raises:
         UnsupportedKind: a layer wants another kind of cache, or attention-sink tokens.
     """
-    return [_kind(cache) for cache in _flat(make_prompt_cache(model))]
+    return [_kind(cache) for cache in _flat(_wanted(model))]
 
 
 def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCache:
-    """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind."""
-    caches = make_prompt_cache(model)
+    """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind.
+
+    NOTE: a model file that takes a single sequence for granted has to be adapted before
+    (``engine.adapters``), or may go wrong without a word.
+    """
+    caches = _wanted(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
     name = type(model).__module__.rpartition(".")[2]
-    if name in UNBATCHED:
-        raise UnsupportedKind(UNBATCHED[name])
     return BatchCache(
         kinds,
         quantization,
@@ -59,12 +55,21 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
     )
 
 
+def _wanted(model: Any) -> Sequence[Any]:
+    """The caches that the model would make for itself, or those it says that rows need."""
+    make = getattr(model, "make_row_caches", None)
+    caches: Sequence[Any] = make() if make else make_prompt_cache(model)
+    return caches
+
+
 def _kind(cache: Any) -> LayerKind:
     # By exact type: a subclass may keep something that ours would lose.
     if type(cache) is KVCache:
         return LayerKind()
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return LayerKind(window=cache.max_size)
+    if type(cache) is ChunkedKVCache:
+        return LayerKind(window=cache.chunk_size, chunked=True)
     if type(cache) is ArraysCache:
         return LayerKind(recurrent=True, slots=len(cache.cache))
     kept = getattr(cache, "keep", 0)
@@ -83,7 +88,7 @@ def _flat(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _nested(caches: Sequence[Any], layers: Iterator[Layer]) -> list[Any]:
+def _nested(caches: Sequence[Any], layers: Iterator[Any]) -> list[Any]:
     return [
         CacheList(*_nested(cache.caches, layers)) if type(cache) is CacheList else next(layers)
         for cache in caches

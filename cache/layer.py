@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.ring import Ring, Span
 from chairlift.cache.snapshot import KVPiece
+
+Mask = mx.array | str | None
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the layers of a kind share in a step, made when one of them first asks for it.
+
+    ``masks`` are held by what ``make_mask`` was asked for, ``lengths`` by their limit.
+    """
+
+    masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
+    lengths: dict[int | None, mx.array] = field(default_factory=dict)
+    cursor: mx.array | None = None
 
 
 class LayerCache:
@@ -25,7 +40,7 @@ class LayerCache:
         self.values: mx.array | None = None
         # Positions of each row's first new token, [rows]; rebound each step, never written to.
         self.offset: mx.array = mx.zeros((0,), mx.int32)
-        self._masks: dict[tuple[int, int | None, bool], mx.array | str | None] = {}
+        self._shared = Shared()
         self._fetched: tuple[mx.array, mx.array] | None = None
         self.grouped_masks = False
 
@@ -46,26 +61,45 @@ class LayerCache:
         """Bytes the buffers take."""
         return sum(array.nbytes for array in self.state)
 
-    def begin(
-        self,
-        offset: mx.array,
-        masks: dict[tuple[int, int | None, bool], mx.array | str | None],
-    ) -> None:
-        """Takes a step's row offsets, and the masks that layers of this kind share in it."""
+    def begin(self, offset: mx.array, shared: Shared) -> None:
+        """Takes a step's row offsets, and what layers of this kind share in it."""
         self.offset = offset
-        self._masks = masks
+        self._shared = shared
 
-    def make_mask(
-        self, n: int, window_size: int | None = None, return_array: bool = False
-    ) -> mx.array | str | None:
+    def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Mask:
         """The attention mask for ``n`` new queries a row; see ``Ring.mask``."""
         key = (n, window_size, return_array)
-        if key not in self._masks:
-            mask = self.ring.mask(n, window_size, return_array)
+        masks = self._shared.masks
+        if key not in masks:
+            mask = self._mask(n, window_size, return_array)
             if self.grouped_masks and isinstance(mask, mx.array):
                 mask = mask[:, :, None]
-            self._masks[key] = mask
-        return self._masks[key]
+            masks[key] = mask
+        return masks[key]
+
+    def seen(self, mask: Mask) -> mx.array | None:
+        """How many columns behind the cursor a mask shows each row's one new query.
+
+        Returns:
+            ``[rows]`` int32, the query's own column included; None if the mask is not one that
+            ``make_mask`` gave for one query a row in this step.
+        """
+        asked = (key for key, own in self._shared.masks.items() if own is mask and key[0] == 1)
+        key = next(asked, None)
+        if key is None:
+            return None
+        limit, lengths = key[1], self._shared.lengths
+        if limit not in lengths:
+            most = min(limit or self.ring.columns, self.ring.window or self.ring.columns)
+            lengths[limit] = mx.array([min(n + 1, most) for n in self.ring.lengths], mx.int32)
+        return lengths[limit]
+
+    @property
+    def newest(self) -> mx.array:
+        """The column behind the newest of a step of one token, ``[1]`` int32."""
+        if self._shared.cursor is None:
+            self._shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
+        return self._shared.cursor
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new columns for all rows and returns what attention has to read.
@@ -115,17 +149,25 @@ class LayerCache:
         own = slice(row, row + 1)
         return KVPiece(gather(self.keys[own], spans), gather(self.values[own], spans))
 
-    def resize(self, capacity: Capacity, kept: Sequence[Span]) -> None:
-        """Moves to buffers of another size: ``kept`` columns first, in that order, then zeros."""
+    def resize(self, capacity: Capacity, kept: Sequence[Span]) -> bool:
+        """Moves to buffers of another size: ``kept`` columns first, in that order, then zeros.
+
+        Returns:
+            Whether there is anything to move.
+        """
         if self.keys is None or self.values is None:
-            return
+            return False
         self.keys = _resized(self.keys, capacity, kept)
         self.values = _resized(self.values, capacity, kept)
+        return True
 
     def reset(self) -> None:
         """Gives the memory back."""
         self.keys = self.values = None
-        self._masks = {}
+        self._shared = Shared()
+
+    def _mask(self, n: int, window_size: int | None, return_array: bool) -> Mask:
+        return self.ring.mask(n, window_size, return_array)
 
     def _allocate(self, keys: mx.array, values: mx.array) -> None:
         rows, columns = self.ring.rows, self.ring.columns

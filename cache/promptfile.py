@@ -19,6 +19,7 @@ from chairlift.cache.container import (
 )
 from chairlift.cache.saved_layers import (
     ARRAYS,
+    CHUNKED,
     FULL,
     NESTED,
     ROTATING,
@@ -49,8 +50,7 @@ def read_prompt_cache(
         header = read_header(file)
         layers = list(_PromptFile(header.metadata, header.read_all(file)[0]).layers())
         require(bool(layers), "it has no caches")
-        told = {layer.meta[2] if layer.kind == ROTATING else layer.tokens for layer in layers
-                if layer.kind != ARRAYS}  # fmt: skip
+        told = {layer.offset for layer in layers if layer.kind != ARRAYS}
         told |= set() if tokens is None else {tokens}
         require(bool(told), "its caches are all recurrent and do not tell of how many tokens")
         require(len(told) == 1, f"the offsets differ: {sorted(told)} tokens")
@@ -121,6 +121,13 @@ class _PromptFile:
             offset = meta[0] if meta else held
             require(offset <= held, f"{FULL} is at offset {offset} of {held}")
             return SavedLayer(FULL, (), _ordered(tensors, 0, offset))
+        if kind == CHUNKED:
+            require(len(meta) == 3, f"{CHUNKED} needs 3 meta values, not {len(meta)}")
+            offset, chunk, first = meta
+            require(0 <= offset - first <= held, f"{CHUNKED} has {held} of [{first}, {offset})")
+            enough = offset - first >= min(offset, chunk - 1)
+            require(enough, f"{CHUNKED} has [{first}, {offset}), but chunks of {chunk}")
+            return SavedLayer(CHUNKED, meta, _ordered(tensors, 0, offset - first))
         require(len(meta) == 4, f"{ROTATING} needs 4 meta values, not {len(meta)}")
         offset, keep, max_size, cursor = (meta[2], meta[0], meta[1], meta[3]) if self._old else meta
         require(cursor <= held, f"{ROTATING} has its cursor at {cursor} of {held}")

@@ -101,14 +101,32 @@ class Ring:
         level = all(length == old for length in self.lengths) and old <= kept
         if level and limit >= visible.width and not as_array and (in_order or step == 1):
             return None if step == 1 else "causal"
-        newest = (self.cursor + step - 1) % self.columns
-        # How many columns a key lies behind the newest; the same for a query; the difference.
-        key_age = (newest - mx.arange(visible.start, visible.stop)) % self.columns
-        query_age = mx.arange(step - 1, -1, -1)
-        behind = key_age[None, :] - query_age[:, None]
+        behind = self.behind(step)
         lengths = mx.minimum(mx.array(self.lengths), kept)
         held = mx.minimum(lengths[:, None] + mx.arange(1, step + 1)[None, :], limit)
         return ((behind >= 0)[None] & (behind[None] < held[:, :, None]))[:, None]
+
+    def behind(self, step: int) -> mx.array:
+        """How many tokens each visible column lies behind each of ``step`` new queries.
+
+        For a row that holds the column, that is; what is below 0 comes after the query.
+
+        Returns:
+            Integers ``[step, visible columns]``.
+        """
+        newest = (self.cursor + step - 1) % self.columns
+        key_age = (newest - mx.arange(*self.visible(step))) % self.columns
+        query_age = mx.arange(step - 1, -1, -1)
+        return key_age[None, :] - query_age[:, None]
+
+    def index(self, behind: mx.array, step: int) -> mx.array:
+        """Which of the visible columns it is that lies so many tokens behind the newest of a step.
+
+        What would lie outside of them is taken for the nearest one that does not. The same shape.
+        """
+        visible = self.visible(step)
+        newest = self.cursor + step - 1
+        return (newest - mx.clip(behind, 0, visible.width - 1)) % self.columns - visible.start
 
     def advance(self, step: int) -> None:
         """Counts ``step`` columns as written, for every row. A window forgets its oldest."""

@@ -14,13 +14,10 @@ import numpy as np
 from chairlift.cache.container import NUMPY, SavedStateError, Tensor, require
 from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece
 
-FULL, ROTATING, ARRAYS = "KVCache", "RotatingKVCache", "ArraysCache"
-NESTED = "CacheList"
-SUPPORTED = (FULL, ROTATING, ARRAYS)
-KNOWN = (
-    *(*SUPPORTED, NESTED, "QuantizedKVCache", "ChunkedKVCache"),
-    *("BatchKVCache", "BatchRotatingKVCache"),
-)
+FULL, ROTATING, CHUNKED = "KVCache", "RotatingKVCache", "ChunkedKVCache"
+ARRAYS, NESTED = "ArraysCache", "CacheList"
+SUPPORTED = (FULL, ROTATING, CHUNKED, ARRAYS)
+KNOWN = (*SUPPORTED, NESTED, "QuantizedKVCache", "BatchKVCache", "BatchRotatingKVCache")
 ALIASES = {
     "ConcatenateKVCache": FULL,
     "KVCacheSimple": FULL,
@@ -35,8 +32,9 @@ _MLX = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "U32": mx.uin
 class SavedLayer(NamedTuple):
     """A layer as mlx-lm's files name it; no tensors if it holds nothing.
 
-    The meta of a rotating layer is ``(keep, max_size, offset, cursor)``, that of arrays the number
-    of their slots (nothing, where there is no state), and a full one has none.
+    The meta of a rotating layer is ``(keep, max_size, offset, cursor)``, of a chunked one
+    ``(offset, chunk_size, start_position)``, of arrays the number of their slots (nothing, where
+    there is no state), and a full one has none.
     """
 
     kind: str
@@ -48,6 +46,18 @@ class SavedLayer(NamedTuple):
         """Tokens of an attention layer's tensors."""
         first = self.tensors[0] if self.tensors else None
         return int(first.data.shape[2]) if first is not None else 0
+
+    @property
+    def offset(self) -> int:
+        """The position behind an attention layer's last token."""
+        if self.kind == CHUNKED:
+            return self.meta[0]
+        return self.meta[2] if self.kind == ROTATING else self.tokens
+
+    @property
+    def window(self) -> int | None:
+        """The tokens of a window or of a chunk, if the layer has one."""
+        return self.meta[1] if self.kind in (ROTATING, CHUNKED) else None
 
 
 class ArraySpec(NamedTuple):
@@ -103,6 +113,9 @@ def _packed(kind: LayerKind, piece: Piece | None, stop: int) -> SavedLayer:
     tensors = tuple(_view(array) for array in piece.arrays) if piece else ()
     if kind.window is None:
         return SavedLayer(FULL, (), tensors)
+    if kind.chunked:
+        offset, first = (stop, stop - piece.tokens) if piece else (0, 0)
+        return SavedLayer(CHUNKED, (offset, kind.window, first), tensors)
     meta = (0, kind.window, stop, piece.tokens) if piece else (0, kind.window, 0, 0)
     return SavedLayer(ROTATING, meta, tensors)
 
@@ -210,6 +223,19 @@ def _check_rotating(layer: SavedLayer, start: int, stop: int) -> None:
     require(cursor == held, f"{ROTATING} has its cursor at {cursor} of {held}")
 
 
+def _check_chunked(layer: SavedLayer, start: int, stop: int) -> None:
+    require(len(layer.meta) == 3, f"{CHUNKED} needs 3 meta values, not {len(layer.meta)}")
+    offset, chunk, first = layer.meta
+    require(chunk >= 1, f"{CHUNKED} has chunks of {chunk}")
+    held = check_kv(layer)
+    require(offset - first == held, f"{CHUNKED} has {held} tokens of [{first}, {offset})")
+    if layer.tensors:
+        require(offset == stop, f"{CHUNKED} is at {offset}, but the tokens end at {stop}")
+        require(start <= first, f"{CHUNKED} begins at {first}, but the tokens at {start}")
+    else:
+        require(offset == 0, f"{CHUNKED} is empty, but at {offset}")
+
+
 def check_kv(layer: SavedLayer) -> int:
     """The tokens of both tensors, or 0 without any."""
     if not layer.tensors:
@@ -232,15 +258,19 @@ def _check_arrays(layer: SavedLayer, start: int, stop: int) -> None:
         require(shape[:1] == (1,) and bool(tensor.data.size), f"a state of shape {shape}")
 
 
-_CHECKS = {FULL: _check_full, ROTATING: _check_rotating, ARRAYS: _check_arrays}
+_CHECKS = {
+    FULL: _check_full,
+    ROTATING: _check_rotating,
+    CHUNKED: _check_chunked,
+    ARRAYS: _check_arrays,
+}
 
 
 def _check_template(layer: SavedLayer, template: LayerTemplate) -> None:
     kind, specs = template
-    window = layer.meta[1] if layer.kind == ROTATING else None
     require(
-        LayerKind(window, layer.kind == ARRAYS) == kind,
-        f"{layer.kind} of window {window}, but the model wants {kind}",
+        LayerKind(layer.window, layer.kind == ARRAYS, chunked=layer.kind == CHUNKED) == kind,
+        f"{layer.kind} of window {layer.window}, but the model wants {kind}",
     )
     if specs is None or not layer.tensors:
         return

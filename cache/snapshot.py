@@ -103,12 +103,15 @@ Piece = KVPiece | StatePiece
 class LayerKind:
     """What a layer keeps: ``window`` newest tokens (None: all), or a recurrent state.
 
-    ``slots`` is how many arrays a recurrent layer has, as far as that is known.
+    ``slots`` is how many arrays a recurrent layer has, as far as that is known. ``chunked``: a
+    query sees nothing before the last multiple of ``window``; as much is kept as of a window, which
+    is never too little.
     """
 
     window: int | None = None
     recurrent: bool = False
     slots: int = field(default=0, compare=False)
+    chunked: bool = False
 
     def needed(self, position: int) -> int:
         """Tokens of KV that going on from ``position`` takes: a new query sees itself as well."""

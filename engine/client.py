@@ -117,7 +117,7 @@ class LocalClient(StreamingClient):
         super().__init__()
         self._config = config
         self._source = source
-        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def start(self, on_progress: Callable[[str], None] = _silent) -> ModelInfo:
@@ -160,11 +160,14 @@ class LocalClient(StreamingClient):
 
 
 class _QueueInbox:
-    def __init__(self, messages: queue.SimpleQueue[ToEngine]) -> None:
+    def __init__(self, messages: queue.SimpleQueue[ToEngine | None]) -> None:
         self._messages = messages
 
     def receive(self, block: bool) -> Iterable[ToEngine]:
         arrived = [self._messages.get()] if block else []
         while not self._messages.empty():
             arrived.append(self._messages.get())
-        return arrived
+        return [message for message in arrived if message is not None]
+
+    def wake(self) -> None:
+        self._messages.put(None)

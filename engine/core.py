@@ -12,6 +12,7 @@ from chairlift.cache.kinds import make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store import PrefixStore
 from chairlift.engine.decode import DecodeBatch
+from chairlift.engine.forward import fitted
 from chairlift.engine.messages import (
     Abort,
     FinishReason,
@@ -21,8 +22,8 @@ from chairlift.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
-from chairlift.engine.prefill import Prefill
 from chairlift.engine.prefixes import Prefixes
+from chairlift.engine.prompts import Prompts
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.sampler import Logprobs
 from chairlift.engine.step import Step
@@ -58,14 +59,13 @@ class EngineCore:
         self.limits = limits
         self.requests = Requests()
         self.prefixes = Prefixes(cache.kinds, prefix_bytes, store)
-        self.scheduler = Scheduler(limits, self.prefixes.cached if prefix_bytes else None)
-        self.prefill = Prefill(model, make_cache, self.prefixes)
+        cached = self.prefixes.cached if prefix_bytes else None
+        self.scheduler = Scheduler(limits, cached, self.prefixes.fetching)
+        self.prompts = Prompts(make_cache, self.prefixes)
         self.batch = DecodeBatch(
-            model,
-            cache,
-            vocabulary,
-            lambda sequence: self.requests.of(sequence).sampler_row(sequence),
+            cache, vocabulary, lambda sequence: self.requests.of(sequence).sampler_row(sequence)
         )
+        self.forward = fitted(model, make_cache)
         self._eager = eager
         self._evictions = 0
         self._running = Step()
@@ -73,8 +73,9 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to compute, to read, or to report."""
-        return self.scheduler.idle and not self._running.rows and not self._stats.finished
+        """Nothing is left to compute, to read, or to report, unless the disk has to come first."""
+        left = self._running.rows or self._stats.finished or self.prefixes.due
+        return self.scheduler.idle and not left
 
     def submit(self, request: Submit) -> None:
         """Queues a request."""
@@ -96,6 +97,7 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Plans and dispatches a step, and reads the one before, whose tokens it returns."""
         lap = _Laps(self._stats.phases)
+        self.prefixes.take_fetched()
         plan = self.scheduler.plan(self.batch.cache.capacity)
         lap.end("schedule")
         if self._eager:
@@ -106,32 +108,32 @@ class EngineCore:
         self._running.wait()
         lap.end("wait")
         step.dispatch()
-        # The last token of a prompt is computed by the decode batch, but it is the prompt's.
-        prompt_tokens = plan.prefill_tokens + plan.completed_prompts
         self.scheduler.commit(plan)
         lap.end("launch")
         outputs = self._read(self._running)
         self._running = step
         lap.end("output")
-        return StepOutput(outputs, self._report(plan, prompt_tokens, lap.total))
+        return StepOutput(outputs, self._report(plan, lap.total))
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
         now = time.monotonic()
-        for sequence in plan.prefill:
+        for sequence in (*plan.chunks, *plan.joins):
             sequence.scheduled_at = sequence.scheduled_at or now
-        for choice in plan.joins:
-            choice.scheduled_at = choice.scheduled_at or now
-        prefilled = self.prefill.run(plan)
+        # First, since what is kept next may evict the prefixes that the plan begins with.
+        chunks = self.prompts.chunks(plan)
         if self.prefixes.active:
-            for sequence, state in self.batch.leaving(plan.decode):
-                self.prefixes.keep(sequence, state)
+            for sequence, row in self.batch.leaving(plan.decode):
+                self.prefixes.keep(sequence, self.batch.cache, row)
         first = self.prefixes.take_pending()
-        first += self.batch.arrange(plan.decode, plan.capacity, prefilled.states)
+        first += self.batch.arrange(plan.decode, plan.capacity, list(plan.joins))
         if self._eager:
             mx.eval(first)
-        sampled = self.batch.step() if plan.decode else None
-        written = [*prefilled.written, *self.batch.cache.states]
+        logits = self.forward(self.batch.cache, self.batch.tokens, chunks)
+        self.batch.arriving = self.prompts.states(plan)
+        sampled = None if logits is None else self.batch.sample(logits)
+        written = [array for chunk in chunks for array in chunk.cache.state]
+        written += [*self.prefixes.take_pending(), *self.batch.cache.states]
         return Step(list(self.batch.rows), sampled, first, written)
 
     def _read(self, step: Step) -> list[TokenOutput]:
@@ -171,6 +173,8 @@ class EngineCore:
         finished = self.requests.of(sequence).finished(sequence, reason, time.monotonic())
         self._stats.finished.extend(finished)
         self.requests.end(sequence)
+        if sequence.request_id not in self.requests:
+            self.prefixes.drop(sequence.request_id)
 
     def _time_token(self, sequence: Sequence, now: float) -> None:
         if sequence.last_token_at is not None:
@@ -180,7 +184,7 @@ class EngineCore:
             self._stats.first_token_latencies.append(now - sequence.arrival)
         sequence.last_token_at = now
 
-    def _report(self, plan: Plan, prompt_tokens: int, duration: float) -> StepStats:
+    def _report(self, plan: Plan, duration: float) -> StepStats:
         """Completes this step's stats and begins the next one's."""
         stats, self._stats = self._stats, StepStats()
         cache, geometry, scheduler = self.batch.cache, self.limits.geometry, self.scheduler
@@ -189,8 +193,8 @@ class EngineCore:
         stats.rows = len(cache)
         stats.running = sum(s.rows for s in (*scheduler.running, *scheduler.prefilling))
         stats.waiting = sum(s.rows for s in scheduler.waiting)
-        stats.prefill_tokens = prompt_tokens
-        stats.decode_tokens = len(plan.decode) - plan.completed_prompts
+        stats.prefill_tokens = plan.prefill_tokens
+        stats.decode_tokens = len(plan.decode)
         stats.preemptions = len(plan.preempted)
         if self.prefixes.active:
             stats.prefix_queries = sum(len(sequence.tokens) for sequence in plan.cached)
@@ -198,9 +202,10 @@ class EngineCore:
         stats.prefix_bytes = self.prefixes.nbytes
         stats.prefix_evictions = self.prefixes.evictions - self._evictions
         self._evictions = self.prefixes.evictions
+        self.prefixes.report_store(stats)
         stats.held_columns = held
         stats.padded_columns = held - sum(cache.offsets)
-        stats.kv_reserved_bytes = cache.nbytes + self.prefill.nbytes
+        stats.kv_reserved_bytes = cache.nbytes + self.prompts.nbytes
         stats.kv_used_bytes = geometry.used(cache.offsets) + geometry.used(
             s.computed for s in scheduler.prefilling
         )

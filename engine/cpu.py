@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +22,8 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.packed import Part
+from chairlift.engine.attention import install as install_attention
 from chairlift.engine.gemm import Floats, products
 
 # Far below any score, and finite, so that a query that sees nothing gives no NaN.
@@ -30,6 +31,8 @@ MASKED = np.float32(-1e30)
 # Scores within this of 0 need not be taken relative to their row's highest: neither e to the power
 # of 60 nor a sum of a billion of them is too large for float32, nor is their inverse too small.
 MODEST = 60
+# Scores of one row and head up to which its products go to the BLAS all at once.
+FEW = 1 << 18
 # Numbers that several passes go over at a time, so that all but the first find them in a core's L2.
 BLOCK = 1 << 17
 
@@ -56,43 +59,62 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return mx.array(result.reshape(gate.shape))
 
 
-def attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    mask: mx.array | str | None,
-) -> mx.array:
-    """Grouped-query attention: one matrix product for all query heads that share a key head.
+def attend(
+    parts: Sequence[Part], scale: float, sinks: mx.array | None
+) -> Sequence[mx.array | None]:
+    """Grouped-query attention, float32 and without sinks; see ``engine.attention.Attend``.
 
-    Args:
-        queries: ``[rows, heads, queries, dim]``, float32. Evaluated here, like all that follows.
-        keys, values: ``[rows, key heads, keys, dim]``.
-        mask: booleans that broadcast to ``[rows, heads, queries, keys]``, "causal" or None.
-
-    Returns:
-        ``[rows, heads, queries, value dim]``.
+    Evaluates all that it is given. One matrix product serves all query heads that share a key head.
     """
-    rows, heads, length, dim = queries.shape
-    shared, seen = keys.shape[1], keys.shape[2]
-    group = heads // shared
-    grouped = queries.reshape(rows, shared, group * length, dim)
-    if isinstance(mask, str):
-        mask = mx.arange(seen - length, seen)[:, None] >= mx.arange(seen)[None]
-    hidden = None if mask is None else ~_evaluated(mask)
-    if hidden is not None and hidden.ndim == 4:
-        hidden = hidden[:, :, None]
-    mx.eval(grouped, keys, values)
-    if rows > 1:
-        weights = products(_view(grouped), _view(keys).swapaxes(-1, -2), scale)
-        sums = _exponentials(weights.reshape(rows, shared, group, length, seen), hidden)
-        mixed = products(weights, _view(values))
+    if sinks is not None or not all(map(_plain, parts)):
+        return [None] * len(parts)
+    grouped = [_grouped(part) for part in parts]
+    masks = [part.mask for part in parts if isinstance(part.mask, mx.array)]
+    mx.eval(grouped, masks, [(part.keys, part.values) for part in parts])
+    return [_attended(part, queries, scale) for part, queries in zip(parts, grouped, strict=True)]
+
+
+def _plain(part: Part) -> bool:
+    arrays = (part.queries, part.keys, part.values)
+    mask = part.mask
+    return all(array.dtype == mx.float32 for array in arrays) and (
+        not isinstance(mask, mx.array) or mask.dtype == mx.bool_
+    )
+
+
+def _grouped(part: Part) -> mx.array:
+    """Queries as ``[rows, key heads, query heads of each * step, dim]``."""
+    rows, heads, step, dim = part.queries.shape
+    shared = part.keys.shape[1]
+    return part.queries.reshape(rows, shared, heads // shared * step, dim)
+
+
+def _attended(part: Part, grouped: mx.array, scale: float) -> mx.array:
+    rows, heads, step, _ = part.queries.shape
+    _, shared, seen, _ = part.keys.shape
+    apart = (rows, shared, heads // shared, step, seen)
+    hidden = _hidden(part.mask, step, seen)
+    if rows > 1 or step * seen <= FEW:
+        weights = products(_view(grouped), _view(part.keys).swapaxes(-1, -2), scale)
+        sums = _exponentials(weights.reshape(apart), hidden)
+        mixed = products(weights, _view(part.values))
     else:  # few and large products: MLX does one after the other with all cores
-        scores = (grouped * scale) @ keys.swapaxes(-1, -2)
-        sums = _exponentials(_evaluated(scores).reshape(rows, shared, group, length, seen), hidden)
-        mixed = _evaluated(scores @ values)
-    mixed /= sums.reshape(rows, shared, group * length, 1)
-    return mx.array(mixed.reshape(rows, heads, length, -1))
+        scores = (grouped * scale) @ part.keys.swapaxes(-1, -2)
+        sums = _exponentials(_evaluated(scores).reshape(apart), hidden)
+        mixed = _evaluated(scores @ part.values)
+    mixed /= sums.reshape(rows, shared, -1, 1)
+    return mx.array(mixed.reshape(rows, heads, step, -1))
+
+
+def _hidden(mask: mx.array | str | None, step: int, seen: int) -> NDArray[np.bool_] | None:
+    """What queries do not see; broadcasts to ``[rows, key heads, query heads, step, seen]``."""
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        hidden: NDArray[np.bool_] = ~np.tri(step, seen, seen - step, dtype=np.bool_)
+        return hidden
+    hidden = ~_view(mask)
+    return hidden[:, :, None] if hidden.ndim == 4 else hidden
 
 
 def _exponentials(scores: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
@@ -171,28 +193,15 @@ class SharedRope(Module):
 def install(model: Any) -> bool:
     """Gives a float32 model the parts above where it has mlx-lm's: the same numbers, sooner.
 
-    mlx-lm's model files import their attention and SwiGLU by name, so these are replaced in the
-    model's own module; attention over any cache that is not ours stays mlx-lm's.
-
     Returns:
         Whether the model is eager now.
     """
     _share_ropes(model)
     module: Any = sys.modules[type(model).__module__]
-    eager = [_replace(module, "swiglu", _swiglu), _replace(module, _ATTENTION, _attention)]
-    return any(eager)
-
-
-_ATTENTION = "scaled_dot_product_attention"
-
-
-def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> bool:
-    original = getattr(module, name, None)
+    original = getattr(module, "swiglu", None)
     if original is not None and not hasattr(original, "replaces"):
-        ours = make(original)
-        ours.replaces = original
-        setattr(module, name, ours)
-    return original is not None
+        module.swiglu = _swiglu(original)
+    return install_attention(model, attend) or original is not None
 
 
 def _swiglu(original: Any) -> Any:
@@ -201,27 +210,8 @@ def _swiglu(original: Any) -> Any:
         result: mx.array = swiglu(gate, x) if plain else original(gate, x)
         return result
 
+    host_swiglu.replaces = original  # type: ignore[attr-defined]
     return host_swiglu
-
-
-def _attention(original: Any) -> Any:
-    def host_attention(
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        cache: Any,
-        scale: float,
-        mask: mx.array | str | None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        ours = isinstance(cache, LayerCache) and sinks is None
-        plain_mask = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
-        if ours and plain_mask and queries.dtype == keys.dtype == values.dtype == mx.float32:
-            return attention(queries, keys, values, scale, mask)
-        result: mx.array = original(queries, keys, values, cache, scale, mask, sinks)
-        return result
-
-    return host_attention
 
 
 def _share_ropes(model: Any) -> None:

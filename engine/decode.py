@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import mlx.core as mx
 
@@ -18,58 +17,66 @@ from chairlift.scheduler.sequence import Sequence
 class DecodeBatch:
     """Rows of sequences, the token each feeds next, and their caches.
 
-    The tokens stay on the device: a step feeds what the one before sampled, read or not.
+    The tokens stay on the device: a step feeds what the one before sampled, read or not. Behind
+    the rows of the caches come those that arrive: sequences whose prompt ends in the step, which
+    are sampled with the others and have their states copied in before the next.
     """
 
     def __init__(
-        self,
-        model: Any,
-        cache: BatchCache,
-        vocabulary: int,
-        sampler_row: Callable[[Sequence], SamplerRow],
+        self, cache: BatchCache, vocabulary: int, sampler_row: Callable[[Sequence], SamplerRow]
     ) -> None:
         self.rows: list[Sequence] = []
         self.cache = cache
-        self._model = model
+        # What each of the last rows takes with it, for those that have yet to join the caches.
+        self.arriving: dict[Sequence, Snapshot] = {}
         self._sampler = Sampler(vocabulary)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 
-    def leaving(self, wanted: Seq[Sequence]) -> Iterator[tuple[Sequence, Snapshot]]:
-        """The rows that are not ``wanted`` any more, and what their caches hold."""
+    @property
+    def tokens(self) -> mx.array:
+        """``[rows of the cache]``, what they feed next."""
+        return self._tokens[: len(self.cache)]
+
+    def leaving(self, wanted: Seq[Sequence]) -> Iterator[tuple[Sequence, int]]:
+        """The sequences of the caches that are not ``wanted`` any more, and their rows."""
         staying = set(wanted)
-        for row, sequence in enumerate(self.rows):
+        for row, sequence in enumerate(self.rows[: len(self.cache)]):
             if sequence not in staying:
-                yield sequence, self.cache.extract(row)
+                yield sequence, row
 
     def arrange(
-        self, wanted: Seq[Sequence], capacity: Capacity, states: Mapping[Sequence, Snapshot]
+        self, wanted: Seq[Sequence], capacity: Capacity, joins: Seq[Sequence]
     ) -> list[mx.array]:
-        """Makes the rows those of ``wanted``: the others leave, those of ``states`` join.
+        """Makes the rows those of ``wanted``: the others leave, those that arrived join. ``joins``
+        arrive in this step.
 
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
         staying = set(wanted)
-        leaving = {row for row, sequence in enumerate(self.rows) if sequence not in staying}
-        if not leaving and not states:
-            self._resize(capacity)
-            return []
+        held = len(self.cache)
+        leaving = {row for row in range(held) if self.rows[row] not in staying}
         order = self.cache.leave(leaving)
         moves = self.cache.take_moves()
         self._resize(capacity)
-        for state in states.values():
-            self.cache.join(state)
-        first = mx.array([sequence.tokens[-1] for sequence in states], mx.int32)
-        self._tokens = mx.concatenate([self._tokens[mx.array(order, mx.int32)], first])
-        self._sampler.rearrange(order, [self._sampler_row(sequence) for sequence in states])
-        self.rows = [self.rows[row] for row in order] + list(states)
+        for row in range(held, len(self.rows)):
+            if self.rows[row] in staying:
+                self.cache.join(self.arriving[self.rows[row]])
+                order.append(row)
+        self.arriving = {}
+        if joins or order != list(range(len(self.rows))):
+            self._tokens = self._tokens[mx.array(order, mx.int32)]
+            self._sampler.rearrange(order, [self._sampler_row(sequence) for sequence in joins])
+            self.rows = [self.rows[row] for row in order] + list(joins)
         return moves
 
-    def step(self) -> Sampled:
-        """Builds one step of all rows; nothing is computed yet."""
-        with self.cache.step(1):
-            logits = self._model(self._tokens[:, None], cache=self.cache.layers)[:, -1]
+    def sample(self, logits: mx.array) -> Sampled:
+        """A token for each row, those that arrive included; nothing is computed yet.
+
+        Args:
+            logits: ``[rows, vocabulary]``.
+        """
         sampled = self._sampler.sample(logits, [row.generated for row in self.rows])
         self._tokens = sampled.tokens
         return sampled

@@ -15,7 +15,9 @@ ACCELERATOR_SHARE = 0.85
 CPU_SHARE = 0.5
 DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
 # Prompt tokens a step. On the CPU a chunk of 512 takes as long as six to eight decode steps.
-DEFAULT_CHUNK = {"cpu": 512, "gpu": 2048}
+DEFAULT_CHUNK = {"cpu": 512, "gpu": 1024}
+# A chunk has a multiple of this many tokens where its shape costs something when it is new.
+CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}
 
 
 def kind() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,8 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     """
     batched = _batched()
     if batched is None:
-        return np.matmul(a * np.float32(scale), b)
+        product: Floats = np.matmul(a * np.float32(scale), b)
+        return product
     a = np.ascontiguousarray(a)
     b = b if _lies_well(b) else np.ascontiguousarray(b)
     rows, heads, m, k = a.shape
@@ -57,10 +57,12 @@ def _lies_well(b: Floats) -> bool:
 @functools.cache
 def _batched() -> Callable[..., None] | None:
     """MKL and OpenBLAS have it, with 32-bit sizes; Apple's Accelerate has not."""
-    function: Any = getattr(ctypes.CDLL(None), "cblas_sgemm_batch_strided", None)
-    if function is not None:
-        size, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
-        matrix = [address, size, size]
-        function.argtypes = [*[size] * 6, number, *matrix, *matrix, number, *matrix, size]
-        function.restype = None
-    return function
+    function = getattr(ctypes.CDLL(None), "cblas_sgemm_batch_strided", None)
+    if function is None:
+        return None
+    size, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+    matrix = [address, size, size]
+    function.argtypes = [*[size] * 6, number, *matrix, *matrix, number, *matrix, size]
+    function.restype = None
+    batched: Callable[..., None] = function
+    return batched

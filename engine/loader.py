@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model
 from mlx_lm.utils import load_model as load_directory
 from safetensors import SafetensorError, safe_open
 
+from chairlift.engine.adapters import adapt
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf_file import GGUFFile
 from chairlift.engine.gguf_model import build_model, own_dtype
@@ -30,7 +31,7 @@ _STRETCHING = ("linear", "dynamic", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to compute.
+    """A model ready to compute, in rows as well.
 
     ``dtype`` names the type of its floating-point parameters; ``max_context`` is in tokens, None
     where the configuration does not say; ``weight_bytes`` is what its parameters hold in memory.
@@ -79,6 +80,7 @@ def load_model(
             if on_cpu and wanted == mx.float32:
                 model = dequantize_model(model)
             max_context = _max_context(config)
+        adapt(model)
         mx.eval(_parameters(model))
     except ModelError:
         raise

@@ -32,7 +32,11 @@ class Inbox(Protocol):
     """Where an engine's messages arrive."""
 
     def receive(self, block: bool) -> Iterable[ToEngine]:
-        """All messages that have arrived; with ``block``, waits for at least one."""
+        """All messages that have arrived; with ``block``, waits for one, or for ``wake``."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a ``receive`` that waits, or the next one that would; for any thread."""
         ...
 
 
@@ -45,6 +49,7 @@ def run(
     except ChairliftError as error:
         send(StartFailed(str(error)))
         return
+    core.prefixes.on_due(inbox.wake)
     send(info)
     turn(core, inbox, send)
     core.close(CLOSE_SECONDS)

@@ -142,6 +142,13 @@ class StepStats(msgspec.Struct):
     # make room.
     prefix_bytes: int = 0
     prefix_evictions: int = 0
+    # Prefixes on disk; empty without a directory for them. Since the last step: files by what
+    # became of them, bytes "written" and "read", seconds that reads took. Now: bytes on "disk" and
+    # in the "queue".
+    store_files: dict[str, int] = {}
+    store_io_bytes: dict[str, int] = {}
+    store_read_seconds: float = 0.0
+    store_bytes: dict[str, int] = {}
     preemptions: int = 0
     held_columns: int = 0
     padded_columns: int = 0

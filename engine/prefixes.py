@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import mlx.core as mx
 
-from chairlift.cache.prefix import Evicted, PrefixTree
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.prefix import PrefixTree
+from chairlift.cache.prefix_match import Evicted
 from chairlift.cache.snapshot import LayerKind, Snapshot
 from chairlift.cache.store import PrefixStore
+from chairlift.cache.store_index import Segment
+from chairlift.cache.store_reader import Load
+from chairlift.engine.messages import StepStats
+from chairlift.engine.store_report import StoreReport
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -26,7 +33,13 @@ class Prefixes:
 
     def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
         self._tree = PrefixTree(kinds, budget, self._dropped)
+        self._whole = all(kind.window is None for kind in kinds)
         self._store = store
+        self._report = None if store is None else StoreReport(store)
+        # Who waits for the disk, by request; the first one's load is under way. One at a time, so
+        # that those behind it, who often want the same, find in memory what it brings.
+        self._fetching: dict[str, Sequence] = {}
+        self._load: Load | None = None
         self._closing: list[Evicted] | None = None
 
     @property
@@ -44,19 +57,73 @@ class Prefixes:
         """Entries dropped so far to make room."""
         return self._tree.evictions
 
+    @property
+    def due(self) -> bool:
+        """Whether a step has something to take in or to tell, even if there is none to compute."""
+        arrived = self._load is not None and self._load.ended.is_set()
+        return arrived or (self._report is not None and self._report.due)
+
+    def on_due(self, wake: Callable[[], None]) -> None:
+        """Has ``wake`` called, from other threads, whenever something may have become ``due``."""
+        if self._store is not None:
+            self._store.on_change = wake
+
     def fetch(self, sequence: Sequence) -> None:
-        """Brings back from disk what leads further than what is in memory."""
+        """Begins to bring back from disk what leads further than what is in memory.
+
+        The sequence is ``fetching`` until ``take_fetched`` has put it there, or it proves to be
+        gone or broken.
+        """
+        if segments := self._on_disk(sequence):
+            self._fetching[sequence.request_id] = sequence
+            if self._store is not None and self._load is None:
+                self._load = self._store.load(segments)
+
+    def fetching(self, sequence: Sequence) -> bool:
+        """Whether a sequence, or the one that it was forked from, waits for the disk."""
+        return sequence.request_id in self._fetching
+
+    def take_fetched(self) -> None:
+        """Puts into memory what has been read, and goes on with the next."""
+        while self._load is not None and self._load.ended.is_set():
+            load, self._load = self._load, None
+            sequence = self._fetching.pop(next(iter(self._fetching)))
+            for snapshot in load.snapshots():
+                tokens = sequence.tokens[: snapshot.stop]
+                if not self._tree.insert(tokens, snapshot, sequence.cache_salt):
+                    break
+            if load.nbytes:
+                log.info("read %d bytes of prefixes in %.2f s", load.nbytes, load.seconds)
+            self._read_on()
+
+    def drop(self, request_id: str) -> None:
+        """Nobody waits for a request's prefix any more."""
+        if self._load is not None and request_id == next(iter(self._fetching)):
+            self._load.cancel()
+            self._load = None
+        self._fetching.pop(request_id, None)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Begins the next load. Whose prefix is in memory by now does not need one."""
+        while self._store is not None and self._load is None and self._fetching:
+            request_id, sequence = next(iter(self._fetching.items()))
+            if segments := self._on_disk(sequence):
+                self._load = self._store.load(segments)
+            else:
+                del self._fetching[request_id]
+
+    def _on_disk(self, sequence: Sequence) -> list[Segment]:
         if self._store is None:
-            return
+            return []
         tokens, salt = sequence.tokens[:-1], sequence.cache_salt
         have = self._tree.match(tokens, salt=salt).length
-        loaded = self._store.load(self._store.find(tokens, have, salt))
-        for snapshot in loaded.snapshots:
-            if not self._tree.insert(tokens[: snapshot.stop], snapshot, salt):
-                break
-        mx.eval(self._tree.take_pending())
-        if loaded.nbytes:
-            log.info("read %d bytes of prefixes in %.2f s", loaded.nbytes, loaded.seconds)
+        return self._store.find(tokens, have, salt)
+
+    def report_store(self, stats: StepStats) -> None:
+        """Tells a step's stats what the disk has seen since the step before."""
+        if self._report is not None:
+            self._report.tell(stats)
 
     def cached(self, sequence: Sequence) -> int:
         """How many first tokens of a sequence are held; its last one is computed in any case.
@@ -76,11 +143,14 @@ class Prefixes:
         assert match.length == length, (match.length, length)
         return match.snapshot()
 
-    def keep(self, sequence: Sequence, snapshot: Snapshot) -> None:
-        """Takes over what is new in a snapshot of a sequence's first tokens."""
+    def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
+        """Takes over what is new in the caches of a sequence's row."""
         # A token may have been in flight when the sequence was ended.
-        snapshot = snapshot.part(0, min(snapshot.stop, len(sequence.tokens)))
-        self._tree.insert(sequence.tokens[: snapshot.stop], snapshot, sequence.cache_salt)
+        tokens = sequence.tokens[: cache.offsets[row]]
+        # A window may lack older tokens at a position that the tree has.
+        known = self._tree.match(tokens, salt=sequence.cache_salt).known if self._whole else 0
+        snapshot = cache.extract(row, known).part(known, len(tokens))
+        self._tree.insert(tokens, snapshot, sequence.cache_salt)
 
     def take_pending(self) -> list[mx.array]:
         """Copies that have to be evaluated before the buffers they are taken from change."""
@@ -90,6 +160,8 @@ class Prefixes:
         """Writes all that is in memory to disk, for so many seconds at most."""
         if self._store is None:
             return
+        if self._load is not None:
+            self._load.cancel()
         mx.eval(self._tree.take_pending())
         self._closing = []
         self._tree.evict(self._tree.nbytes)

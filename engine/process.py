@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -33,18 +34,33 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class SocketInbox:
-    """Messages from the parent's socket."""
+    """Messages from the parent's socket, which only one thread may touch; a pipe wakes it."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
 
     def receive(self, block: bool) -> Iterable[ToEngine]:
         """See ``Inbox.receive``."""
+        if block:
+            self._poller.poll()
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
         messages: list[ToEngine] = []
-        while self._socket.poll(None if block and not messages else 0):
+        while self._socket.poll(0):
             messages.append(self._decoder.decode(self._socket.recv()))
         return messages
+
+    def wake(self) -> None:
+        """See ``Inbox.wake``."""
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._waker, b"\0")
 
 
 def encode_path(value: object) -> str:

@@ -9,7 +9,8 @@ from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved import fingerprint, weights_sample
 from chairlift.cache.saved_layers import LayerTemplate
 from chairlift.cache.store import PrefixStore
-from chairlift.engine import cpu, device
+from chairlift.engine import device
+from chairlift.engine.acceleration import accelerate
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import EngineCore
 from chairlift.engine.errors import ModelError
@@ -44,7 +45,7 @@ def serve_loaded(
 ) -> tuple[EngineCore, ModelInfo]:
     """The same for a model that is in memory already; prefixes on disk need its ``source``."""
     on_progress("first step")
-    eager = device.kind() == "cpu" and cpu.install(loaded.model)
+    eager = accelerate(loaded.model)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)
@@ -57,6 +58,7 @@ def serve_loaded(
             checkpoint=None
             if geometry.pads or not prefix_bytes
             else CHECKPOINT_TOKENS[device.kind()],
+            chunk_multiple=device.CHUNK_MULTIPLE[device.kind()],
         )
     except ValueError as error:
         raise ModelError(str(error)) from error

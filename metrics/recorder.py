@@ -128,6 +128,7 @@ class _EngineMetrics:
         child["prefix_queries"].inc(stats.prefix_queries)
         child["prefix_hits"].inc(stats.prefix_hits)
         child["prefix_evictions"].inc(stats.prefix_evictions)
+        self._record_store(stats)
         child["memory.active"].set(stats.memory_active)
         child["memory.peak"].set(stats.memory_peak)
         child["memory.cache"].set(stats.memory_cache)
@@ -154,6 +155,16 @@ class _EngineMetrics:
             observe(seconds)
         for choice in stats.finished:
             self._record_finished(choice)
+
+    def _record_store(self, stats: StepStats) -> None:
+        child = self._child
+        for event, files in stats.store_files.items():
+            child[f"store_files.{event}"].inc(files)
+        for direction, nbytes in stats.store_io_bytes.items():
+            child[f"store_io_bytes.{direction}"].inc(nbytes)
+        child["store_read_seconds"].inc(stats.store_read_seconds)
+        for place, nbytes in stats.store_bytes.items():
+            child[f"store_bytes.{place}"].set(nbytes)
 
     def record_prompt(self, n: int, longest: int) -> None:
         self._child["params_n"].observe(n)

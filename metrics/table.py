@@ -273,6 +273,37 @@ ENGINE: tuple[Metric, ...] = (
         "Entries of the prefix cache dropped to make room.",
     ),
     Metric(
+        "store_files",
+        "chairlift_prefix_store_files",
+        "counter",
+        "Files of prefixes on disk: written, read, dropped as the queue was full, failed to be "
+        "written, evicted to make room, broken and therefore removed.",
+        ("event",),
+        values=("written", "read", "dropped", "failed", "evicted", "broken"),
+    ),
+    Metric(
+        "store_io_bytes",
+        "chairlift_prefix_store_io_bytes",
+        "counter",
+        "Bytes of these files written and read.",
+        ("direction",),
+        values=("written", "read"),
+    ),
+    Metric(
+        "store_read_seconds",
+        "chairlift_prefix_store_read_seconds",
+        "counter",
+        "Seconds in which they were read, while running requests went on.",
+    ),
+    Metric(
+        "store_bytes",
+        "chairlift_prefix_store_bytes",
+        "gauge",
+        "Bytes of these files on disk, and bytes in memory that wait to be written.",
+        ("place",),
+        values=("disk", "queue"),
+    ),
+    Metric(
         "memory",
         "chairlift_memory_bytes",
         "gauge",

@@ -12,7 +12,8 @@ class Limits:
     """``max_step_tokens`` bounds prompt and decode tokens of one step together.
 
     ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
-    which cannot be cut can be kept there; None where there are none.
+    which cannot be cut can be kept there; None where there are none. A chunk that does not end its
+    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -23,6 +24,7 @@ class Limits:
     kv_bytes: int
     geometry: KVGeometry
     checkpoint: int | None = None
+    chunk_multiple: int = 1
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:

@@ -55,11 +55,6 @@ class Sequence:
         return self.wanted - self.prompt_tokens
 
     @property
-    def to_prefill(self) -> int:
-        """Tokens to compute before it can join the batch; its last one is its first input there."""
-        return self.wanted - 1 - self.computed
-
-    @property
     def rows(self) -> int:
         """Rows that it takes, or will take once it forks."""
         return 1 if self.forked else self.n

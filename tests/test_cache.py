@@ -216,7 +216,7 @@ def _assert_rows_equal(before: list[np.ndarray], after: list[mx.array], rows: li
 
 
 def test_a_step_writes_in_place() -> None:
-    """Built, waited for, dispatched: no step copies its buffers, nor does a row that moves."""
+    """Built, waited for, dispatched: no step copies its buffers, nor do rows that move."""
     batch = BatchCache([LayerKind(), LayerKind(8)])
     for _ in range(8):
         batch.join(_random_state(8), columns=20_000)
@@ -233,7 +233,7 @@ def test_a_step_writes_in_place() -> None:
     base = mx.get_active_memory()
     for count in range(6):
         if count == 3:
-            batch.leave({0})
+            batch.leave({0, 2})
         moves = batch.take_moves()
         built = step()
         mx.eval(running)
@@ -310,6 +310,22 @@ def test_other_kinds_are_refused_by_name(caches: list[Any], named: str) -> None:
 
     with pytest.raises(UnsupportedKind, match=named):
         layer_kinds(Model())
+
+
+def test_what_grows_is_held_twice_one_layer_at_a_time() -> None:
+    batch = BatchCache([LayerKind()] * 8)
+    for _ in range(4):
+        batch.join(columns=4_000)
+    with batch.step(1):
+        for layer in batch.layers:
+            layer.update_and_fetch(*_tokens_to_kv(np.zeros((4, 1), np.int32)))
+    mx.eval(batch.state)
+    old, before = batch.nbytes, mx.get_active_memory()
+    mx.reset_peak_memory()
+    batch.resize(Capacity(4, 8_000))
+    mx.eval(batch.state)
+    assert batch.nbytes >= 1.9 * old
+    assert mx.get_peak_memory() - before <= batch.nbytes - old + 1.1 * batch.nbytes / 8
 
 
 def test_a_join_takes_the_joiners_bytes_and_no_more() -> None:

@@ -38,9 +38,9 @@ def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
     # States are kept at multiples of 64 here, and where the second prompt leaves the first one's
     # path, once it is seen to; keys and values for every token.
     assert cached[0] == 0
-    assert cached[1] >= (128 if kind == "lfm2" else 170), cached
-    least = 171 - MIN_SHARED if kind == "lfm2" else 170
-    assert all(least <= c <= 178 for c in cached[2:]), cached
+    # Nobody waits for the last few.
+    assert cached[1] >= (128 if kind == "lfm2" else 171 - MIN_SHARED), cached
+    assert all(171 - MIN_SHARED <= c <= 178 for c in cached[2:]), cached
     computed = sum(stats.prefill_tokens for stats in bench.stats)
     assert computed + sum(cached) == sum(map(len, prompts))
     assert sum(stats.prefix_hits for stats in bench.stats) == sum(cached)

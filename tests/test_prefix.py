@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from chairlift.cache.prefix import Evicted, Match, PrefixTree, _ids
+from chairlift.cache.prefix import PrefixTree
+from chairlift.cache.prefix_match import Evicted, Match
+from chairlift.cache.prefix_node import Walk, ids_of, walk
 from chairlift.cache.snapshot import (
     KVPiece,
     LayerKind,
@@ -524,6 +526,9 @@ class PrefixMachine(RuleBasedStateMachine):
                     assert np.array_equal(np.array(one), np.array(two))
         self.evictions += 1
 
+    def _walk(self, tokens: Prefix, salt: str) -> Walk:
+        return walk(self.tree._roots.get(salt), ids_of(tokens))
+
     def _known(self, tokens: Prefix, salt: str) -> int:
         return sum(key in self.oracle for key in _prefixes(salt, tokens))
 
@@ -538,7 +543,7 @@ class PrefixMachine(RuleBasedStateMachine):
         """Whether what is new, what it continues and what is in use have room side by side."""
         salt = next(iter(new))[0]
         keep = {key for _, _, _, keys in self.held for key in keys} | set(new)
-        last = next(iter(self.tree._walk(_ids(tokens), salt).path[::-1]), None)
+        last = next(iter(self._walk(tokens, salt).path[::-1]), None)
         path = _path_of(last)
         if len(path) > len(tokens):  # unless something is put in its middle, the node stays whole
             inner = _prefixes(salt, tokens)[last.start :] if last else []
@@ -572,7 +577,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert self.tree.insert(tokens, snapshot, salt)
         for key, layers in new.items():
             self.oracle[key] = self.oracle.get(key, set()) | layers
-        last = self.tree._walk(_ids(tokens), salt).path[-1:]
+        last = self._walk(tokens, salt).path[-1:]
         self._touch(salt, _path_of(last[0]) if last else ())
 
     def _expected(self, tokens: Prefix, salt: str) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import MAX_PREFILL_PADDING, Plan, Scheduler
+from chairlift.scheduler.scheduler import Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 GEOMETRY = KVGeometry(100, {32: 50})
@@ -29,8 +29,8 @@ class Line:
     def step(self) -> Plan:
         scheduler, limits = self.scheduler, self.scheduler.limits
         plan = scheduler.plan(self.capacity)
-        assert len(plan.decode) + plan.columns * len(plan.prefill) <= limits.max_step_tokens
-        assert len(plan.decode) <= limits.max_rows
+        assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
+        assert len(plan.decode) + sum(s.rows for s in plan.chunks) <= limits.max_rows
         assert limits.geometry.reserved(plan.capacity) <= limits.kv_bytes
         assert plan.capacity.columns >= max((s.wanted for s in plan.decode), default=0)
         scheduler.commit(plan)
@@ -43,7 +43,7 @@ class Line:
                 if len(sequence.tokens) == sequence.most:
                     scheduler.finish(sequence)
                     self.finished.append(sequence)
-        self.in_flight = list(plan.decode)
+        self.in_flight = [*plan.decode, *plan.joins]
         return plan
 
     def drain(self) -> None:
@@ -87,30 +87,40 @@ def test_a_long_prompt_never_takes_more_than_its_chunk_from_the_running() -> Non
     line.scheduler.add(_sequence("running", 3, most=200))
     line.step()
     line.scheduler.add(_sequence("long", 400))
-    plans = [line.step() for _ in range(18)]
-    assert all(len(plan.decode) >= 1 for plan in plans), "the running row misses no step"
-    assert all(plan.columns <= 22 for plan in plans)
-    assert sum(map(len, (plan.joins for plan in plans))) == 0
-    assert len(line.step().joins) == 1, "399 tokens, 22 a step"
+    plans = [line.step() for _ in range(17)]
+    assert all(len(plan.decode) == 1 for plan in plans), "the running row misses no step"
+    assert all(plan.prefill_tokens == 23 for plan in plans)
+    assert not any(plan.joins for plan in plans)
+    assert len(line.step().joins) == 1, "400 tokens, 23 a step"
 
 
-def test_prompts_that_fit_share_one_prefill() -> None:
+def test_prompts_of_any_length_share_a_step() -> None:
     line = Line(_limits())
-    for name, prompt in (("a", 14), ("b", 13), ("c", 14), ("d", 14), ("e", 14)):
+    for name, prompt in (("a", 5), ("b", 40), ("c", 14), ("d", 30)):
         line.scheduler.add(_sequence(name, prompt))
     plan = line.step()
-    assert [s.request_id for s in plan.prefill] == ["a", "b", "c", "d"]
-    assert [s.request_id for s in plan.decode] == ["a", "b", "c", "d"]
-    assert plan.columns == 13
-
-
-def test_prompts_of_very_different_length_do_not_pad_each_other() -> None:
-    line = Line(_limits())
-    line.scheduler.add(_sequence("short", 5))
-    line.scheduler.add(_sequence("long", 25))
+    assert list(plan.chunks.values()) == [5, 40, 14, 5]
+    assert [s.request_id for s in plan.joins] == ["a", "b", "c"]
     plan = line.step()
-    assert [s.request_id for s in plan.prefill] == ["short"]
-    assert MAX_PREFILL_PADDING < 1 - (4 + 24) / (2 * 24)
+    assert [s.request_id for s in plan.decode] == ["a", "b", "c"]
+    assert [(s.request_id, n) for s, n in plan.chunks.items()] == [("d", 25)]
+
+
+def test_a_prompt_that_gets_the_rest_of_a_step_goes_on_before_the_next() -> None:
+    line = Line(_limits())
+    for name in "abc":
+        line.scheduler.add(_sequence(name, 40))
+    plans = [line.step() for _ in range(2)]
+    assert [list(plan.chunks.values()) for plan in plans] == [[40, 24], [16, 40]]
+    assert [s.request_id for s in plans[1].joins] == ["b", "c"]
+
+
+def test_recurrent_prompts_stop_at_the_checkpoints_and_leave_the_rest_to_others() -> None:
+    line = Line(Limits(8, 64, 2_000_000, KVGeometry(100, row_bytes=10), checkpoint=16))
+    for name, prompt in (("a", 20), ("b", 16), ("c", 40)):
+        line.scheduler.add(_sequence(name, prompt))
+    chunks = [list(line.step().chunks.values()) for _ in range(3)]
+    assert chunks == [[16, 16, 16], [4, 16], [8]]
 
 
 def test_first_come_first_served_even_when_the_first_has_to_wait() -> None:
@@ -119,7 +129,7 @@ def test_first_come_first_served_even_when_the_first_has_to_wait() -> None:
     line.step()
     line.scheduler.add(_sequence("pair", 4, n=2))
     line.scheduler.add(_sequence("single", 4))
-    assert not line.step().prefill, "the pair needs two rows, and the single one came later"
+    assert not line.step().chunks, "the pair needs two rows, and the single one came later"
     line.drain()
     order = list(dict.fromkeys(s.request_id for s in line.finished))
     assert order == ["old", "pair", "single"]
@@ -129,11 +139,13 @@ def test_choices_share_one_prefill_and_fork() -> None:
     line = Line(_limits())
     line.scheduler.add(_sequence("n", 40, n=3))
     plan = line.step()
-    assert len(plan.prefill) == 1
-    assert [s.index for s in plan.decode] == [0, 1, 2]
-    assert set(plan.joins.values()) == {plan.prefill[0]}
-    plan.decode[0].tokens.append(9)
-    assert plan.decode[1].tokens[-1] == 1, "choices do not share their lists"
+    assert list(plan.chunks.values()) == [40]
+    choices = list(plan.joins)
+    assert [s.index for s in choices] == [0, 1, 2]
+    assert set(plan.joins.values()) == set(plan.chunks)
+    choices[0].tokens.append(9)
+    assert choices[1].tokens[-1] == 1, "choices do not share their lists"
+    assert line.step().decode == choices
 
 
 def test_the_youngest_gives_way_and_comes_back_with_its_tokens() -> None:
@@ -151,21 +163,41 @@ def test_an_aborted_sequence_leaves_with_the_next_plan() -> None:
     sequences = [_sequence(name, 4, most=50) for name in "abc"]
     for sequence in sequences:
         line.scheduler.add(sequence)
-    line.step()
+    for _ in range(2):
+        line.step()
     line.scheduler.finish(sequences[1])
     assert line.step().decode == [sequences[0], sequences[2]]
     waiting = _sequence("w", 4)
     line.scheduler.add(waiting)
     line.scheduler.finish(waiting)
-    assert not line.step().prefill
+    assert not line.step().chunks
 
 
 def test_a_row_that_only_waits_for_its_last_token_takes_no_step() -> None:
     line = Line(_limits())
     line.scheduler.add(_sequence("one", 4, most=1))
-    assert len(line.step().decode) == 1
+    assert len(line.step().joins) == 1
     assert line.step().decode == []
     assert [len(s.tokens) for s in line.finished] == [5]
+
+
+def test_who_waits_for_the_disk_is_passed_and_keeps_its_place() -> None:
+    on_disk = {"slow"}
+    scheduler = Scheduler(_limits(rows=1), None, lambda s: s.request_id in on_disk)
+    slow, fast, last = (_sequence(name, 5) for name in ("slow", "fast", "last"))
+    scheduler.add(slow)
+    assert scheduler.idle
+    for sequence in (fast, last):
+        scheduler.add(sequence)
+    assert not scheduler.idle
+    plan = scheduler.plan(Capacity(0, 0))
+    assert list(plan.cached) == [fast]
+    scheduler.commit(plan)
+    scheduler.check_integrity()
+    for sequence in list(plan.joins):
+        scheduler.finish(sequence)
+    on_disk.clear()
+    assert list(scheduler.plan(Capacity(0, 0)).cached) == [slow]
 
 
 @pytest.mark.parametrize(
@@ -196,4 +228,4 @@ def test_a_prompt_waits_for_one_that_it_can_take_over_from(
     scheduler = Scheduler(_limits(tokens=200), (lambda sequence: 0) if cached else None)
     for name, salt in zip("ab", salts, strict=True):
         scheduler.add(Sequence(name, list(range(60)), 5, cache_salt=salt))
-    assert len(scheduler.plan(Capacity(0, 0)).prefill) == together
+    assert len(scheduler.plan(Capacity(0, 0)).chunks) == together

@@ -13,12 +13,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from chairlift.cache import store as store_module
-from chairlift.cache.prefix import Evicted, PrefixTree
+from chairlift.cache import store_files
+from chairlift.cache.prefix import PrefixTree
+from chairlift.cache.prefix_match import Evicted
 from chairlift.cache.saved import SavedNode, fingerprint
 from chairlift.cache.saved_layers import template_of
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 from chairlift.cache.store import PrefixStore
+from chairlift.cache.store_index import Segment
 
 KINDS = (LayerKind(), LayerKind(window=4))
 MODEL = fingerprint("llama", "a")
@@ -58,14 +60,20 @@ def _saved(store: PrefixStore, *nodes: Evicted) -> None:
         assert store.flush(5)
 
 
+def _loaded(store: PrefixStore, segments: Sequence[Segment]) -> list[Snapshot]:
+    load = store.load(segments)
+    assert load.ended.wait(5)
+    return load.snapshots()
+
+
 def _files(store: PrefixStore) -> list[Path]:
-    return sorted(store._directory.glob("*.safetensors"))
+    return sorted(store._files.directory.glob("*.safetensors"))
 
 
 def _assert_consistent(store: PrefixStore) -> None:
     assert store.nbytes == sum(path.stat().st_size for path in _files(store))
     assert len(store) == len(_files(store))
-    assert not list(store._directory.glob(".*"))
+    assert not list(store._files.directory.glob(".*"))
 
 
 def _spans(store: PrefixStore, tokens: Sequence[int], at: int, salt: str = "") -> list[Any]:
@@ -86,10 +94,14 @@ def test_a_chain_is_found_behind_what_memory_has(make: MakeStore) -> None:
     assert _spans(store, [*PROMPT[:15], 7, 7], 10) == [(10, 15)]
     assert _spans(store, [7, *PROMPT[1:]], 10) == []
     assert _spans(store, PROMPT, 0, "other") == []
-    loaded = store.load(store.find(PROMPT[:25], 12))
-    assert [(s.start, s.stop) for s in loaded.snapshots] == [(10, 20), (20, 25)]
-    assert loaded.nbytes > 0 < loaded.seconds
-    for snapshot in loaded.snapshots:
+    load = store.load(store.find(PROMPT[:25], 12))
+    assert load.ended.wait(5)
+    snapshots = load.snapshots()
+    assert [(s.start, s.stop) for s in snapshots] == [(10, 20), (20, 25)]
+    assert load.nbytes == store.stats.read_bytes > 0
+    assert load.seconds == store.stats.read_seconds > 0
+    assert store.stats.read == 2
+    for snapshot in snapshots:
         wanted = _kv(PROMPT[snapshot.start : snapshot.stop])
         for piece in snapshot.layers:
             assert isinstance(piece, KVPiece)
@@ -130,7 +142,7 @@ def test_a_tree_gets_back_what_it_dropped_before_a_restart(make: MakeStore) -> N
     _assert_consistent(store)
     for prompt in prompts:
         length = tree.match(prompt, salt="me").length
-        for snapshot in store.load(store.find(prompt, length, "me")).snapshots:
+        for snapshot in _loaded(store, store.find(prompt, length, "me")):
             assert tree.insert(prompt[: snapshot.stop], snapshot, "me")
         match = tree.match(prompt, salt="me")
         assert match.length == len(prompt)
@@ -148,7 +160,7 @@ def test_the_budget_keeps_what_was_used_last(make: MakeStore) -> None:
     store.close(5)
     store = make(4 * size + 10)
     _saved(store, *nodes[1:4])
-    assert len(store.load(store.find([0, *PROMPT], 0)).snapshots) == 1  # used again
+    assert len(_loaded(store, store.find([0, *PROMPT], 0))) == 1  # used again
     _saved(store, *nodes[4:])
     left = [i for i in range(6) if _spans(store, [i, *PROMPT], 0)]
     assert left == [0, 3, 4, 5]
@@ -159,7 +171,7 @@ def test_the_budget_keeps_what_was_used_last(make: MakeStore) -> None:
     for i in left:  # the order of use outlives a restart
         (segment,) = store.find([i, *PROMPT], 0)
         when = ago - 100 + (50 if i == 0 else i)
-        os.utime(store._directory / segment.entry.name, (when, when))
+        os.utime(store._files.directory / segment.entry.name, (when, when))
     store.close(5)
     store = make(2 * size + 10)
     assert [i for i in range(6) if _spans(store, [i, *PROMPT], 0)] == [0, 5]
@@ -178,7 +190,7 @@ def test_a_node_is_written_once_and_again_only_if_it_is_richer(make: MakeStore) 
     poor = Evicted(tuple(PROMPT), "", Snapshot(0, 30, (_kv(PROMPT), None)))
     _saved(store, poor, poor, _node(PROMPT), poor)
     assert store.stats.written == 2
-    (snapshot,) = store.load(store.find(PROMPT, 0)).snapshots
+    (snapshot,) = _loaded(store, store.find(PROMPT, 0))
     assert snapshot.layers[1] is not None
     _assert_consistent(store)
 
@@ -186,13 +198,13 @@ def test_a_node_is_written_once_and_again_only_if_it_is_richer(make: MakeStore) 
 def test_a_full_queue_drops_counts_and_logs_once(
     make: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate, write = threading.Event(), store_module.write_node
+    gate, write = threading.Event(), store_files.write_node
 
     def slowly(file: Any, node: SavedNode) -> int:
         assert gate.wait(10)
         return write(file, node)
 
-    monkeypatch.setattr(store_module, "write_node", slowly)
+    monkeypatch.setattr(store_files, "write_node", slowly)
     nodes = [_node([i, *PROMPT]) for i in range(5)]
     store = make(queue_bytes=2 * nodes[0].snapshot.nbytes + 5000)
     with caplog.at_level(logging.WARNING):
@@ -218,7 +230,7 @@ def test_broken_files_are_a_miss_and_go(
     store = make()
     _saved(store, _node(PROMPT), _node([7, *PROMPT]))
     (segment,) = store.find(PROMPT, 0)
-    path = store._directory / segment.entry.name
+    path = store._files.directory / segment.entry.name
     data = bytearray(path.read_bytes())
     if damage == "flip":
         data[-3] ^= 4
@@ -231,7 +243,7 @@ def test_broken_files_are_a_miss_and_go(
         data = bytearray(other.read_bytes())
     path.write_bytes(data)
     with caplog.at_level(logging.WARNING):
-        assert store.load([segment]).snapshots == []
+        assert _loaded(store, [segment]) == []
     assert "removed" in caplog.text
     assert store.stats.broken == 1
     assert not path.exists()
@@ -274,13 +286,13 @@ def test_vanished_files_are_a_miss(make: MakeStore, caplog: pytest.LogCaptureFix
     store = make()
     _saved(store, _node(PROMPT[:10]), _node(PROMPT, 10))
     chain = store.find(PROMPT, 0)
-    (store._directory / chain[1].entry.name).unlink()
-    assert [s.stop for s in store.load(chain).snapshots] == [10]
+    (store._files.directory / chain[1].entry.name).unlink()
+    assert [s.stop for s in _loaded(store, chain)] == [10]
     assert _spans(store, PROMPT, 0) == [(0, 10)]
     assert not caplog.records
     _files(store)[0].unlink()
     _saved(store, _node([7, *PROMPT]))
-    store._make_room(LARGE)
+    store._files.make_room(LARGE)
     assert len(store) == 0
     _assert_consistent(store)
 
@@ -298,18 +310,18 @@ def test_stale_halves_go_and_fresh_ones_stay(make: MakeStore, tmp_path: Path) ->
 def test_a_full_disk_does_not_end_the_thread(
     make: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, write = make(), store_module.write_node
+    store, write = make(), store_files.write_node
 
     def fail(file: Any, node: SavedNode) -> int:
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module, "write_node", fail)
+    monkeypatch.setattr(store_files, "write_node", fail)
     with caplog.at_level(logging.WARNING):
         _saved(store, _node(PROMPT), _node([7, *PROMPT]))
     assert store.stats.failed == 2
     assert len(caplog.records) == 1
-    monkeypatch.setattr(store_module, "write_node", write)
+    monkeypatch.setattr(store_files, "write_node", write)
     _saved(store, _node(PROMPT))
     assert len(store) == 1
     _assert_consistent(store)
@@ -329,7 +341,7 @@ def test_servers_that_share_a_directory(make: MakeStore) -> None:
                 for i in range(60):
                     prompt = [(seed * i) % 9, *PROMPT]
                     store.put(_node(prompt))
-                    for snapshot in store.load(store.find(prompt, 0)).snapshots:
+                    for snapshot in _loaded(store, store.find(prompt, 0)):
                         piece = snapshot.layers[0]
                         assert isinstance(piece, KVPiece)
                         assert mx.array_equal(piece.keys, _kv(prompt).keys)
@@ -348,7 +360,7 @@ def test_servers_that_share_a_directory(make: MakeStore) -> None:
     assert all(store.flush(5) for store in stores)
     assert not any(store.stats.broken or store.stats.failed for store in stores)
     for store in stores:
-        store._rescan()
+        store._files.rescan()
         _assert_consistent(store)
 
 
@@ -356,15 +368,55 @@ def test_files_of_another_server_are_found_by_a_rescan(make: MakeStore) -> None:
     first, second = make(), make()
     _saved(first, _node(PROMPT))
     assert second.find(PROMPT, 0) == []
-    second._rescan()
+    second._files.rescan()
     assert _spans(second, PROMPT, 0) == [(0, 30)]
     _files(first)[0].unlink()
-    second._rescan()
+    second._files.rescan()
     assert len(second) == 0
 
 
 def test_the_directory_is_for_its_owner_only(make: MakeStore) -> None:
     store = make()
     _saved(store, _node(PROMPT))
-    assert store._directory.stat().st_mode & 0o777 == 0o700
+    assert store._files.directory.stat().st_mode & 0o777 == 0o700
     assert _files(store)[0].stat().st_mode & 0o777 == 0o600
+
+
+def test_a_load_that_nobody_waits_for_ends_early_and_others_go_on(
+    make: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read, gate = make(), store_files.read_node, threading.Event()
+    _saved(store, _node(PROMPT[:10]), _node(PROMPT, 10), _node([7, *PROMPT]))
+
+    def slowly(*args: Any) -> SavedNode:
+        assert gate.wait(5)
+        return read(*args)
+
+    monkeypatch.setattr(store_files, "read_node", slowly)
+    ended: list[int] = []
+    store.on_change = lambda: ended.append(sum(load.ended.is_set() for load in loads))
+    loads = [store.load(store.find(prompt, 0)) for prompt in (PROMPT, [7, *PROMPT])]
+    assert not loads[0].ended.wait(0.02)
+    loads[0].cancel()
+    gate.set()
+    assert loads[1].ended.wait(5)
+    assert [len(load.snapshots()) for load in loads] == [1, 1]
+    assert store.close(5)
+    assert ended == [1, 2]
+
+
+def test_a_read_that_fails_is_a_miss_and_the_next_one_goes_on(
+    make: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, read = make(), store_files.read_node
+    _saved(store, _node(PROMPT))
+
+    def fail(*args: Any) -> SavedNode:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(store_files, "read_node", fail)
+    with caplog.at_level(logging.WARNING):
+        assert _loaded(store, store.find(PROMPT, 0)) == []
+    assert "none left" in caplog.text
+    monkeypatch.setattr(store_files, "read_node", read)
+    assert len(_loaded(store, store.find(PROMPT, 0))) == 1

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
+from chairlift.engine.adapters import ADAPTED
 from conformance.configs import reason_not_applicable
 from conformance.driver import Batch, UnsupportedKind
 from conformance.runs import Record, alone, batched
@@ -79,6 +80,8 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
     if known:
         return Result(name, "failed", caches, f"runs after all, although it is said: {known}")
     findings = _Findings()
+    if name in ADAPTED:
+        findings.notes.add("adapted (engine/adapters)")
     try:
         for seed in seeds:
             _check_schedule(model, seed, findings)

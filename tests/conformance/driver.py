@@ -10,6 +10,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.kinds import UnsupportedKind, make_batch
+from chairlift.engine.adapters import adapt
 
 __all__ = ["Batch", "UnsupportedKind"]
 
@@ -22,6 +23,7 @@ class Batch:
     """
 
     def __init__(self, model: Any) -> None:
+        adapt(model)
         self._model = model
         self._cache: BatchCache = make_batch(model)
 

@@ -83,10 +83,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "topk_method": "gready",
     },
     "deepseek_v41": {
-        "compress_ratios": (0, 4, 0, 4, 4),
-        "num_hidden_layers": 5,
-        "kv_source_layer_ids": (1, 3),
-        "index_source_layer_ids": (1, 3),
+        # Layers that make entries and choose among them, choose only, and do neither.
+        "num_hidden_layers": 6,
+        "compress_ratios": (0, 4, 4, 4, 0, 4),
+        "kv_source_layer_ids": (1, 5),
+        "index_source_layer_ids": (1, 2, 5),
+        "candidate_source_layer_id": 1,
+        "candidate_topk_blocks": 3,
+        "candidate_block_size": 2,
+        "index_topk": 4,
         "o_groups": 2,
         "o_lora_rank": 8,
         "hc_mult": 2,
@@ -148,7 +153,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {**_CONV, "use_expert_bias": True},
     "llama4": {
         "text_config": Text(
-            "llama4", "TextArgs", {"interleave_moe_layer_step": 2, "num_experts_per_tok": 1}
+            "llama4",
+            "TextArgs",
+            {
+                "interleave_moe_layer_step": 2,
+                "num_experts_per_tok": 1,
+                # Chunks shorter than those that prompts come in; queries scaled every 4 tokens.
+                "attention_chunk_size": 8,
+                "floor_scale": 4,
+                "attn_scale": 0.5,
+            },
         )
     },
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},

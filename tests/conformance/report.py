@@ -32,7 +32,8 @@ def report(results: list[Result]) -> str:
         " their prompts in chunks shorter and longer than the window. All logits, of prompts and"
         " of decode steps, are compared with those of the same sequence run alone through"
         f" mlx-lm's own caches: equal within {TOLERANCE:g} of the largest, and the same greedy"
-        " tokens.",
+        " tokens. The files run unchanged, but those that take a single sequence for granted, which"
+        " are said to be adapted.",
         "",
         f"**{counts['passed']} of {applicable} applicable model files pass ({share:.1%});"
         f" {counts['failed']} fail, {counts['not applicable']} are not applicable.**",

@@ -1,0 +1,43 @@
+"""Attention in chunks: a query sees nothing before the last multiple of the chunk's length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.layer import LayerCache, Mask
+from chairlift.cache.quantized import QuantizedLayer
+
+
+class ChunkedLayer(LayerCache):
+    """A layer whose ring is that of a window as long as a chunk; only its mask hides more.
+
+    A query at position p sees the positions from ``p - p % chunk`` to p. So rows see less or more
+    of their rings, by where each is in its chunk.
+    """
+
+    def seen(self, mask: Mask) -> mx.array | None:
+        """See ``LayerCache.seen``."""
+        lengths = super().seen(mask)
+        return None if lengths is None else mx.minimum(lengths, self.offset % self._chunk + 1)
+
+    @property
+    def _chunk(self) -> int:
+        assert self.ring.window is not None
+        return self.ring.window
+
+    def _mask(self, n: int, window_size: int | None, return_array: bool) -> Mask:
+        mask = self.ring.mask(n, window_size, return_array)
+        starts: Any = self.offset.tolist()
+        if max(starts, default=0) + n <= self._chunk:  # nobody has come to a second chunk
+            return mask
+        if not isinstance(mask, mx.array):
+            mask = self.ring.mask(n, window_size, as_array=True)
+            assert isinstance(mask, mx.array)
+        before = (self.offset[:, None] + mx.arange(n)) % self._chunk
+        return mask & (self.ring.behind(n) <= before[:, :, None])[:, None]
+
+
+class QuantizedChunkedLayer(ChunkedLayer, QuantizedLayer):
+    """The same, packed."""

@@ -1,0 +1,96 @@
+"""The nodes of the prefix tree, the token ids on their edges, and how tokens lead through them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from chairlift.cache.snapshot import Snapshot
+
+# Token ids are kept as C integers: slices of them are copied and compared as memory.
+_IDS = "q"
+
+
+def ids_of(tokens: Sequence[int]) -> array[int]:
+    """Tokens as edges have them."""
+    return array(_IDS, tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One edge and what is held of it. A root has no parent and no edge; a removed node no parent.
+
+    ``windows`` are the newest tokens that all layers of each of the tree's windows hold, ``state``
+    is whether all recurrent layers have theirs: both read from the snapshot, for quick matching.
+    """
+
+    parent: Node | None
+    salt: str
+    edge: array[int]
+    snapshot: Snapshot
+    children: dict[int, Node] = field(default_factory=dict)
+    nbytes: int = 0
+    windows: tuple[int, ...] = ()
+    state: bool = False
+    holds: int = 0
+
+    @property
+    def start(self) -> int:
+        """The position at which its edge begins."""
+        return self.snapshot.start
+
+    @property
+    def stop(self) -> int:
+        """The position at which its edge ends."""
+        return self.snapshot.stop
+
+    def upwards(self) -> Iterator[Node]:
+        """This node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens from the root to its end."""
+        edges = [above.edge for above in self.upwards()]
+        return tuple(token for edge in reversed(edges) for token in edge)
+
+
+class Walk(NamedTuple):
+    """The nodes that some tokens lead through, and how many of the tokens they cover."""
+
+    path: list[Node]
+    length: int
+
+
+def walk(root: Node | None, ids: array[int]) -> Walk:
+    """As far as the tokens lead; the last node may be left within its edge."""
+    path: list[Node] = []
+    length = 0
+    node = root
+    while node is not None and length < len(ids):
+        node = node.children.get(ids[length])
+        if node is not None:
+            path.append(node)
+            common = _common(node.edge, ids[length : length + len(node.edge)])
+            length += common
+            if common < len(node.edge):
+                break
+    return Walk(path, length)
+
+
+def _common(first: array[int], second: array[int]) -> int:
+    """How many tokens two sequences share at their start."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

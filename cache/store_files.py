@@ -1,0 +1,193 @@
+"""The files of a prefix store: written at once or not at all, read without trust, within a budget.
+
+A file is one node, named by the model, the node's start and a digest of all tokens up to its end:
+servers that share a directory write the same thing under the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from chairlift.cache.container import SavedStateError
+from chairlift.cache.saved import (
+    NodeHead,
+    SavedNode,
+    make_node,
+    prefix_digests,
+    read_head,
+    read_node,
+    write_node,
+)
+from chairlift.cache.saved_layers import SavedLayer, Template
+from chairlift.cache.store_index import Entry, Index
+from chairlift.cache.store_stats import StoreStats
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(
+    r"(?P<model>[0-9a-f]{16})-(?P<start>\d{1,10})-(?P<path>[0-9a-f]{40})\.safetensors"
+)
+_STALE_SECONDS = 3600.0
+_RESCAN_SECONDS = 60.0
+
+
+class NodeFiles:
+    """The files of one model in a directory, which others may share. No MLX.
+
+    One thread writes; any may read.
+
+    Args:
+        directory: made if need be, for the owner's eyes only. Other files in it are left alone.
+        budget_bytes: the files of this model take no more; what was used least recently goes.
+        model: the fingerprint. Files of others are neither read nor counted.
+        template: what the layers must look like.
+        stats: where it is counted.
+
+    Raises:
+        OSError: the directory cannot be made or read.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        budget_bytes: int,
+        model: str,
+        template: Template | None,
+        stats: StoreStats,
+    ) -> None:
+        self.directory = directory
+        self.index = Index()
+        self._budget = budget_bytes
+        self._model = model
+        self._template = template
+        self._stats = stats
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_stale()
+        self.rescan()
+        self.make_room(0)
+
+    def read(self, entry: Entry) -> SavedNode | None:
+        """A file's node, verified; None, and the entry forgotten, if it is gone or broken."""
+        path = self.directory / entry.name
+        try:
+            node = read_node(path, self._model, self._template)
+            if not _same(node.head, entry.head):
+                raise SavedStateError(f"{path}: it is not of the tokens it was of")
+        except SavedStateError as error:
+            self._give_up(path, error)
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        self.index.touch(entry.name)
+        return node
+
+    def write(
+        self, tokens: Sequence[int], salt: str, start: int, layers: tuple[SavedLayer, ...]
+    ) -> None:
+        """Writes the node of ``tokens[start:]``, unless it is there or takes more than the budget.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        node = make_node(self._model, salt, tokens, start, layers)
+        head = node.head
+        (path,) = prefix_digests(head.salt, np.asarray(tokens, "<i4"), [head.stop])
+        name = f"{self._model[:16]}-{head.start}-{path[:40]}.safetensors"
+        known = self.index.touch(name)
+        if head.start == head.stop or (known and known.head.nbytes >= head.nbytes):
+            return
+        part = self.directory / f".{name}.{secrets.token_hex(8)}.tmp"
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                nbytes = write_node(file, node)
+            if nbytes > self._budget:
+                return
+            self.make_room(nbytes - (known.nbytes if known else 0))
+            os.replace(part, self.directory / name)
+        finally:
+            part.unlink(missing_ok=True)
+        # A slice of the tokens would keep all of them.
+        self.index.add(Entry(name, nbytes, replace(head, tokens=head.tokens.copy())))
+        self._stats.written += 1
+        self._stats.written_bytes += nbytes
+
+    def make_room(self, nbytes: int) -> None:
+        """Removes what was used least recently until there is room for so many bytes."""
+        while (entry := self.index.pop_beyond(self._budget - nbytes)) is not None:
+            self._stats.evicted += 1
+            with suppress(OSError):
+                (self.directory / entry.name).unlink()
+
+    def refresh(self) -> None:
+        """Looks for files of others, if that was not done for a while. Raises OSError."""
+        if time.monotonic() - self._scanned > _RESCAN_SECONDS:
+            self.rescan()
+
+    def rescan(self) -> None:
+        """Takes in the files that are new: those found at the start, later those of others.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        self._scanned = time.monotonic()
+        found: list[tuple[float, str, int]] = []
+        with os.scandir(self.directory) as files:
+            for file in files:
+                parts = _NAME.fullmatch(file.name)
+                if parts is None or parts["model"] != self._model[:16]:
+                    continue
+                with suppress(OSError):
+                    status = file.stat()
+                    found.append((status.st_mtime, file.name, status.st_size))
+        known = self.index.names()
+        for name in known - {name for _, name, _ in found}:
+            self.index.remove(name)
+        for _, name, nbytes in sorted(found):
+            if name not in known:
+                self._take_in(name, nbytes)
+
+    def _take_in(self, name: str, nbytes: int) -> None:
+        path = self.directory / name
+        try:
+            head = read_head(path)
+        except SavedStateError as error:
+            self._give_up(path, error)
+            return
+        if head.fingerprint == self._model:
+            self.index.add(Entry(name, nbytes, head))
+
+    def _give_up(self, path: Path, error: SavedStateError) -> None:
+        """Forgets a file, and removes it unless it just cannot be read."""
+        self.index.remove(path.name)
+        if isinstance(error.__cause__, OSError):
+            if not isinstance(error.__cause__, FileNotFoundError):
+                _log.warning("%s", error)
+            return
+        _log.warning("%s; it is removed", error)
+        self._stats.broken += 1
+        with suppress(OSError):
+            path.unlink()
+
+    def _remove_stale(self) -> None:
+        """Removes what servers that were killed left half-written."""
+        for path in self.directory.glob(".*.tmp"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+
+
+def _same(first: NodeHead, second: NodeHead) -> bool:
+    return (first.salt, first.prefix, first.start) == (
+        second.salt,
+        second.prefix,
+        second.start,
+    ) and (np.array_equal(first.tokens, second.tokens))

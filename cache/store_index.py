@@ -1,0 +1,124 @@
+"""Which files a prefix store has, and which of them have something in common with a prompt."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from chairlift.cache.saved import NodeHead, prefix_digests
+
+Ids = npt.NDArray[np.int32]
+
+
+class Entry(NamedTuple):
+    """A file of the directory: its name, its bytes, and what it is of."""
+
+    name: str
+    nbytes: int
+    head: NodeHead
+
+
+class Segment(NamedTuple):
+    """The part of a file that a prompt has in common with it: tokens ``[entry's start, stop)``."""
+
+    entry: Entry
+    stop: int
+
+
+class Index:
+    """Entries by name, least recently used first, and by where on which prefix they start.
+
+    For any thread.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._behind: dict[str, set[str]] = {}
+        self._starts: dict[str, Counter[int]] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def names(self) -> set[str]:
+        """Of all entries."""
+        with self._lock:
+            return set(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """Takes an entry in, as the one used last and in the place of any other of its name."""
+        with self._lock:
+            self._remove(entry.name)
+            head = entry.head
+            self._entries[entry.name] = entry
+            self._behind.setdefault(head.prefix, set()).add(entry.name)
+            self._starts.setdefault(head.salt, Counter())[head.start] += 1
+            self.nbytes += entry.nbytes
+
+    def remove(self, name: str) -> None:
+        """Forgets an entry, if there is one of that name."""
+        with self._lock:
+            self._remove(name)
+
+    def touch(self, name: str) -> Entry | None:
+        """An entry, which then counts as just used."""
+        with self._lock:
+            if name in self._entries:
+                self._entries.move_to_end(name)
+            return self._entries.get(name)
+
+    def pop_beyond(self, nbytes: int) -> Entry | None:
+        """The entry used least recently, taken out, if all of them have more bytes than that."""
+        with self._lock:
+            if self.nbytes <= nbytes or not self._entries:
+                return None
+            entry = next(iter(self._entries.values()))
+            self._remove(entry.name)
+            return entry
+
+    def on_path(self, salt: str, ids: Ids) -> list[Segment]:
+        """Every entry that has something in common with the tokens, and how far.
+
+        Args:
+            salt: its digest.
+        """
+        with self._lock:
+            return list(self._on_path(salt, ids))
+
+    def _on_path(self, salt: str, ids: Ids) -> Iterator[Segment]:
+        starts = sorted(start for start in self._starts.get(salt, ()) if start < len(ids))
+        for start, prefix in zip(starts, prefix_digests(salt, ids, starts), strict=True):
+            for name in self._behind.get(prefix, ()):
+                entry = self._entries[name]
+                common = _common(entry.head.tokens, ids[start:])
+                if common == len(entry.head.tokens) or (common and entry.head.cuttable):
+                    yield Segment(entry, start + common)
+
+    def _remove(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        head = entry.head
+        self.nbytes -= entry.nbytes
+        self._behind[head.prefix].discard(name)
+        if not self._behind[head.prefix]:
+            del self._behind[head.prefix]
+        starts = self._starts[head.salt]
+        starts[head.start] -= 1
+        if not starts[head.start]:
+            del starts[head.start]
+        if not starts:
+            del self._starts[head.salt]
+
+
+def _common(first: Ids, second: Ids) -> int:
+    """How many tokens two arrays share at their start."""
+    length = min(len(first), len(second))
+    differ = first[:length] != second[:length]
+    return int(differ.argmax()) if differ.any() else length

@@ -1,0 +1,91 @@
+"""The thread that reads files of a prefix store for those who wait for them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Event, Thread
+
+from chairlift.cache.saved import SavedNode
+from chairlift.cache.snapshot import Snapshot
+from chairlift.cache.store_files import NodeFiles
+from chairlift.cache.store_index import Segment
+from chairlift.cache.store_stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+
+class Load:
+    """Segments on their way from files, up to the first that is gone or broken.
+
+    Once it has ``ended`` it tells how many bytes of files were read, and in how many seconds.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self.nodes: list[SavedNode] = []
+        self.nbytes = 0
+        self.seconds = 0.0
+        self.cancelled = False
+        self.ended = Event()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: what is not read yet is left."""
+        self.cancelled = True
+
+    def snapshots(self) -> list[Snapshot]:
+        """What was read, each to be inserted for the tokens up to its ``stop``; uses MLX."""
+        assert self.ended.is_set(), "it is still being read"
+        pairs = zip(self.nodes, self.segments, strict=False)
+        return [node.snapshot().part(node.head.start, segment.stop) for node, segment in pairs]
+
+
+class Reader:
+    """Does one load after the other.
+
+    Args:
+        files: where from.
+        stats: where it is counted.
+        on_change: called from the thread when a load has ended.
+    """
+
+    def __init__(self, files: NodeFiles, stats: StoreStats, on_change: Callable[[], None]) -> None:
+        self._files = files
+        self._stats = stats
+        self._on_change = on_change
+        self._loads: SimpleQueue[Load | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="prefix-reader", daemon=True)
+        self._thread.start()
+
+    def put(self, load: Load) -> None:
+        """Queues a load."""
+        self._loads.put(load)
+
+    def close(self) -> None:
+        """Ends the thread, once it has done what is queued; does not wait for that."""
+        self._loads.put(None)
+
+    def _run(self) -> None:
+        while (load := self._loads.get()) is not None:
+            began = time.perf_counter()
+            try:
+                self._read(load)
+            except Exception as error:  # whatever it is, it is a miss, and others may wait
+                _log.warning("prefixes could not be read: %s", error)
+            load.seconds = time.perf_counter() - began
+            self._stats.read += len(load.nodes)
+            self._stats.read_bytes += load.nbytes
+            self._stats.read_seconds += load.seconds
+            load.ended.set()
+            self._on_change()
+            del load
+
+    def _read(self, load: Load) -> None:
+        for entry, _ in load.segments:
+            node = None if load.cancelled else self._files.read(entry)
+            if node is None:
+                return
+            load.nodes.append(node)
+            load.nbytes += entry.nbytes

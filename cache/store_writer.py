@@ -1,0 +1,128 @@
+"""The queue of a prefix store, and the thread that writes what is in it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import NamedTuple
+
+from chairlift.cache.saved_layers import SavedLayer
+from chairlift.cache.store_files import NodeFiles
+from chairlift.cache.store_stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+
+class Job(NamedTuple):
+    """A node to be written: its tokens from the root on, of which ``layers`` has those from
+    ``start`` on; and the bytes of memory that it takes until then.
+    """
+
+    tokens: tuple[int, ...]
+    salt: str
+    start: int
+    layers: tuple[SavedLayer, ...]
+    nbytes: int
+
+
+class Writer:
+    """Writes nodes one after the other. For one thread, beside its own.
+
+    Args:
+        files: where to.
+        queue_bytes: how much may wait to be written.
+        stats: where it is counted.
+        on_change: called from the thread when a job is done.
+    """
+
+    def __init__(
+        self,
+        files: NodeFiles,
+        queue_bytes: int,
+        stats: StoreStats,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.queued_bytes = 0
+        self._files = files
+        self._most = queue_bytes
+        self._stats = stats
+        self._on_change = on_change
+        self._queue: deque[Job] = deque()
+        self._busy = self._closed = self._full_was_logged = False
+        self._changed = Condition()
+        self._thread = Thread(target=self._run, name="prefix-writer", daemon=True)
+        self._thread.start()
+
+    def can_put(self, nbytes: int, deadline: float | None) -> bool:
+        """Whether a job of that size may be put now, or by ``deadline`` (of ``time.monotonic``).
+
+        If not, it counts as dropped.
+        """
+        timeout = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._changed:
+            free = self._changed.wait_for(lambda: self._closed or self._has_room(nbytes), timeout)
+            if free and not self._closed:
+                return True
+        self._stats.dropped += 1
+        if not self._full_was_logged:
+            self._full_was_logged = True
+            _log.warning(
+                "prefixes come faster than %s takes them: %d bytes dropped, as others will be",
+                self._files.directory,
+                nbytes,
+            )
+        return False
+
+    def put(self, job: Job) -> None:
+        """Queues a job; see ``can_put``."""
+        with self._changed:
+            self._queue.append(job)
+            self.queued_bytes += job.nbytes
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Counts a node that could not be written, and logs the first."""
+        self._stats.failed += 1
+        if self._stats.failed == 1:
+            _log.warning("a prefix was not saved in %s: %s", self._files.directory, error)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until all that was put is written, at most so many seconds; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout)
+
+    def close(self, timeout: float) -> bool:
+        """Flushes and ends the thread; whether all was written."""
+        done = self.flush(timeout)
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        self._thread.join(max(0.1, timeout) if done else 0.1)
+        return done
+
+    def _has_room(self, nbytes: int) -> bool:
+        return not self.queued_bytes or self.queued_bytes + nbytes <= self._most
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                self._files.refresh()
+                self._files.write(job.tokens, job.salt, job.start, job.layers)
+            except Exception as error:  # a full disk must not end the thread
+                self.fail(error)
+            with self._changed:
+                self._busy = False
+                self.queued_bytes -= job.nbytes
+                del job
+                self._changed.notify_all()
+            self._on_change()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._queue) or self._closed)
+            self._busy = bool(self._queue)
+            return self._queue.popleft() if self._queue else None

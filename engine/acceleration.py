@@ -1,0 +1,74 @@
+"""What this device does sooner than mlx-lm's model files would, chosen when a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.engine import attention, cpu, cuda_attention, device
+
+log = logging.getLogger(__name__)
+
+# bfloat16 has eight bits; the reference rounds in other places than the kernel.
+TOLERANCE = 0.02
+
+
+def accelerate(model: Any) -> bool:
+    """Gives a model this device's own attention and activations, where there are some.
+
+    Returns:
+        Whether the model is eager now; see ``engine.cpu``.
+    """
+    if device.kind() == "cpu":
+        attention.install(model)
+        return cpu.install(model)
+    attention.install(model, cuda_attention.attend if cuda_kernels_work() else None)
+    return False
+
+
+def cuda_kernels_work() -> bool:
+    """Whether decode attention by our kernels gives what MLX's own gives, here and now."""
+    if not hasattr(mx, "cuda") or not mx.cuda.is_available():
+        return False
+    try:
+        right = all(_agrees(rows, sinks) for rows in (1, 256) for sinks in (False, True))
+        right = right and all(_chunk_agrees(old) for old in (0, 50))
+    except Exception as error:  # a compiler, a driver, a device
+        log.warning("no CUDA kernel for attention, MLX's own is used: %s", error)
+        return False
+    if not right:
+        log.warning("the CUDA kernel for attention is wrong on this device; MLX's own is used")
+    return right
+
+
+def _agrees(rows: int, with_sinks: bool) -> bool:
+    """Few rows are split among blocks, many are not; the ring wraps for some of the rows."""
+    heads, key_heads, columns, dim = 8, 2, 256, 128
+    key = mx.random.key(rows)
+    queries = mx.random.normal((rows, heads, 1, dim), mx.bfloat16, key=key)
+    keys = mx.random.normal((rows, key_heads, columns, dim), mx.bfloat16, key=key + 1)
+    values = mx.random.normal((rows, key_heads, columns, dim), mx.bfloat16, key=key + 2)
+    lengths = 1 + mx.arange(rows, dtype=mx.int32) * 37 % columns
+    cursor = mx.array([100], mx.int32)
+    sinks = mx.random.normal((heads,), mx.bfloat16, key=key + 3) if with_sinks else None
+    behind = (cursor - 1 - mx.arange(columns)) % columns
+    mask = (behind[None] < lengths[:, None])[:, None, None]
+    scale = dim**-0.5
+    ours = cuda_attention.decode_attention(queries, keys, values, lengths, cursor, scale, sinks)
+    theirs = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, mask=mask, sinks=sinks
+    )
+    return bool(mx.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE).item())
+
+
+def _chunk_agrees(old: int) -> bool:
+    heads, key_heads, new, dim = 8, 2, 70, 128
+    key = mx.random.key(old)
+    queries = mx.random.normal((1, heads, new, dim), mx.bfloat16, key=key)
+    keys = mx.random.normal((1, key_heads, old + new, dim), mx.bfloat16, key=key + 1)
+    ours = cuda_attention.chunk_attention(queries, keys, keys, 0.1)
+    mask = mx.arange(old, old + new)[:, None] >= mx.arange(old + new)
+    theirs = mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=0.1, mask=mask)
+    return bool(mx.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE).item())

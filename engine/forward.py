@@ -1,0 +1,138 @@
+"""The model calls of a step: the batch's rows and the chunks of prompts, in one where possible."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.packed import packed
+from chairlift.engine.head import Head, Select
+
+log = logging.getLogger(__name__)
+
+# Of the largest logit: bfloat16 has two digits, and tokens taken for others differ by much more.
+ROUNDING = 0.05
+
+
+class Chunk(NamedTuple):
+    """The next tokens of a prompt, whose cache has one row. So many ``choices`` begin with them: 0
+    if the prompt does not end here.
+    """
+
+    cache: BatchCache
+    tokens: Seq[int]
+    choices: int
+
+
+class Forward:
+    """Calls a model; builds graphs only, unless the model is eager.
+
+    Args:
+        head: computes logits for the positions wanted only; None where the model's has not been
+            found.
+        packs: one call does for rows and chunks together; see ``cache.packed``.
+    """
+
+    def __init__(self, model: Any, head: Head | None, packs: bool) -> None:
+        self._model = model
+        self._head = head
+        self.packs = packs
+
+    @property
+    def narrows(self) -> bool:
+        """Whether logits are computed where they are wanted only."""
+        return self._head is not None
+
+    def __call__(self, batch: BatchCache, tokens: mx.array, chunks: Seq[Chunk]) -> mx.array | None:
+        """
+        Args:
+            tokens: ``[rows]``, the next of each row of ``batch``.
+
+        Returns:
+            Logits ``[rows + choices, vocabulary]``; None if there are none.
+        """
+        if self.packs and chunks:
+            return self._together(batch, tokens, chunks)
+        logits = []
+        if len(batch):
+            with batch.step(1):
+                logits.append(self._model(tokens[:, None], cache=batch.layers)[:, -1])
+        for chunk in chunks:
+            new = mx.array([chunk.tokens], mx.int32)
+            with chunk.cache.step(len(chunk.tokens)), self._only(lambda x: x[:, -1:]):
+                last = self._model(new, cache=chunk.cache.layers)[:, -1]
+            logits += [last] * chunk.choices
+        return mx.concatenate(logits) if logits else None
+
+    def _together(self, batch: BatchCache, tokens: mx.array, chunks: Seq[Chunk]) -> mx.array | None:
+        new = mx.array([token for chunk in chunks for token in chunk.tokens], mx.int32)
+        every = mx.concatenate([tokens, new])[:, None]
+        stops = accumulate((len(chunk.tokens) for chunk in chunks), initial=len(batch))
+        wanted = list(range(len(batch)))
+        for stop, chunk in zip([*stops][1:], chunks, strict=True):
+            wanted += [stop - 1] * chunk.choices
+        where = mx.array(wanted, mx.int32)
+        steps = [(chunk.cache, len(chunk.tokens)) for chunk in chunks]
+        with (
+            packed([(batch, 1), *steps] if len(batch) else steps) as layers,
+            self._only(lambda x: x[where]),
+        ):
+            logits = self._model(every, cache=layers)
+        if logits.shape[0] != len(wanted):
+            logits = logits[where]
+        return logits[:, -1] if wanted else None
+
+    def _only(self, select: Select) -> AbstractContextManager[None]:
+        return self._head.only(select) if self._head else nullcontext()
+
+
+def fitted(model: Any, make_cache: Callable[[], BatchCache]) -> Forward:
+    """The way to call a model that does least, of those that give the logits of plain calls."""
+    plain = Forward(model, None, packs=False)
+    expected = _tried(plain, make_cache)
+    head = Head(model)
+    for ours, packs in ((head, True), (None, True), (head, False)):
+        if packs and not make_cache().pads:
+            continue  # a state goes from token to token
+        forward = Forward(model, ours, packs)
+        try:
+            if _alike(_tried(forward, make_cache), expected):
+                return forward
+        except Exception as error:  # a model's own code, which may raise anything
+            log.debug("a model call of another form fails: %s", error)
+    return plain
+
+
+def _tried(forward: Forward, make_cache: Callable[[], BatchCache]) -> mx.array:
+    """The logits of two prompts that end in one step, and of their rows beside a third prompt."""
+    batch, *prompts = (make_cache() for _ in range(4))
+    for prompt in prompts:
+        prompt.join(columns=4)
+    first = forward(
+        batch,
+        mx.zeros((0,), mx.int32),
+        [Chunk(prompts[0], [1, 5, 2], 2), Chunk(prompts[1], [4, 3], 1)],
+    )
+    mx.eval(first, *(prompt.state for prompt in prompts))
+    for prompt in prompts[:2]:
+        batch.join(prompt.extract(0))
+    mx.eval(batch.state)
+    second = forward(batch, mx.array([6, 7], mx.int32), [Chunk(prompts[2], [2, 6, 1, 3], 1)])
+    assert first is not None
+    assert second is not None
+    return mx.concatenate([first, second]).astype(mx.float32)
+
+
+def _alike(ours: mx.array, theirs: mx.array) -> bool:
+    """Equal but for rounding, which differs with the shape of a product."""
+    if ours.shape != theirs.shape:
+        return False
+    apart = mx.max(mx.abs(ours - theirs))
+    return bool((apart <= ROUNDING * mx.max(mx.abs(theirs))).item())

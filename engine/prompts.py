@@ -1,0 +1,58 @@
+"""Prompts under way: each has a cache of its own until its row joins the decode batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.capacity import Capacity
+from chairlift.cache.snapshot import Snapshot
+from chairlift.engine.forward import Chunk
+from chairlift.engine.prefixes import Prefixes
+from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.sequence import Sequence
+
+
+class Prompts:
+    """The caches of sequences whose prompt is being computed, one row each."""
+
+    def __init__(self, make_cache: Callable[[], BatchCache], prefixes: Prefixes) -> None:
+        self._make_cache = make_cache
+        self._prefixes = prefixes
+        self._caches: dict[Sequence, BatchCache] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the caches take between two steps."""
+        return sum(cache.nbytes for cache in self._caches.values())
+
+    def chunks(self, plan: Plan) -> list[Chunk]:
+        """What a plan computes of prompts. Those that have ended or lost their place are gone."""
+        for sequence in list(self._caches):
+            if sequence.finished or sequence in plan.preempted:
+                del self._caches[sequence]
+        for sequence, cached in plan.cached.items():
+            self._caches[sequence] = self._begin(sequence, cached)
+        choices = Counter(plan.joins.values())
+        chunks = []
+        for sequence, tokens in plan.chunks.items():
+            cache = self._caches[sequence]
+            begun = cache.offsets[0]
+            chunks.append(Chunk(cache, sequence.tokens[begun : begun + tokens], choices[sequence]))
+        return chunks
+
+    def states(self, plan: Plan) -> dict[Sequence, Snapshot]:
+        """What the choices that arrive take with them; feeds the prefix cache on the way."""
+        if self._prefixes.active:
+            for sequence in plan.chunks:
+                self._prefixes.keep(sequence, self._caches[sequence], 0)
+        ended = {s: self._caches.pop(s).extract(0) for s in set(plan.joins.values())}
+        return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
+
+    def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
+        """A cache exactly as large as the prompt will need, with what is cached of it."""
+        cache = self._make_cache()
+        cache.resize(Capacity(1, sequence.wanted))
+        cache.join(self._prefixes.state(sequence, cached))
+        return cache

@@ -1,0 +1,289 @@
+"""``python -m chairlift.loadtest.engine_bench``: the engine alone, beside mlx-lm's BatchGenerator.
+
+In one process, without HTTP, on any of mlx-lm's architectures with random weights. Measures a
+mixed load (tokens a second, the gaps between decode steps, peak memory) and pure decode steps at
+given numbers of rows, and prints what the device's memory and arithmetic would allow beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from chairlift.engine.blas import load_fast_blas
+
+load_fast_blas()  # before MLX is imported
+
+# ruff: noqa: E402
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.generate import BatchGenerator
+
+from chairlift.cache.capacity import KVGeometry
+from chairlift.engine.acceleration import accelerate
+from chairlift.engine.core import EngineCore
+from chairlift.engine.device import CHUNK_MULTIPLE, DEFAULT_CHUNK, kind
+from chairlift.engine.messages import SamplingParams, Submit
+from chairlift.engine.probe import Probed, probe
+from chairlift.loadtest.shapes import SHAPES, config_of, random_model
+from chairlift.scheduler.limits import Limits
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+# Steps of pure decode that are timed, and those before them, which warm up.
+TIMED, WARM = 30, 10
+PROGRESS_SECONDS = 5.0
+
+
+class Request(NamedTuple):
+    """A prompt, and how many tokens are generated."""
+
+    prompt: list[int]
+    output: int
+
+
+class Turn(NamedTuple):
+    """What one step gave: tokens generated, the rows that they belong to, requests that ended."""
+
+    tokens: int
+    ended: int
+
+
+class Engine(Protocol):
+    """Takes requests and generates, a step at a time."""
+
+    def add(self, requests: list[Request]) -> None:
+        """Queues requests."""
+        ...
+
+    def step(self) -> Turn:
+        """Computes; a turn that only read prompts gives no tokens."""
+        ...
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of KV held at the moment."""
+        ...
+
+
+class Ours:
+    """Chairlift's engine, without a prefix cache."""
+
+    def __init__(self, model: Any, probed: Probed, eager: bool, rows: int, kv_bytes: int) -> None:
+        limits = Limits(
+            rows,
+            DEFAULT_CHUNK[kind()] + rows,
+            kv_bytes,
+            probed.geometry,
+            chunk_multiple=CHUNK_MULTIPLE[kind()],
+        )
+        self._core = EngineCore(model, probed.vocabulary, limits, eager)
+        self._added = 0
+        self.reserved = 0
+
+    def add(self, requests: list[Request]) -> None:
+        for request in requests:
+            params = SamplingParams(max_tokens=request.output, seed=0, temperature=0.0)
+            self._core.submit(Submit(str(self._added), request.prompt, params))
+            self._added += 1
+
+    def step(self) -> Turn:
+        output = self._core.step()
+        self.reserved = output.stats.kv_reserved_bytes
+        ended = sum(token.finish is not None for token in output.outputs)
+        return Turn(sum(len(token.token_ids) for token in output.outputs), ended)
+
+
+class Peer:
+    """mlx-lm's generator, prompts in batches of 8."""
+
+    def __init__(self, model: Any, rows: int) -> None:
+        self._generator = BatchGenerator(model, completion_batch_size=rows, prefill_batch_size=8)
+
+    def add(self, requests: list[Request]) -> None:
+        prompts = [request.prompt for request in requests]
+        self._generator.insert(prompts, max_tokens=[request.output for request in requests])
+
+    def step(self) -> Turn:
+        _, generated = self._generator.next()
+        return Turn(len(generated), sum(token.finish_reason is not None for token in generated))
+
+    @property
+    def reserved(self) -> int:
+        return int(self._generator.prompt_cache_nbytes)
+
+
+@dataclass(slots=True)
+class Load:
+    """A mixed load: seconds, and milliseconds between the steps that gave tokens."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    gaps: list[float] = field(default_factory=list)
+
+    def figures(self, weights: int) -> dict[str, float]:
+        """What is reported."""
+        gaps = sorted(self.gaps)
+        return {
+            "output_tokens_per_s": self.tokens / self.seconds,
+            "gap_p50_ms": gaps[len(gaps) // 2],
+            "gap_p99_ms": gaps[int(len(gaps) * 0.99)],
+            "gap_max_ms": gaps[-1],
+            "seconds": self.seconds,
+            "peak_gb": self.peak_bytes / 1e9,
+            "kv_reserved_gb": self.reserved_bytes / 1e9,
+            "peak_over_weights_and_kv": self.peak_bytes / (weights + self.reserved_bytes),
+        }
+
+
+def mixed(engine: Engine, requests: list[Request], what: str) -> Load:
+    """Serves all requests, which are there from the beginning."""
+    mx.reset_peak_memory()
+    load = Load()
+    engine.add(requests)
+    ended = 0
+    start = last = shown = time.perf_counter()
+    while ended < len(requests):
+        turn = engine.step()
+        now = time.perf_counter()
+        if turn.tokens:
+            if load.tokens:
+                load.gaps.append((now - last) * 1e3)
+            last = now
+        load.tokens += turn.tokens
+        load.reserved_bytes = max(load.reserved_bytes, engine.reserved)
+        ended += turn.ended
+        if now - shown > PROGRESS_SECONDS:
+            print(
+                f"{what}: {ended}/{len(requests)} requests, {load.tokens} tokens", file=sys.stderr
+            )
+            shown = now
+    load.seconds = time.perf_counter() - start
+    load.peak_bytes = mx.get_peak_memory()
+    return load
+
+
+def decode_step(engine: Engine, rows: int, context: int, vocabulary: int) -> float:
+    """The median milliseconds of a step in which so many rows of that context gain a token."""
+    requests = list(_requests(rows, (context, context), (TIMED + WARM + 200,) * 2, vocabulary, 1))
+    engine.add(requests)
+    while engine.step().tokens < rows:
+        pass
+    times = []
+    for step in range(WARM + TIMED):
+        start = time.perf_counter()
+        assert engine.step().tokens == rows
+        if step >= WARM:
+            times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+class Device(NamedTuple):
+    """What the device can do at most: bytes a second, operations a second."""
+
+    bandwidth: float
+    flops: float
+
+    def decode_ms(self, weights: int, geometry: KVGeometry, rows: int, context: int) -> float:
+        """The least that a step can take: all weights and all KV are read once."""
+        memory = (weights + geometry.used([context] * rows)) / self.bandwidth
+        arithmetic = 2 * rows * (weights / 2) / self.flops
+        return max(memory, arithmetic) * 1e3
+
+
+def _requests(
+    count: int, prompt: tuple[int, int], output: tuple[int, int], vocabulary: int, seed: int
+) -> Iterator[Request]:
+    random_ = random.Random(seed)
+    for _ in range(count):
+        tokens = [random_.randrange(vocabulary) for _ in range(random_.randint(*prompt))]
+        yield Request(tokens, random_.randint(*output))
+
+
+def _span(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    return int(low), int(high or low)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engine_bench", description=__doc__)
+    parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or a config.json")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--requests", type=int, default=256, help="0: no mixed load")
+    parser.add_argument("--prompt-tokens", type=_span, default=(256, 768), help="256:768")
+    parser.add_argument("--output-tokens", type=_span, default=(128, 384), help="128:384")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--kv-gb", type=float, default=60.0)
+    parser.add_argument("--decode", type=int, nargs="*", default=[1, 32, 64, 256])
+    parser.add_argument("--context", type=int, default=512, help="of pure decode steps")
+    parser.add_argument("--only", choices=("ours", "mlx-lm"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes/s (default: H200)")
+    parser.add_argument("--flops", type=float, default=989e12, help="of the dtype, per second")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    return parser
+
+
+def main() -> int:
+    """Measures, prints a table, and writes the figures."""
+    options = _parser().parse_args()
+    try:
+        config = config_of(options.model)
+        model = random_model(config, DTYPES[options.dtype])
+    except ValueError as error:
+        print(f"engine_bench: {error}", file=sys.stderr)
+        return 2
+    parameters: Any = tree_flatten(model.parameters())
+    weights = sum(array.nbytes for _, array in parameters)
+    eager = accelerate(model)
+    probed = probe(model, config["model_type"])
+    device = Device(options.bandwidth, options.flops)
+    kv_bytes = int(options.kv_gb * 1e9)
+    engines: dict[str, Callable[..., Engine]] = {
+        "ours": partial(Ours, model, probed, eager, kv_bytes=kv_bytes),
+        "mlx-lm": partial(Peer, model),
+    }
+    report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
+    for name, make in engines.items():
+        if options.only not in (None, name):
+            continue
+        figures: dict[str, Any] = {}
+        for rows in options.decode:
+            took = decode_step(make(rows=rows), rows, options.context, probed.vocabulary)
+            least = device.decode_ms(weights, probed.geometry, rows, options.context)
+            figures[f"decode_{rows}_rows_ms"] = took
+            print(f"{name:8} {rows:4} rows: {took:8.2f} ms a step (least {least:.2f})", flush=True)
+            mx.clear_cache()
+        if options.requests:
+            requests = list(
+                _requests(
+                    options.requests,
+                    options.prompt_tokens,
+                    options.output_tokens,
+                    probed.vocabulary,
+                    options.seed,
+                )
+            )
+            load = mixed(make(rows=options.rows), requests, name)
+            figures |= load.figures(weights)
+            for key, value in load.figures(weights).items():
+                print(f"{name:8} {key:26} {value:10.2f}", flush=True)
+            mx.clear_cache()
+        report[name] = figures
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Models without weights: the shapes of well-known ones, filled with random numbers.
+
+Speed does not depend on what the weights are, so that an engine can be measured where no model hub
+is in reach.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "intermediate_size": 12288,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+    "smollm2-135m": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 49152,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    },
+}
+SCALE = 0.02
+
+
+def config_of(shape: str) -> dict[str, Any]:
+    """A config by its name here, or from a ``config.json``.
+
+    Raises:
+        ValueError: there is no such shape and no such file, or it is not a config.
+    """
+    if shape in SHAPES:
+        return SHAPES[shape]
+    try:
+        config = json.loads(Path(shape).read_text())
+    except (OSError, ValueError) as error:
+        known = ", ".join(SHAPES)
+        raise ValueError(f"{shape} is neither one of {known} nor a config.json: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ValueError(f"{shape} names no model_type")
+    return config
+
+
+def random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int = 0) -> Any:
+    """A model of mlx-lm's with random weights in memory.
+
+    Raises:
+        ValueError: mlx-lm has no such model type.
+    """
+    try:
+        module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    except ImportError as error:
+        raise ValueError(f"mlx-lm has no model type {config['model_type']}") from error
+    model: Any = module.Model(module.ModelArgs.from_dict(config))
+    mx.random.seed(seed)
+    parameters: Any = tree_flatten(model.parameters())
+    weights = [
+        (name, mx.random.normal(old.shape, dtype, scale=SCALE) + (1 if "norm" in name else 0))
+        for name, old in parameters
+    ]
+    model.update(tree_unflatten(weights))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
