@@ -80,6 +80,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-rows", type=_positive, metavar="N", help="most sequences in one batch")
     add("--max-step-tokens", type=_positive, metavar="N", help="most tokens computed in one step")
     add(
+        "--max-step-ms",
+        type=_positive,
+        metavar="MS",
+        help="how long a step beside running streams may take; prompts are cut accordingly",
+    )
+    add(
         "--kv-memory",
         type=byte_size,
         metavar="SIZE",
@@ -179,6 +185,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         dtype=options.dtype,
         max_rows=options.max_rows,
         max_step_tokens=options.max_step_tokens,
+        max_step_ms=options.max_step_ms,
         kv_memory=options.kv_memory,
         max_queue=options.max_queue,
         max_context=options.max_context,

@@ -27,8 +27,9 @@ from chairlift.engine.prompts import Prompts
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.sampler import Logprobs
 from chairlift.engine.step import Step
+from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import Plan, Scheduler
+from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -69,6 +70,9 @@ class EngineCore:
         self._eager = eager
         self._evictions = 0
         self._running = Step()
+        # The work of the running step until it is there, and when the one before was.
+        self._work: Work | None = None
+        self._ended = 0.0
         self._stats = StepStats()
 
     @property
@@ -97,23 +101,34 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Plans and dispatches a step, and reads the one before, whose tokens it returns."""
         lap = _Laps(self._stats.phases)
+        if not self._work:
+            self._ended = lap.start
         self.prefixes.take_fetched()
         plan = self.scheduler.plan(self.batch.cache.capacity)
         lap.end("schedule")
         if self._eager:
-            self._running.wait()
+            self._wait()
             lap.end("wait")
         step = self._build(plan)
         lap.end("launch")
-        self._running.wait()
+        self._wait()
         lap.end("wait")
         step.dispatch()
+        self._work = plan.work if plan.work != NO_WORK else None
         self.scheduler.commit(plan)
         lap.end("launch")
         outputs = self._read(self._running)
         self._running = step
         lap.end("output")
         return StepOutput(outputs, self._report(plan, lap.total))
+
+    def _wait(self) -> None:
+        """Until the running step is there. The scheduler learns how long after the one before."""
+        self._running.wait()
+        if self._work:
+            ended = time.monotonic()
+            self.scheduler.cost.learn(self._work, ended - self._ended)
+            self._ended, self._work = ended, None
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
@@ -221,11 +236,11 @@ class _Laps:
 
     def __init__(self, phases: dict[str, float]) -> None:
         self._phases = phases
-        self._start = self._last = time.monotonic()
+        self.start = self._last = time.monotonic()
 
     @property
     def total(self) -> float:
-        return self._last - self._start
+        return self._last - self.start
 
     def end(self, phase: str) -> None:
         now = time.monotonic()

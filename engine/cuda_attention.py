@@ -10,6 +10,7 @@ a second kernel merges these. For prompts, MLX's own, in few shapes.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ ENOUGH_BLOCKS = 512
 LEAST_COLUMNS = 64
 # Prompts' chunks are padded to a multiple of this many tokens, and had better begin at one.
 CHUNK_MULTIPLE = 128
+# Plans are compiled beforehand for chunks of sequences up to this: 36 of them, a second or two.
+PLANNED_TOKENS = 1024
 # Scores of one head up to which plain products are sooner than a plan of cuDNN's.
 FEW_SCORES = 1 << 21
 
@@ -246,9 +249,25 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     new, whole = queries.shape[2], keys.shape[2]
     if (whole - new) % CHUNK_MULTIPLE and new * whole <= FEW_SCORES:
         return _products(queries, keys, values, scale)
+    rows, heads, _, dim = queries.shape
+    if rows == 1:
+        _plan(heads, keys.shape[1], dim, values.shape[3], queries.dtype)
     widths = [(0, 0), (0, 0), (0, -new % CHUNK_MULTIPLE), (0, 0)]
     padded = [mx.pad(array, widths) for array in (queries, keys, values)]
     return mx.fast.scaled_dot_product_attention(*padded, scale=scale, mask="causal")[:, :, :new]
+
+
+@functools.cache
+def _plan(heads: int, key_heads: int, dim: int, value_dim: int, dtype: mx.Dtype) -> None:
+    """Has cuDNN compile the shapes of chunks that are met most, when a model is first called."""
+    sizes = range(CHUNK_MULTIPLE, PLANNED_TOKENS + 1, CHUNK_MULTIPLE)
+    for new, whole in itertools.combinations_with_replacement(sizes, 2):
+        queries = mx.zeros((1, heads, new, dim), dtype)
+        keys = mx.zeros((1, key_heads, whole, dim), dtype)
+        values = mx.zeros((1, key_heads, whole, value_dim), dtype)
+        mx.eval(
+            mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask="causal")
+        )
 
 
 def _products(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:

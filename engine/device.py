@@ -16,6 +16,9 @@ CPU_SHARE = 0.5
 DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
 # Prompt tokens a step. On the CPU a chunk of 512 takes as long as six to eight decode steps.
 DEFAULT_CHUNK = {"cpu": 512, "gpu": 1024}
+# Beside running rows a step takes no longer than this, or so many times what the rows alone take.
+DEFAULT_STEP_SECONDS = {"cpu": 0.4, "gpu": 0.03}
+STRETCH = {"cpu": 2.0, "gpu": 1.75}
 # A chunk has a multiple of this many tokens where its shape costs something when it is new.
 CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}
 
@@ -61,6 +64,13 @@ def max_step_tokens(config: EngineConfig) -> int:
     if config.max_step_tokens is not None:
         return config.max_step_tokens
     return DEFAULT_CHUNK[kind()] + max_rows(config)
+
+
+def step_seconds(config: EngineConfig) -> float:
+    """How long a step may take beside running rows: as configured, else by device."""
+    if config.max_step_ms is not None:
+        return config.max_step_ms / 1e3
+    return DEFAULT_STEP_SECONDS[kind()]
 
 
 def kv_and_prefix_bytes(config: EngineConfig) -> tuple[int, int]:

@@ -31,7 +31,13 @@ from mlx_lm.generate import BatchGenerator
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.acceleration import accelerate
 from chairlift.engine.core import EngineCore
-from chairlift.engine.device import CHUNK_MULTIPLE, DEFAULT_CHUNK, kind
+from chairlift.engine.device import (
+    CHUNK_MULTIPLE,
+    DEFAULT_CHUNK,
+    DEFAULT_STEP_SECONDS,
+    STRETCH,
+    kind,
+)
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.probe import Probed, probe
 from chairlift.loadtest.shapes import SHAPES, config_of, random_model
@@ -84,6 +90,8 @@ class Ours:
             kv_bytes,
             probed.geometry,
             chunk_multiple=CHUNK_MULTIPLE[kind()],
+            step_seconds=DEFAULT_STEP_SECONDS[kind()],
+            stretch=STRETCH[kind()],
         )
         self._core = EngineCore(model, probed.vocabulary, limits, eager)
         self._added = 0

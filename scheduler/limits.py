@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, resized
@@ -13,7 +14,9 @@ class Limits:
 
     ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
     which cannot be cut can be kept there; None where there are none. A chunk that does not end its
-    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many.
+    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many. Beside rows
+    that run, prompts are cut so that a step takes no longer than ``step_seconds``, or ``stretch``
+    times what the rows alone would take if that is longer, as far as can be foreseen.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -25,6 +28,8 @@ class Limits:
     geometry: KVGeometry
     checkpoint: int | None = None
     chunk_multiple: int = 1
+    step_seconds: float = math.inf
+    stretch: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -34,6 +39,8 @@ class Limits:
                 f"max-step-tokens ({self.max_step_tokens}) must be larger than max-rows "
                 f"({self.max_rows}): every running row takes one token of each step"
             )
+        if self.step_seconds <= 0:
+            raise ValueError(f"max-step-ms must be above 0, not {self.step_seconds * 1e3:g}")
         if self.max_context < COLUMN_STEP:
             raise ValueError(
                 f"kv-memory of {self.kv_bytes} bytes holds {self.max_context} tokens of this "
@@ -55,13 +62,16 @@ class Limits:
         """Bytes that a batch of prompts takes; its windows have to hold a whole chunk as well."""
         return self.geometry.reserved(capacity, self.max_step_tokens)
 
-    def choose(self, need: Capacity, now: Capacity, besides: int = 0) -> Capacity | None:
+    def choose(
+        self, need: Capacity, hoped: Capacity, now: Capacity, besides: int = 0
+    ) -> Capacity | None:
         """The capacity to give a batch that must hold ``need`` and has ``now``; None if none fits.
 
-        ``besides`` is bytes taken elsewhere. Roomy sizes come first, since growing costs a copy.
+        It will soon have to hold ``hoped``, which is no less than ``need``. ``besides`` is bytes
+        taken elsewhere. Roomy sizes come first, since growing costs a copy.
         """
         roomy = Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
-        for capacity in (resized(need, now), roomy, need):
+        for capacity in (resized(hoped, now), resized(need, now), roomy, need):
             if self.geometry.reserved(capacity) + besides <= self.kv_bytes:
                 return capacity
         return None

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
+from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
 # A prompt waits for another that is computed first, if it can save this many tokens by that.
 MIN_SHARED = 32
+# However long a step takes, so many tokens of a prompt are computed in it.
+LEAST_CHUNK = 32
+# Columns that rows are given ahead of their tokens, if there is memory.
+AHEAD = 256
 NOTHING = Capacity(0, 0)
+NO_WORK = Work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,8 @@ class Plan:
     gains its first token in the same step, and joins the batch in the next: ``joins`` has the
     choices, and the sequence whose state each starts from. Whoever has a row and is not in
     ``decode`` leaves. ``capacity`` is what the decode batch has to hold. ``cached`` has the
-    sequences that begin, and how many of their first tokens the prefix cache gives.
+    sequences that begin, and how many of their first tokens the prefix cache gives. ``work`` is
+    what the step comes to.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -31,6 +40,7 @@ class Plan:
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
     capacity: Capacity = NOTHING
+    work: Work = NO_WORK
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decode or self.preempted)
@@ -68,6 +78,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Of the running, whose states are yet to be copied into the batch, and from where.
         self._arriving: dict[Sequence, Sequence] = {}
+        self.cost = CostModel()
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -85,7 +96,7 @@ class Scheduler:
         """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
         prompt = self.limits.prefill_bytes(Capacity(1, sequence.wanted))
-        fits = self.limits.choose(at_once, NOTHING, besides=prompt) is not None
+        fits = self.limits.choose(at_once, at_once, NOTHING, besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
         self.waiting.extend([sequence] if shared else sequence.fork())
 
@@ -111,13 +122,14 @@ class Scheduler:
             # The youngest gives way; alone, the oldest always fits (Limits.max_context).
             preempted.append(prefill.pop() if prefill else decode.pop())
             capacity = self._capacity(decode, prefill, now)
-        room = self.limits.max_step_tokens - len(decode)
+        work = Work(len(decode), sum(s.wanted for s in decode))
+        seconds = self._seconds(work)
         chunks: dict[Sequence, int] = {}
         for sequence in prefill:
-            tokens = self._chunk(sequence, sequence.computed, room, alone=not chunks)
+            tokens = self._chunk(sequence, sequence.computed, work, seconds)
             if tokens:
                 chunks[sequence] = tokens
-                room -= tokens
+                work = work.with_chunk(sequence.computed, tokens)
         cached: dict[Sequence, int] = {}
         for sequence in self.waiting:
             if self._fetching(sequence):
@@ -125,7 +137,7 @@ class Scheduler:
             begin = self._begin(sequence, decode, prefill)
             if begin is None:
                 break
-            tokens = self._chunk(sequence, begin, room, alone=not chunks)
+            tokens = self._chunk(sequence, begin, work, seconds)
             if not tokens:
                 break
             spare = COLUMN_STEP if decode or prefill else 0
@@ -136,10 +148,10 @@ class Scheduler:
             prefill.append(sequence)
             cached[sequence] = begin
             chunks[sequence] = tokens
-            room -= tokens
+            work = work.with_chunk(begin, tokens)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
-        return Plan(chunks, cached, decode, joins, preempted, capacity)
+        return Plan(chunks, cached, decode, joins, preempted, capacity, work)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
@@ -178,12 +190,21 @@ class Scheduler:
         gains = any(_shared(sequence, s) >= cached + MIN_SHARED for s in tenants)
         return None if gains else cached
 
-    def _chunk(self, sequence: Sequence, begun: int, room: int, alone: bool) -> int:
-        """How many tokens of a prompt to compute, of which ``begun`` are; if ``alone``, some."""
+    def _seconds(self, rows: Work) -> float:
+        """How long a step may take beside these rows."""
+        if not rows.rows:
+            return math.inf
+        return max(self.limits.step_seconds, self.limits.stretch * self.cost.seconds(rows))
+
+    def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
+        """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
+        most = self.limits.max_step_tokens - work.rows - work.tokens
+        room = min(most, self.cost.tokens_within(work, seconds, begun))
         left = sequence.wanted - begun
         if room < left:
-            whole = room - room % self.limits.chunk_multiple
-            left = whole or (room if alone else 0)
+            multiple = self.limits.chunk_multiple
+            least = 0 if work.tokens else min(most, max(LEAST_CHUNK, multiple))
+            left = min(left, max(int(room // multiple) * multiple, least))
         border = self.limits.checkpoint
         if border is None:
             return left
@@ -207,7 +228,11 @@ class Scheduler:
         rows = len(decode) + sum(s.rows for s in prefill)
         need = Capacity(rows, spare + longest)
         arriving = {self._arriving[s] for s in decode if s in self._arriving}
-        return self.limits.choose(need, now, self._prompt_bytes((*prefill, *arriving)))
+        coming = (*self.prefilling, *islice(self.waiting, self.limits.max_rows))
+        expected = len(decode) + sum(s.rows for s in coming)
+        ahead = max(min(s.most, s.wanted + AHEAD) for s in (*decode, *prefill))
+        hoped = Capacity(max(rows, min(self.limits.max_rows, expected)), max(need.columns, ahead))
+        return self.limits.choose(need, hoped, now, self._prompt_bytes((*prefill, *arriving)))
 
     def _prompt_bytes(self, prompts: Iterable[Sequence]) -> int:
         return sum(self.limits.prefill_bytes(Capacity(1, s.wanted)) for s in prompts)

@@ -1,0 +1,100 @@
+"""Steps beside running rows take no longer than they may, once some have been seen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from chairlift.cache.capacity import Capacity, KVGeometry
+from chairlift.scheduler.cost import CostModel, Work
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.scheduler import LEAST_CHUNK, Scheduler
+from chairlift.scheduler.sequence import Sequence
+
+
+def _machine(speed: float) -> Callable[[Work], float]:
+    """Seconds of a step on a machine of some speed (1: as an H200 with a model of 8B)."""
+
+    def seconds(work: Work) -> float:
+        rows = 1e-4 * work.rows + 1e-8 * work.context
+        return (6e-3 + rows + 2.8e-5 * work.tokens + 1e-9 * work.pairs) / speed
+
+    return seconds
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.05])
+def test_costs_are_learned_from_few_steps_of_a_noisy_machine(speed: float) -> None:
+    random_, model, seconds = random.Random(0), CostModel(), _machine(speed)
+    for _ in range(60):
+        rows = random_.randrange(256)
+        work = Work(rows, rows * random_.randrange(100, 900))
+        if random_.random() < 0.5:
+            work = work.with_chunk(random_.choice([0, 500]), random_.randrange(1, 1000))
+        took = seconds(work) * random_.uniform(0.9, 1.1)
+        model.learn(work, took * (20 if random_.random() < 0.03 else 1))
+    for work in (Work(200, 100_000), Work(3, 900), Work(100, 50_000).with_chunk(0, 512)):
+        assert model.seconds(work) == pytest.approx(seconds(work), rel=0.25)
+    room = model.tokens_within(Work(50, 25_000), 0.03 / speed, 0)
+    exact = (0.03 / speed - seconds(Work(50, 25_000))) / (2.8e-5 / speed)
+    assert room == pytest.approx(exact, rel=0.25)
+    assert model.tokens_within(Work(50, 25_000), 0.001 / speed, 0) == 0
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    model = CostModel()
+    for speed in (1.0, 0.25):
+        for _ in range(200):
+            model.learn(Work(10, 5000), _machine(speed)(Work(10, 5000)))
+    assert model.seconds(Work(10, 5000)) == pytest.approx(_machine(0.25)(Work(10, 5000)), rel=0.1)
+
+
+def _served(limits: Limits, seconds: Callable[[Work], float]) -> list[tuple[Work, float]]:
+    """Forty prompts, a few of them long, behind one that runs; the steps beside rows."""
+    random_, scheduler = random.Random(1), Scheduler(limits)
+    for number in range(40):
+        prompt = 4_000 if number % 13 == 5 else random_.randrange(50, 700)
+        scheduler.add(Sequence(str(number), [1] * prompt, random_.randrange(100, 300)))
+    capacity, in_flight, steps = Capacity(0, 0), list[Sequence](), list[tuple[Work, float]]()
+    while not scheduler.idle or in_flight:
+        plan = scheduler.plan(capacity)
+        scheduler.commit(plan)
+        capacity = plan.capacity
+        took = seconds(plan.work) * random_.uniform(0.95, 1.05)
+        scheduler.cost.learn(plan.work, took)
+        if plan.decode:
+            steps.append((plan.work, took))
+        for sequence in in_flight:
+            scheduler.token(sequence, 7)
+            if len(sequence.tokens) == sequence.most:
+                scheduler.finish(sequence)
+        in_flight = [*plan.decode, *plan.joins]
+    return steps
+
+
+def _limits(step_seconds: float, stretch: float) -> Limits:
+    return Limits(32, 1056, 10**9, KVGeometry(1000), step_seconds=step_seconds, stretch=stretch)
+
+
+def test_steps_beside_rows_keep_to_their_time() -> None:
+    seconds = _machine(1.0)
+    steps = _served(_limits(0.02, 0.0), seconds)
+    late = [took for _, took in steps[5:] if took > 1.1 * 0.02]
+    assert len(late) <= len(steps) / 100
+    assert max(took for _, took in _served(_limits(1e9, 0.0), seconds)) > 0.03
+    prompts = [work.tokens for work, _ in steps if work.tokens > 0]
+    assert sum(prompts) / len(prompts) > 300, "the time that there is, is used"
+
+
+def test_prompts_may_take_as_long_as_the_rows_themselves() -> None:
+    seconds = _machine(0.05)  # rows alone take several times the 20 ms
+    for work, took in _served(_limits(0.02, 2.0), seconds)[10:]:
+        alone = seconds(work._replace(tokens=0, pairs=0))
+        assert took <= 1.3 * max(0.02, 2 * alone)
+
+
+def test_a_prompt_comes_forward_however_slow_steps_are() -> None:
+    steps = _served(_limits(1e-6, 0.0), _machine(1.0))
+    assert {work.tokens for work, _ in steps[5:] if work.tokens} <= set(range(1, LEAST_CHUNK + 1))
+    assert any(work.tokens == LEAST_CHUNK for work, _ in steps)
