@@ -11,7 +11,7 @@ COLUMN_STEP = 64
 ROW_STEP = 4
 # A buffer is given back only when it is this many times larger than what its content needs, so
 # that a batch whose size swings does not copy itself with every swing.
-SHRINK_FACTOR = 4
+SHRINK_FACTOR = 16
 
 
 class Capacity(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -127,7 +128,7 @@ class EngineCore:
         self._running.wait()
         if self._work:
             ended = time.monotonic()
-            self.scheduler.cost.learn(self._work, ended - self._ended)
+            self.scheduler.learn(self._work, ended - self._ended)
             self._ended, self._work = ended, None
 
     def _build(self, plan: Plan) -> Step:
@@ -147,7 +148,9 @@ class EngineCore:
         logits = self.forward(self.batch.cache, self.batch.tokens, chunks)
         self.batch.arriving = self.prompts.states(plan)
         sampled = None if logits is None else self.batch.sample(logits)
-        written = [array for chunk in chunks for array in chunk.cache.state]
+        # NOTE: an array that is written to stays the same object in Python: without a copy of the
+        # handle, waiting for this step would compute what the next one writes.
+        written = [copy(array) for chunk in chunks for array in chunk.cache.state]
         written += [*self.prefixes.take_pending(), *self.batch.cache.states]
         return Step(list(self.batch.rows), sampled, first, written)
 

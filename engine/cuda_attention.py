@@ -252,9 +252,11 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     rows, heads, _, dim = queries.shape
     if rows == 1:
         _plan(heads, keys.shape[1], dim, values.shape[3], queries.dtype)
-    widths = [(0, 0), (0, 0), (0, -new % CHUNK_MULTIPLE), (0, 0)]
-    padded = [mx.pad(array, widths) for array in (queries, keys, values)]
-    return mx.fast.scaled_dot_product_attention(*padded, scale=scale, mask="causal")[:, :, :new]
+    arrays = [queries, keys, values]
+    if missing := -new % CHUNK_MULTIPLE:
+        arrays = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in arrays]
+    mixed = mx.fast.scaled_dot_product_attention(*arrays, scale=scale, mask="causal")
+    return mixed[:, :, :new]
 
 
 @functools.cache

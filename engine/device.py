@@ -17,7 +17,7 @@ DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
 # Prompt tokens a step. On the CPU a chunk of 512 takes as long as six to eight decode steps.
 DEFAULT_CHUNK = {"cpu": 512, "gpu": 1024}
 # Beside running rows a step takes no longer than this, or so many times what the rows alone take.
-DEFAULT_STEP_SECONDS = {"cpu": 0.4, "gpu": 0.03}
+DEFAULT_STEP_SECONDS = {"cpu": 0.4, "gpu": 0.05}
 STRETCH = {"cpu": 2.0, "gpu": 1.75}
 # A chunk has a multiple of this many tokens where its shape costs something when it is new.
 CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}

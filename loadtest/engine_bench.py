@@ -8,7 +8,9 @@ given numbers of rows, and prints what the device's memory and arithmetic would 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import math
 import random
 import statistics
 import sys
@@ -81,16 +83,18 @@ class Engine(Protocol):
 
 
 class Ours:
-    """Chairlift's engine, without a prefix cache."""
+    """Chairlift's engine, without a prefix cache; ``paced`` cuts prompts beside running rows."""
 
-    def __init__(self, model: Any, probed: Probed, eager: bool, rows: int, kv_bytes: int) -> None:
+    def __init__(
+        self, model: Any, probed: Probed, eager: bool, kv_bytes: int, rows: int, paced: bool
+    ) -> None:
         limits = Limits(
             rows,
             DEFAULT_CHUNK[kind()] + rows,
             kv_bytes,
             probed.geometry,
             chunk_multiple=CHUNK_MULTIPLE[kind()],
-            step_seconds=DEFAULT_STEP_SECONDS[kind()],
+            step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
             stretch=STRETCH[kind()],
         )
         self._core = EngineCore(model, probed.vocabulary, limits, eager)
@@ -113,7 +117,7 @@ class Ours:
 class Peer:
     """mlx-lm's generator, prompts in batches of 8."""
 
-    def __init__(self, model: Any, rows: int) -> None:
+    def __init__(self, model: Any, rows: int, paced: bool) -> None:
         self._generator = BatchGenerator(model, completion_batch_size=rows, prefill_batch_size=8)
 
     def add(self, requests: list[Request]) -> None:
@@ -218,6 +222,12 @@ def _requests(
         yield Request(tokens, random_.randint(*output))
 
 
+def _forget() -> None:
+    """Gives an engine's memory back, so that the next one's peak is its own."""
+    gc.collect()
+    mx.clear_cache()
+
+
 def _span(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     return int(low), int(high or low)
@@ -258,7 +268,7 @@ def main() -> int:
     device = Device(options.bandwidth, options.flops)
     kv_bytes = int(options.kv_gb * 1e9)
     engines: dict[str, Callable[..., Engine]] = {
-        "ours": partial(Ours, model, probed, eager, kv_bytes=kv_bytes),
+        "ours": partial(Ours, model, probed, eager, kv_bytes),
         "mlx-lm": partial(Peer, model),
     }
     report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
@@ -267,11 +277,13 @@ def main() -> int:
             continue
         figures: dict[str, Any] = {}
         for rows in options.decode:
-            took = decode_step(make(rows=rows), rows, options.context, probed.vocabulary)
+            took = decode_step(
+                make(rows=rows, paced=False), rows, options.context, probed.vocabulary
+            )
             least = device.decode_ms(weights, probed.geometry, rows, options.context)
             figures[f"decode_{rows}_rows_ms"] = took
             print(f"{name:8} {rows:4} rows: {took:8.2f} ms a step (least {least:.2f})", flush=True)
-            mx.clear_cache()
+            _forget()
         if options.requests:
             requests = list(
                 _requests(
@@ -282,11 +294,11 @@ def main() -> int:
                     options.seed,
                 )
             )
-            load = mixed(make(rows=options.rows), requests, name)
+            load = mixed(make(rows=options.rows, paced=True), requests, name)
             figures |= load.figures(weights)
             for key, value in load.figures(weights).items():
                 print(f"{name:8} {key:26} {value:10.2f}", flush=True)
-            mx.clear_cache()
+            _forget()
         report[name] = figures
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")

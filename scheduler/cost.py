@@ -54,7 +54,7 @@ class CostModel:
 
     def __init__(self) -> None:
         self._steps: dict[bool, deque[list[float]]] = {False: deque(), True: deque()}
-        # Sums over the remembered steps of their numbers by second, and of the products of each two.
+        # Sums over the remembered steps of their numbers by second, and of each two multiplied.
         self._sums = [0.0] * _SIZE
         self._products = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._costs = [0.0] * _SIZE
@@ -70,7 +70,7 @@ class CostModel:
 
     def seconds(self, work: Work) -> float:
         """What a step is expected to take; 0 while nothing is known."""
-        return sum(map(mul, self._costs, work.scaled))
+        return math.fsum(map(mul, self._costs, work.scaled))
 
     def tokens_within(self, work: Work, seconds: float, begun: int) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit a step."""

@@ -18,7 +18,7 @@ MIN_SHARED = 32
 # However long a step takes, so many tokens of a prompt are computed in it.
 LEAST_CHUNK = 32
 # Columns that rows are given ahead of their tokens, if there is memory.
-AHEAD = 256
+AHEAD = 512
 NOTHING = Capacity(0, 0)
 NO_WORK = Work()
 
@@ -78,7 +78,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Of the running, whose states are yet to be copied into the batch, and from where.
         self._arriving: dict[Sequence, Sequence] = {}
-        self.cost = CostModel()
+        self._cost = CostModel()
+        # Of steps without prompts: beside prompts nobody can tell what the rows alone would take.
+        self._alone = CostModel()
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -111,6 +113,12 @@ class Scheduler:
         """Records one of a sequence's tokens in flight as read."""
         sequence.in_flight -= 1
         sequence.tokens.append(token)
+
+    def learn(self, work: Work, seconds: float) -> None:
+        """A step of this work took so long."""
+        self._cost.learn(work, seconds)
+        if not work.tokens:
+            self._alone.learn(work, seconds)
 
     def plan(self, now: Capacity) -> Plan:
         """What to compute next, when the decode batch has the capacity ``now``. Changes nothing."""
@@ -194,12 +202,12 @@ class Scheduler:
         """How long a step may take beside these rows."""
         if not rows.rows:
             return math.inf
-        return max(self.limits.step_seconds, self.limits.stretch * self.cost.seconds(rows))
+        return max(self.limits.step_seconds, self.limits.stretch * self._alone.seconds(rows))
 
     def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
         """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
         most = self.limits.max_step_tokens - work.rows - work.tokens
-        room = min(most, self.cost.tokens_within(work, seconds, begun))
+        room = min(most, self._cost.tokens_within(work, seconds, begun))
         left = sequence.wanted - begun
         if room < left:
             multiple = self.limits.chunk_multiple
@@ -230,7 +238,7 @@ class Scheduler:
         arriving = {self._arriving[s] for s in decode if s in self._arriving}
         coming = (*self.prefilling, *islice(self.waiting, self.limits.max_rows))
         expected = len(decode) + sum(s.rows for s in coming)
-        ahead = max(min(s.most, s.wanted + AHEAD) for s in (*decode, *prefill))
+        ahead = max(min(s.most, s.wanted + AHEAD) for s in (*decode, *prefill, *coming))
         hoped = Capacity(max(rows, min(self.limits.max_rows, expected)), max(need.columns, ahead))
         return self.limits.choose(need, hoped, now, self._prompt_bytes((*prefill, *arriving)))
 

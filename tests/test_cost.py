@@ -62,7 +62,7 @@ def _served(limits: Limits, seconds: Callable[[Work], float]) -> list[tuple[Work
         scheduler.commit(plan)
         capacity = plan.capacity
         took = seconds(plan.work) * random_.uniform(0.95, 1.05)
-        scheduler.cost.learn(plan.work, took)
+        scheduler.learn(plan.work, took)
         if plan.decode:
             steps.append((plan.work, took))
         for sequence in in_flight:

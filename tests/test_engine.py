@@ -275,6 +275,18 @@ def test_stats_tell_the_truth() -> None:
         assert choice.arrival <= choice.scheduled <= choice.first_token <= choice.finished
 
 
+def test_waiting_for_a_step_computes_nothing_of_the_next() -> None:
+    """What a prompt's next chunk writes to is not what the running step is waited for by."""
+    bench = Bench(tiny_model("llama"), tokens=40)
+    bench.submit("long", list(range(3, 200)), 2)
+    for _ in range(3):
+        bench.step()
+        buffers = [array for cache in bench.core.prompts._caches.values() for array in cache.state]
+        assert buffers
+        assert not set(map(id, buffers)) & set(map(id, bench.core._running.written))
+    bench.drain()
+
+
 def test_shared_rotary_tables_rotate_as_mlx_does() -> None:
     mx.random.seed(0)
     theirs = nn.RoPE(12, base=5000.0, scale=0.5)
