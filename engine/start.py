@@ -59,6 +59,7 @@ def serve_loaded(
             if geometry.pads or not prefix_bytes
             else CHECKPOINT_TOKENS[device.kind()],
             chunk_multiple=device.CHUNK_MULTIPLE[device.kind()],
+            ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
             stretch=0.0 if config.max_step_ms else device.STRETCH[device.kind()],
         )

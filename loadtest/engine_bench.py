@@ -34,6 +34,7 @@ from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.acceleration import accelerate
 from chairlift.engine.core import EngineCore
 from chairlift.engine.device import (
+    AHEAD,
     CHUNK_MULTIPLE,
     DEFAULT_CHUNK,
     DEFAULT_STEP_SECONDS,
@@ -94,6 +95,7 @@ class Ours:
             kv_bytes,
             probed.geometry,
             chunk_multiple=CHUNK_MULTIPLE[kind()],
+            ahead=AHEAD[kind()],
             step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
             stretch=STRETCH[kind()],
         )

@@ -14,7 +14,8 @@ class Limits:
 
     ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
     which cannot be cut can be kept there; None where there are none. A chunk that does not end its
-    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many. Beside rows
+    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many. Rows are
+    given ``ahead`` columns more than they need yet, if there is memory. Beside rows
     that run, prompts are cut so that a step takes no longer than ``step_seconds``, or ``stretch``
     times what the rows alone would take if that is longer, as far as can be foreseen.
 
@@ -28,6 +29,7 @@ class Limits:
     geometry: KVGeometry
     checkpoint: int | None = None
     chunk_multiple: int = 1
+    ahead: int = 0
     step_seconds: float = math.inf
     stretch: float = 0.0
 

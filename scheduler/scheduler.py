@@ -17,8 +17,6 @@ from chairlift.scheduler.sequence import Sequence
 MIN_SHARED = 32
 # However long a step takes, so many tokens of a prompt are computed in it.
 LEAST_CHUNK = 32
-# Columns that rows are given ahead of their tokens, if there is memory.
-AHEAD = 512
 NOTHING = Capacity(0, 0)
 NO_WORK = Work()
 
@@ -238,7 +236,7 @@ class Scheduler:
         arriving = {self._arriving[s] for s in decode if s in self._arriving}
         coming = (*self.prefilling, *islice(self.waiting, self.limits.max_rows))
         expected = len(decode) + sum(s.rows for s in coming)
-        ahead = max(min(s.most, s.wanted + AHEAD) for s in (*decode, *prefill, *coming))
+        ahead = max(min(s.most, s.wanted + self.limits.ahead) for s in (*decode, *prefill, *coming))
         hoped = Capacity(max(rows, min(self.limits.max_rows, expected)), max(need.columns, ahead))
         return self.limits.choose(need, hoped, now, self._prompt_bytes((*prefill, *arriving)))
 
