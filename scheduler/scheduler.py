@@ -40,9 +40,6 @@ class Plan:
     capacity: Capacity = NOTHING
     work: Work = NO_WORK
 
-    def __bool__(self) -> bool:
-        return bool(self.chunks or self.decode or self.preempted)
-
     @property
     def prefill_tokens(self) -> int:
         """Prompt tokens this step computes."""
