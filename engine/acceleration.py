@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine import attention, cpu, cuda_attention, device
+from chairlift.engine.cuda_kernel import decode_attention
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,6 @@ def accelerate(model: Any) -> bool:
         Whether the model is eager now; see ``engine.cpu``.
     """
     if device.kind() == "cpu":
-        attention.install(model)
         return cpu.install(model)
     attention.install(model, cuda_attention.attend if cuda_kernels_work() else None)
     return False
@@ -56,7 +56,7 @@ def _agrees(rows: int, with_sinks: bool) -> bool:
     behind = (cursor - 1 - mx.arange(columns)) % columns
     mask = (behind[None] < lengths[:, None])[:, None, None]
     scale = dim**-0.5
-    ours = cuda_attention.decode_attention(queries, keys, values, lengths, cursor, scale, sinks)
+    ours = decode_attention(queries, keys, values, lengths, cursor, scale, sinks)
     theirs = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=scale, mask=mask, sinks=sinks
     )

@@ -104,10 +104,17 @@ def fitted(model: Any, make_cache: Callable[[], BatchCache]) -> Forward:
         forward = Forward(model, ours, packs)
         try:
             if _alike(_tried(forward, make_cache), expected):
-                return forward
+                return _told(forward)
         except Exception as error:  # a model's own code, which may raise anything
             log.debug("a model call of another form fails: %s", error)
-    return plain
+    return _told(plain)
+
+
+def _told(forward: Forward) -> Forward:
+    calls = "one for rows and prompts" if forward.packs else "one for the rows and each prompt"
+    logits = "where they are wanted" if forward.narrows else "for every token"
+    log.info("model calls of a step: %s; logits: %s", calls, logits)
+    return forward
 
 
 def _tried(forward: Forward, make_cache: Callable[[], BatchCache]) -> mx.array:

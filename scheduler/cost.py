@@ -38,6 +38,8 @@ class Work(NamedTuple):
 
 
 _SIZE = len(Work().scaled)
+# A clock may not have moved between two steps.
+SHORTEST = 1e-6
 # What is left in the sums, by rounding, of a number that no remembered step has.
 UNSEEN = 1e-6
 # From the costs known so far, a few rounds come as near to the best as the steps allow.
@@ -62,6 +64,7 @@ class CostModel:
     def learn(self, work: Work, seconds: float) -> None:
         """A step of this work took so long."""
         steps = self._steps[work.tokens > 0]
+        seconds = max(seconds, SHORTEST)
         steps.append([number / seconds for number in work.scaled])
         self._count(steps[-1], 1)
         if len(steps) > REMEMBERED:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from chairlift.api.cli import add_serve_arguments, byte_size, engine_config, main
+from chairlift.engine import device
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.process import Start, decode_path, encode_path
 from chairlift.engine.source import ModelSource
@@ -64,6 +65,13 @@ def config_of(*arguments: str) -> EngineConfig:
 
 def test_without_flags_the_settings_are_the_defaults() -> None:
     assert config_of() == EngineConfig()
+
+
+def test_the_time_of_a_step_is_given_in_milliseconds() -> None:
+    config = config_of("--max-step-ms", "40")
+    assert config == EngineConfig(max_step_ms=40)
+    assert device.step_seconds(config) == pytest.approx(0.04)
+    assert device.step_seconds(EngineConfig()) == device.DEFAULT_STEP_SECONDS[device.kind()]
 
 
 def test_the_flags_of_the_caches_reach_the_engine_process(tmp_path: Path) -> None:

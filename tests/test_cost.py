@@ -50,6 +50,14 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     assert model.seconds(Work(10, 5000)) == pytest.approx(_machine(0.25)(Work(10, 5000)), rel=0.1)
 
 
+def test_a_clock_that_stood_still_does_no_harm() -> None:
+    model = CostModel()
+    model.learn(Work(1, 10), 0.0)
+    for _ in range(100):
+        model.learn(Work(1, 10), 0.01)
+    assert model.seconds(Work(1, 10)) == pytest.approx(0.01, rel=0.1)
+
+
 def _served(limits: Limits, seconds: Callable[[Work], float]) -> list[tuple[Work, float]]:
     """Forty prompts, a few of them long, behind one that runs; the steps beside rows."""
     random_, scheduler = random.Random(1), Scheduler(limits)

@@ -1,0 +1,287 @@
+"""Decode attention on CUDA: a kernel that reads each row's own columns of the ring, and no mask.
+
+MLX's own attention is five to eight times slower with a mask array than without, and reads what the
+mask hides. Here a block of threads takes one row, the query heads of one key head (a group), and
+one part of the row's columns. Each of its warps goes over columns of its own with a running maximum
+and sum, and in the end they are merged. Where rows are few, each is split among several blocks, and
+a second kernel merges these.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import mlx.core as mx
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+WARPS = 4
+# Query heads that a block does at once: what they need of a thread's registers allows no more.
+MOST_HEADS = 8
+# Blocks that fill a large GPU (an H200 has 132 multiprocessors), and columns worth a block.
+ENOUGH_BLOCKS = 512
+LEAST_COLUMNS = 64
+
+_HEADER = """
+template <typename T> struct alignas(16) Eight { T v[8]; };
+"""
+
+# Grid: (split, key head and group, row). Scores are in powers of two: scale has log2(e) in it.
+_SOURCE = """
+  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
+  constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
+  constexpr int DEEP = 4;             // and one behind the other
+  constexpr int STRIDE = WARPS * SIDE;
+  constexpr float LEAST = -1e30f, NEVER = -3e38f;
+  const int columns = keys_shape[2], key_heads = keys_shape[1];
+  const int splits = gridDim.x, split = blockIdx.x, row = blockIdx.z;
+  const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
+  const int head = blockIdx.y * HEADS;  // the first of the group
+  const int heads = gridDim.y * HEADS;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int side = lane / LANES, at = (lane % LANES) * 8;
+  const bool busy = at < DIM;
+  const int held = lengths[row];
+  const int first = (long)held * split / splits, last = (long)held * (split + 1) / splits;
+  int start = cursor[0] - held;
+  if (start < 0) start += columns;
+
+  float query[HEADS][8], mixed[HEADS][8], high[HEADS], sum[HEADS];
+  #pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+    const T* from = queries + ((long)row * heads + head + h) * DIM + (busy ? at : 0);
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      query[h][i] = busy ? static_cast<float>(from[i]) * scale[0] : 0.f;
+      mixed[h][i] = 0.f;
+    }
+    high[h] = LEAST;
+    sum[h] = 0.f;
+    if (SINKS && split == 0 && warp == 0 && side == 0) {
+      high[h] = sinks[head + h] * 1.4426950408889634f;
+      sum[h] = 1.f;
+    }
+  }
+  const long own = ((long)row * key_heads + key_head) * columns;
+  for (int base = first; base < last; base += STRIDE * DEEP) {
+    float score[DEEP][HEADS];
+    Eight<T> key[DEEP], value[DEEP];
+    #pragma unroll
+    for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
+      int column = start + min(base + d * STRIDE + warp * SIDE + side, last - 1);
+      if (column >= columns) column -= columns;
+      const long where = (own + column) * DIM + (busy ? at : 0);
+      key[d] = *reinterpret_cast<const Eight<T>*>(keys + where);
+      value[d] = *reinterpret_cast<const Eight<T>*>(values + where);
+    }
+    #pragma unroll
+    for (int d = 0; d < DEEP; ++d) {
+      #pragma unroll
+      for (int h = 0; h < HEADS; ++h) score[d][h] = 0.f;
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float number = static_cast<float>(key[d].v[i]);
+        #pragma unroll
+        for (int h = 0; h < HEADS; ++h) score[d][h] += query[h][i] * number;
+      }
+    }
+    #pragma unroll
+    for (int d = 0; d < DEEP; ++d) {
+      const bool real = base + d * STRIDE + warp * SIDE + side < last;
+      #pragma unroll
+      for (int h = 0; h < HEADS; ++h) {
+        #pragma unroll
+        for (int other = LANES / 2; other > 0; other /= 2)
+          score[d][h] += __shfl_xor_sync(0xffffffffu, score[d][h], other);
+        if (!real) score[d][h] = NEVER;
+      }
+    }
+    #pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      float higher = high[h];
+      #pragma unroll
+      for (int d = 0; d < DEEP; ++d) higher = fmaxf(higher, score[d][h]);
+      const float faded = exp2f(high[h] - higher);
+      high[h] = higher;
+      sum[h] *= faded;
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) mixed[h][i] *= faded;
+      #pragma unroll
+      for (int d = 0; d < DEEP; ++d) {
+        const float weight = exp2f(score[d][h] - higher);
+        sum[h] += weight;
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) mixed[h][i] += weight * static_cast<float>(value[d].v[i]);
+      }
+    }
+  }
+  #pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+    #pragma unroll
+    for (int other = LANES; other < 32; other *= 2) {
+      const float theirs = __shfl_xor_sync(0xffffffffu, high[h], other);
+      const float higher = fmaxf(high[h], theirs);
+      const float mine = exp2f(high[h] - higher), their = exp2f(theirs - higher);
+      sum[h] = sum[h] * mine + __shfl_xor_sync(0xffffffffu, sum[h], other) * their;
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float part = __shfl_xor_sync(0xffffffffu, mixed[h][i], other);
+        mixed[h][i] = mixed[h][i] * mine + part * their;
+      }
+      high[h] = higher;
+    }
+  }
+  __shared__ float all_mixed[WARPS][HEADS][DIM];
+  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
+  if (side == 0) {
+    #pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      if (busy) {
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) all_mixed[warp][h][at + i] = mixed[h][i];
+      }
+      if (lane == 0) { all_high[warp][h] = high[h]; all_sum[warp][h] = sum[h]; }
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
+    const int h = i / DIM, dim = i % DIM;
+    float higher = LEAST;
+    #pragma unroll
+    for (int w = 0; w < WARPS; ++w) higher = fmaxf(higher, all_high[w][h]);
+    float total = 0.f, result = 0.f;
+    #pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+      const float faded = exp2f(all_high[w][h] - higher);
+      total += all_sum[w][h] * faded;
+      result += all_mixed[w][h][dim] * faded;
+    }
+    const long whole = (long)row * heads + head + h;
+    if (PARTIAL) {
+      out[(whole * splits + split) * DIM + dim] = result;
+      if (dim == 0) {
+        weights[(whole * splits + split) * 2] = higher;
+        weights[(whole * splits + split) * 2 + 1] = total;
+      }
+    } else {
+      out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
+    }
+  }
+"""
+
+# Grid: one block of DIM threads for each row and head.
+_MERGE = """
+  const int splits = weights_shape[2];
+  const long whole = blockIdx.x;
+  float higher = -1e30f, total = 0.f, result = 0.f;
+  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * splits + s) * 2]);
+  for (int s = 0; s < splits; ++s) {
+    const float faded = exp2f(weights[(whole * splits + s) * 2] - higher);
+    total += weights[(whole * splits + s) * 2 + 1] * faded;
+    result += parts[(whole * splits + s) * DIM + threadIdx.x] * faded;
+  }
+  out[whole * DIM + threadIdx.x] = static_cast<T>(total > 0.f ? result / total : 0.f);
+"""
+
+
+def decode_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    lengths: mx.array,
+    cursor: mx.array,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """One query a row attends to the newest columns of its row, round the ring.
+
+    Args:
+        queries: ``[rows, heads, 1, dim]``.
+        keys, values: ``[at least rows, key heads, columns, dim]``, whole and contiguous buffers.
+        lengths: ``[rows]`` int32, how many columns each row's query sees, its own included.
+        cursor: ``[1]`` int32, the column behind the newest, in ``[1, columns]``.
+        scale: of the scores.
+        sinks: ``[heads]``, or None.
+
+    Returns:
+        ``[rows, heads, 1, dim]`` of the queries' type.
+    """
+    rows, heads, _, dim = queries.shape
+    key_heads, columns = keys.shape[1], keys.shape[2]
+    group = heads // key_heads
+    together = next(n for n in range(min(group, MOST_HEADS), 0, -1) if group % n == 0)
+    blocks = heads // together
+    splits = min(-(-ENOUGH_BLOCKS // (rows * blocks)), max(1, columns // LEAST_COLUMNS))
+    partial = splits > 1
+    out: mx.array
+    out, weights = _kernel()(
+        inputs=[
+            queries,
+            keys,
+            values,
+            lengths,
+            cursor,
+            _scale(scale),
+            _nothing() if sinks is None else sinks.astype(mx.float32),
+        ],
+        template=[
+            ("T", queries.dtype),
+            ("DIM", dim),
+            ("HEADS", together),
+            ("WARPS", WARPS),
+            ("PARTIAL", partial),
+            ("SINKS", sinks is not None),
+        ],
+        grid=(splits * WARPS * 32, blocks, rows),
+        threadgroup=(WARPS * 32, 1, 1),
+        output_shapes=[
+            (rows, heads, splits, dim) if partial else (rows, heads, 1, dim),
+            (rows, heads, splits, 2) if partial else (1,),
+        ],
+        output_dtypes=[mx.float32 if partial else queries.dtype, mx.float32],
+    )
+    if not partial:
+        return out
+    merged: mx.array
+    (merged,) = _merge()(
+        inputs=[out, weights],
+        template=[("DIM", dim), ("T", queries.dtype)],
+        grid=(rows * heads * dim, 1, 1),
+        threadgroup=(dim, 1, 1),
+        output_shapes=[(rows, heads, 1, dim)],
+        output_dtypes=[queries.dtype],
+    )
+    return merged
+
+
+@functools.cache
+def _kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="chairlift_decode",
+        input_names=["queries", "keys", "values", "lengths", "cursor", "scale", "sinks"],
+        output_names=["out", "weights"],
+        header=_HEADER,
+        source=_SOURCE,
+    )
+
+
+@functools.cache
+def _merge() -> Any:
+    return mx.fast.cuda_kernel(
+        name="chairlift_decode_merge",
+        input_names=["parts", "weights"],
+        output_names=["out"],
+        source=_MERGE,
+    )
+
+
+@functools.cache
+def _scale(scale: float) -> mx.array:
+    return mx.array([scale * math.log2(math.e)], mx.float32)
+
+
+@functools.cache
+def _nothing() -> mx.array:
+    return mx.array([0.0], mx.float32)
