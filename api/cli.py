@@ -75,7 +75,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
-        help="auto: float32 on the CPU, the model's own elsewhere",
+        help="auto: float32 on the CPU (with matrix units for it, quantized weights are rounded to "
+        "bfloat16), the model's own elsewhere",
     )
     add("--max-rows", type=_positive, metavar="N", help="most sequences in one batch")
     add("--max-step-tokens", type=_positive, metavar="N", help="most tokens computed in one step")

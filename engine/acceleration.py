@@ -16,14 +16,17 @@ log = logging.getLogger(__name__)
 TOLERANCE = 0.02
 
 
-def accelerate(model: Any) -> bool:
+def accelerate(model: Any, exactly: bool = True) -> bool:
     """Gives a model this device's own attention and activations, where there are some.
+
+    Args:
+        exactly: no weight may be rounded; see ``engine.narrow``.
 
     Returns:
         Whether the model is eager now; see ``engine.cpu``.
     """
     if device.kind() == "cpu":
-        return cpu.install(model)
+        return cpu.install(model, exactly)
     attention.install(model, cuda_attention.attend if cuda_kernels_work() else None)
     return False
 

@@ -6,8 +6,7 @@ module. With a cache that is not ours it stays mlx-lm's.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -43,18 +42,18 @@ def install(model: Any, attend: Attend | None = None) -> bool:
         Whether there was one to replace.
     """
     found = False
-    for module in _modules(model):
-        original = getattr(module, _NAME, None)
-        if original is not None:
-            setattr(module, _NAME, _ours(getattr(original, "replaces", original), attend))
+    for names in {id(names): names for names in map(names_of, model.modules())}.values():
+        if _NAME in names:
+            original = names[_NAME]
+            names[_NAME] = _ours(getattr(original, "replaces", original), attend)
             found = True
     return found
 
 
-def _modules(model: Any) -> Iterator[Any]:
-    """The Python modules that define a model's layers."""
-    for name in {type(layer).__module__ for layer in model.modules()}:
-        yield sys.modules[name]
+def names_of(layer: Any) -> dict[str, Any]:
+    """Where a layer's code looks names up: its Python module's, which may be in no list of them."""
+    names: dict[str, Any] = type(layer).__call__.__globals__
+    return names
 
 
 def _ours(original: Callable[..., mx.array], attend: Attend | None) -> Callable[..., mx.array]:

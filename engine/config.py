@@ -16,12 +16,12 @@ class EngineConfig:
 
     ``model`` is DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.
     ``dtype`` is "auto", "float32", "float16" or "bfloat16"; auto means float32 on the CPU and the
-    model's own type elsewhere. ``max_step_tokens`` bounds the prompt and decode tokens computed in
-    one step; None chooses by device. ``max_step_ms`` is how long a step may take beside running
-    rows, in milliseconds, as far as can be foreseen: prompts are cut accordingly; None chooses by
-    device, and lets prompts take about as long as the rows themselves. ``kv_memory`` is in bytes;
-    None takes a share of what the machine has left once the weights are loaded. ``max_context``
-    None is the model's own limit.
+    model's own type elsewhere; on a CPU that multiplies bfloat16, quantized weights are rounded to
+    that. ``max_step_tokens`` bounds the prompt and decode tokens computed in one step; None chooses
+    by device. ``max_step_ms`` is how long a step may take beside running rows, in milliseconds, as
+    far as can be foreseen: prompts are cut accordingly; None chooses by device, and lets prompts
+    take about as long as the rows themselves. ``kv_memory`` is in bytes; None takes a share of what
+    the machine has left once the weights are loaded. ``max_context`` None is the model's own limit.
 
     ``prefix_cache_bytes`` bounds the memory for prefixes of earlier prompts; None takes a share
     that the engine chooses, 0 turns the prefix cache off. ``prefix_cache_dir`` keeps prefixes in a

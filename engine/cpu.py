@@ -11,7 +11,6 @@ rounding.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +22,11 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from chairlift.cache.packed import Part
+from chairlift.engine import host, narrow
 from chairlift.engine.attention import install as install_attention
+from chairlift.engine.attention import names_of
 from chairlift.engine.gemm import Floats, products
+from chairlift.engine.host import BLOCK, view
 
 # Far below any score, and finite, so that a query that sees nothing gives no NaN.
 MASKED = np.float32(-1e30)
@@ -33,8 +35,6 @@ MASKED = np.float32(-1e30)
 MODEST = 60
 # Scores of one row and head up to which its products go to the BLAS all at once.
 FEW = 1 << 18
-# Numbers that several passes go over at a time, so that all but the first find them in a core's L2.
-BLOCK = 1 << 17
 
 
 def exp(x: mx.array) -> mx.array:
@@ -45,18 +45,8 @@ def exp(x: mx.array) -> mx.array:
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """``silu(gate) * x``, elementwise, float32. Evaluates both."""
     mx.eval(gate, x)
-    gates, others = _view(gate).reshape(-1), _view(x).reshape(-1)
-    result = np.empty(gates.shape, np.float32)
-    for start in range(0, gates.size, BLOCK):
-        block = slice(start, start + BLOCK)
-        part = result[block]
-        np.negative(gates[block], out=part)
-        with np.errstate(over="ignore"):  # a gate of -1e3 gives 0, by way of infinity
-            np.exp(part, out=part)
-        part += 1
-        np.divide(gates[block], part, out=part)
-        part *= others[block]
-    return mx.array(result.reshape(gate.shape))
+    flat = (-1, gate.shape[-1])
+    return mx.array(host.swiglu(view(gate).reshape(flat), view(x).reshape(flat))).reshape(x.shape)
 
 
 def attend(
@@ -95,13 +85,13 @@ def _attended(part: Part, grouped: mx.array, scale: float) -> mx.array:
     apart = (rows, shared, heads // shared, step, seen)
     hidden = _hidden(part.mask, step, seen)
     if rows > 1 or step * seen <= FEW:
-        weights = products(_view(grouped), _view(part.keys).swapaxes(-1, -2), scale)
+        weights = products(view(grouped), view(part.keys).swapaxes(-1, -2), scale)
         sums = _exponentials(weights.reshape(apart), hidden)
-        mixed = products(weights, _view(part.values))
+        mixed = products(weights, view(part.values))
     else:  # few and large products: MLX does one after the other with all cores
         scores = (grouped * scale) @ part.keys.swapaxes(-1, -2)
-        sums = _exponentials(_evaluated(scores).reshape(apart), hidden)
-        mixed = _evaluated(scores @ part.values)
+        sums = _exponentials(view(scores).reshape(apart), hidden)
+        mixed = view(scores @ part.values)
     mixed /= sums.reshape(rows, shared, -1, 1)
     return mx.array(mixed.reshape(rows, heads, step, -1))
 
@@ -113,7 +103,7 @@ def _hidden(mask: mx.array | str | None, step: int, seen: int) -> NDArray[np.boo
     if isinstance(mask, str):
         hidden: NDArray[np.bool_] = ~np.tri(step, seen, seen - step, dtype=np.bool_)
         return hidden
-    hidden = ~_view(mask)
+    hidden = ~view(mask)
     return hidden[:, :, None] if hidden.ndim == 4 else hidden
 
 
@@ -142,16 +132,6 @@ def _exponentials(scores: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
         np.exp(scores, out=scores)
     sums: Floats = np.einsum("...k->...", scores)[..., None]
     return np.maximum(sums, np.finfo(np.float32).tiny)
-
-
-def _evaluated(array: mx.array) -> NDArray[Any]:
-    mx.eval(array)
-    return _view(array)
-
-
-def _view(array: mx.array) -> NDArray[Any]:
-    """An evaluated array's own memory."""
-    return np.array(array, copy=False)
 
 
 class SharedRope(Module):
@@ -190,18 +170,22 @@ class SharedRope(Module):
         return tables["cos"], tables["sin"]
 
 
-def install(model: Any) -> bool:
+def install(model: Any, exactly: bool = True) -> bool:
     """Gives a float32 model the parts above where it has mlx-lm's: the same numbers, sooner.
+
+    Args:
+        exactly: see ``narrow.install``.
 
     Returns:
         Whether the model is eager now.
     """
     _share_ropes(model)
-    module: Any = sys.modules[type(model).__module__]
-    original = getattr(module, "swiglu", None)
+    narrowed = narrow.install(model, exactly)
+    names = names_of(model)
+    original = names.get("swiglu")
     if original is not None and not hasattr(original, "replaces"):
-        module.swiglu = _swiglu(original)
-    return install_attention(model, attend) or original is not None
+        names["swiglu"] = _swiglu(original)
+    return install_attention(model, attend) or original is not None or narrowed
 
 
 def _swiglu(original: Any) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 # CBLAS's names for how a matrix lies.
-_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112
+ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112
 
 
 def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
@@ -39,7 +39,7 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     leading = b.strides[3 if transposed else 2] // b.itemsize
     result = np.empty((rows, heads, m, n), np.float32)
     batched(
-        *(_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED if transposed else _AS_IT_IS),
+        *(ROW_MAJOR, AS_IT_IS, TRANSPOSED if transposed else AS_IT_IS),
         *(m, n, k, scale),
         *(a.ctypes.data, k, m * k),
         *(b.ctypes.data, leading, b.strides[1] // b.itemsize),

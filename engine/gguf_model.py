@@ -53,6 +53,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 # MLX's affine groups hold as many weights as a block of these formats.
 _GROUP = 32
 _KEPT_BITS = {GGMLType.Q4_0: 4, GGMLType.Q4_1: 4, GGMLType.Q8_0: 8}
+_FLOATING = {GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64}
 _PROGRESS_SECONDS = 0.5
 
 
@@ -69,6 +70,11 @@ def own_dtype(file: GGUFFile) -> mx.Dtype:
     if GGMLType.BF16 in types or file.get("general.architecture", str, "") != "llama":
         return mx.bfloat16
     return mx.float16
+
+
+def is_quantized(file: GGUFFile) -> bool:
+    """Whether there are blocks of fewer bits than a floating-point type has."""
+    return not {tensor.type for tensor in file.tensors.values()} <= _FLOATING
 
 
 def build_model(

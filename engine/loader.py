@@ -19,12 +19,13 @@ from safetensors import SafetensorError, safe_open
 from chairlift.engine.adapters import adapt
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf_file import GGUFFile
-from chairlift.engine.gguf_model import build_model, own_dtype
+from chairlift.engine.gguf_model import build_model, is_quantized, own_dtype
 from chairlift.engine.source import ModelSource
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # The first that a configuration has is its context, in tokens.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
+_QUANTIZATION_KEYS = ("quantization", "quantization_config")
 # RoPE scalings whose configurations give the context before it is stretched.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
@@ -35,6 +36,7 @@ class LoadedModel:
 
     ``dtype`` names the type of its floating-point parameters; ``max_context`` is in tokens, None
     where the configuration does not say; ``weight_bytes`` is what its parameters hold in memory.
+    ``quantized``: its weights came in fewer bits than a floating-point type has.
     """
 
     model: Module
@@ -43,6 +45,7 @@ class LoadedModel:
     dtype: str
     max_context: int | None
     weight_bytes: int
+    quantized: bool
 
 
 def load_model(
@@ -73,6 +76,7 @@ def load_model(
                 on_progress=on_progress,
             )
             max_context = config["max_position_embeddings"]
+            quantized = is_quantized(file)
         else:
             model, config = _from_directory(source, on_progress)
             if wanted is not None:
@@ -80,6 +84,7 @@ def load_model(
             if on_cpu and wanted == mx.float32:
                 model = dequantize_model(model)
             max_context = _max_context(config)
+            quantized = any(key in config for key in _QUANTIZATION_KEYS)
         adapt(model)
         mx.eval(_parameters(model))
     except ModelError:
@@ -95,6 +100,7 @@ def load_model(
         dtype=str(floats.most_common(1)[0][0]).removeprefix("mlx.core."),
         max_context=max_context,
         weight_bytes=sum(array.nbytes for array in _parameters(model).values()),
+        quantized=quantized,
     )
 
 

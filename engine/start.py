@@ -45,7 +45,10 @@ def serve_loaded(
 ) -> tuple[EngineCore, ModelInfo]:
     """The same for a model that is in memory already; prefixes on disk need its ``source``."""
     on_progress("first step")
-    eager = accelerate(loaded.model)
+    # Weights that were rounded to a few bits lose next to nothing by a little more rounding, which
+    # who asks for a type is spared.
+    exactly = config.dtype != "auto" or not loaded.quantized
+    eager = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)

@@ -15,6 +15,7 @@ from tiny import TinyKind, tiny_model
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.engine import attention
+from chairlift.engine.acceleration import accelerate
 from chairlift.engine.forward import Chunk, Forward, fitted
 from chairlift.engine.head import Head
 
@@ -126,3 +127,18 @@ def test_the_head_sees_the_wanted_positions_only(tied: bool) -> None:
     assert some.shape == (1, 2, whole.shape[2])
     assert mx.allclose(some, whole[:, -2:], atol=1e-5)
     assert mx.allclose(model(tokens), whole, atol=1e-5)
+
+
+def test_a_model_of_a_file_that_python_does_not_know_is_accelerated() -> None:
+    """mlx-lm runs a directory's own model file without making a module of it."""
+    names: dict[str, Any] = {"__name__": "a_file_of_a_directory"}
+    exec(
+        "from mlx_lm.models import llama\n"
+        "class Model(llama.Model):\n"
+        "    def __call__(self, *args, **kwargs):\n"
+        "        return super().__call__(*args, **kwargs)\n",
+        names,
+    )
+    model = tiny_model("llama", tied=True)
+    model.__class__ = names["Model"]
+    assert accelerate(model) == (mx.default_device() == mx.Device(mx.cpu))

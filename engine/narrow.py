@@ -1,0 +1,158 @@
+"""Linear layers whose weights are kept in bfloat16 while all else is float32; see ``bfloat16``.
+
+What a layer computes is asked for while the graph is being built: such a model is eager, see
+``cpu``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+
+from chairlift.engine import bfloat16
+from chairlift.engine.bfloat16 import Matrix
+from chairlift.engine.gemm import Floats
+from chairlift.engine.host import swiglu, view
+
+log = logging.getLogger(__name__)
+
+# Numbers from which a layer is worth it.
+LEAST = 1 << 16
+# Layers that read the same input, by what mlx-lm's model files call them.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+class Products:
+    """What layers make of the same input: all of it, as soon as the first is asked."""
+
+    def __init__(self, layers: Sequence[Module]) -> None:
+        self.matrix = Matrix([layer.weight for layer in layers])
+        self._input: mx.array | None = None
+        self._left: dict[int, mx.array] = {}
+
+    def take(self, x: mx.array, index: int) -> mx.array:
+        """The product of ``x``, ``[..., inputs]``, with one layer's weights."""
+        if self._input is not x or index not in self._left:
+            product = self.matrix(_tokens(x))
+            parts = self.matrix.apart(product)
+            self._left = {i: _array(part, x) for i, part in enumerate(parts)}
+        taken = self._left.pop(index)
+        self._input = x if self._left else None
+        return taken
+
+
+class _Narrow(Module):
+    """A layer of a group that has its products computed together."""
+
+    _products: Products
+    _index: int
+
+    def _join(self, products: Products, index: int) -> None:
+        self._products, self._index = products, index
+
+    def _product(self, x: mx.array) -> mx.array:
+        return self._products.take(x, self._index)
+
+
+class NarrowLinear(_Narrow, Linear):
+    """``x @ weight.T + bias``, with weights of bfloat16 and the rest of float32."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        product = self._product(x)
+        return product + self.bias if "bias" in self else product
+
+
+class NarrowEmbedding(_Narrow, Embedding):
+    """An embedding of bfloat16 that is the output layer as well."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.weight[x].astype(mx.float32)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self._product(x)
+
+
+def install(model: Any, exactly: bool) -> bool:
+    """Narrows a float32 model's linear layers, one after the other.
+
+    Args:
+        exactly: only those whose weights are bfloat16 numbers anyway.
+
+    Returns:
+        Whether there were some.
+    """
+    if not bfloat16.available():
+        return False
+    layers = [layer for _, layer in model.named_modules()]
+    narrowed = sum(_narrow(layer, exactly) for layer in layers)
+    if not narrowed:
+        return False
+    for layer in layers:
+        _group(layer)
+    for layer in layers:
+        if isinstance(layer, _Narrow) and not hasattr(layer, "_products"):
+            layer._join(Products([layer]), 0)
+    fused = sum(_fuse(layer) for layer in layers)
+    log.info("weights in bfloat16: %d layers, of them %d times three as one", narrowed, fused)
+    return True
+
+
+def _narrow(layer: Any, exactly: bool) -> bool:
+    """Gives a layer its weights in bfloat16, if it is one of those that are worth it."""
+    kind = {Linear: NarrowLinear, Embedding: NarrowEmbedding}.get(type(layer))
+    if kind is None or layer.weight.dtype != mx.float32 or layer.weight.size < LEAST:
+        return False
+    narrow = layer.weight.astype(mx.bfloat16)
+    if exactly and not mx.array_equal(narrow.astype(mx.float32), layer.weight).item():
+        return False
+    mx.eval(narrow)
+    layer.weight = narrow
+    layer.__class__ = kind
+    return True
+
+
+def _group(layer: Any) -> None:
+    for names in _TOGETHER:
+        group = [layer.get(name) for name in names]
+        if all(type(member) is NarrowLinear for member in group):
+            products = Products(group)
+            for index, member in enumerate(group):
+                member._join(products, index)
+
+
+def _fuse(layer: Any) -> bool:
+    """Computes SwiGLU between its three layers without MLX, if that is what the layer does."""
+    if set(layer.children()) != set(_MLP):
+        return False
+    gate, up, down = (layer[name] for name in _MLP)
+    if any(type(part) is not NarrowLinear or "bias" in part for part in (gate, up, down)):
+        return False
+    theirs: Any = type(layer)
+
+    def fused(own: Any, x: mx.array) -> mx.array:
+        matrix = own.gate_proj._products.matrix
+        mixed = swiglu(*matrix.apart(matrix(_tokens(x))))
+        return _array(own.down_proj._products.matrix(mixed), x)
+
+    x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
+    if not mx.allclose(fused(layer, x), layer(x), rtol=1e-3, atol=1e-3).item():
+        return False
+    layer.__class__ = type(theirs.__name__, (theirs,), {"__call__": fused})
+    return True
+
+
+def _tokens(x: mx.array) -> Floats:
+    """``[tokens, numbers]``, evaluated."""
+    return view(x.astype(mx.float32)).reshape(-1, x.shape[-1])
+
+
+def _array(product: Floats, x: mx.array) -> mx.array:
+    """With ``x``'s axes before its last."""
+    return mx.array(product).reshape(*x.shape[:-1], -1)

@@ -1,0 +1,137 @@
+"""Weights in bfloat16, activations in float32: as near to float32 as the splitting promises."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from conformance.weights import tiny_model
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
+
+from chairlift.engine import bfloat16, narrow
+from chairlift.engine.bfloat16 import FEW, Matrix, split
+
+has_units = pytest.mark.skipif(
+    not bfloat16.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
+)
+# A number in two pieces has 16 bits: of a product's terms so much may be lost.
+LOST = 2.0**-16
+
+
+def test_two_pieces_hold_sixteen_bits() -> None:
+    x = np.random.default_rng(0).normal(size=(300, 1000)).astype(np.float32)
+    x[0, :4] = [0.0, -0.0, 1e30, 1e-30]
+    high, low = (piece.astype(np.uint32) << 16 for piece in split(x))
+    together = high.view(np.float32) + low.view(np.float32)
+    assert np.all(np.abs(together - x) <= LOST * np.abs(x))
+    assert np.any(np.abs(high.view(np.float32) - x) > LOST * np.abs(x))
+
+
+def test_infinity_is_not_lost() -> None:
+    high, low = (piece.astype(np.uint32) << 16 for piece in split(np.full((1, 2), np.inf, "f")))
+    assert not np.isfinite(high.view(np.float32) + low.view(np.float32)).any()
+
+
+@has_units
+@pytest.mark.parametrize("tokens", [1, 16, FEW, FEW + 1, 500])
+@pytest.mark.parametrize("outputs", [[192], [576, 192, 192], [1000]])
+def test_products_are_those_of_float32(tokens: int, outputs: list[int]) -> None:
+    weights = [_weight(count, 576, seed) for seed, count in enumerate(outputs)]
+    x = np.random.default_rng(1).normal(size=(tokens, 576)).astype(np.float32)
+    matrix = Matrix(weights)
+    parts = matrix.apart(matrix(x))
+    for part, weight in zip(parts, weights, strict=True):
+        exact = np.array(weight.astype(mx.float32)).astype(np.float64).T
+        terms = np.abs(x) @ np.abs(exact)
+        assert np.all(np.abs(part - x.astype(np.float64) @ exact) <= LOST * terms)
+
+
+@has_units
+def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
+    model = _llama()
+    lossless = model.layers[0].mlp.up_proj
+    lossless.weight = lossless.weight.astype(mx.bfloat16).astype(mx.float32)
+    assert narrow.install(model, exactly=True)
+    assert lossless.weight.dtype == mx.bfloat16
+    others = [model.layers[0].mlp.gate_proj, model.layers[1].mlp.up_proj, model.model.embed_tokens]
+    assert all(layer.weight.dtype == mx.float32 for layer in others)
+
+
+@has_units
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_a_narrow_model_is_the_model_with_rounded_weights(
+    tied: bool, bias: bool, tokens: int
+) -> None:
+    model, reference = _llama(tied, bias), _llama(tied, bias)
+    reference.apply(lambda array: array.astype(mx.bfloat16).astype(mx.float32))
+    model.update(reference.parameters())
+    assert narrow.install(model, exactly=False)
+    inputs = mx.random.randint(0, 512, (2, tokens), key=mx.random.key(3))
+    apart = mx.abs(model(inputs) - reference(inputs)).max() / mx.abs(reference(inputs)).max()
+    assert apart.item() < 1e-4
+
+
+@has_units
+def test_three_layers_around_swiglu_are_one_but_not_around_another_activation() -> None:
+    model = _llama()
+    other = model.layers[1].mlp
+
+    class Squared(llama.MLP):  # type: ignore[misc, name-defined]
+        def __call__(self, x: mx.array) -> mx.array:
+            result: mx.array = self.down_proj(nn.relu2(self.gate_proj(x)) * self.up_proj(x))
+            return result
+
+    other.__class__ = Squared
+    x = mx.random.normal((1, 5, 256), key=mx.random.key(1))
+    expected = other(x)
+    assert narrow.install(model, exactly=False)
+    assert type(other) is Squared
+    assert type(model.layers[0].mlp) is not llama.MLP
+    assert mx.allclose(other(x), expected, rtol=0.05, atol=0.02).item()
+
+
+@has_units
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "deepseek_v3", "mamba2", "qwen3_next"])
+def test_other_model_files_allow_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow, "LEAST", 0)
+    model = tiny_model(name)
+    model.apply(lambda array: array.astype(mx.bfloat16).astype(mx.float32))
+    tokens = mx.array([[1, 5, 2, 7, 3]])
+    expected = model(tokens, cache=make_prompt_cache(model))
+    assert narrow.install(model, exactly=True)
+    apart = mx.abs(model(tokens, cache=make_prompt_cache(model)) - expected).max()
+    assert apart.item() < 1e-3 * mx.abs(expected).max().item()
+
+
+@has_units
+def test_a_model_without_large_layers_is_left_alone() -> None:
+    model = _llama(width=64)
+    assert not narrow.install(model, exactly=False)
+
+
+def _weight(outputs: int, inputs: int, seed: int) -> mx.array:
+    weight = mx.random.normal((outputs, inputs), key=mx.random.key(seed)).astype(mx.bfloat16)
+    mx.eval(weight)
+    return weight
+
+
+def _llama(tied: bool = True, bias: bool = False, width: int = 256) -> llama.Model:
+    mx.random.seed(0)
+    arguments = llama.ModelArgs(
+        model_type="llama",
+        hidden_size=width,
+        num_hidden_layers=2,
+        intermediate_size=2 * width,
+        num_attention_heads=4,
+        rms_norm_eps=1e-5,
+        vocab_size=512,
+        num_key_value_heads=4,
+        tie_word_embeddings=tied,
+        attention_bias=bias,
+        mlp_bias=bias,
+    )
+    return llama.Model(arguments)
