@@ -26,9 +26,11 @@ class TokenPrompt(NamedTuple):
     params: SamplingParams
 
 
-class _Output(NamedTuple):
+class _Arrived(NamedTuple):
+    """Outputs of one of the prompts."""
+
     prompt: int
-    output: TokenOutput
+    outputs: list[TokenOutput]
 
 
 class Generation:
@@ -82,26 +84,24 @@ class Generation:
             self._streams.append(self.model.client.submit(submit))
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """What each step adds to the choices, until all have finished.
+        """What is new of the choices, until all have finished: what a step added to each, in order.
 
         Raises:
             EngineDead: the engine ended first.
             GenerationFailed: the engine gave a choice up.
         """
-        unfinished = len(self._choices)
-        async with aclosing(self._outputs()) as steps:
-            async for outputs in steps:
-                pieces = [piece for piece in map(self._take, outputs) if piece is not None]
+        async with aclosing(self._arrivals()) as arrivals:
+            async for arrived in arrivals:
+                taken = [self._take(prompt, output) for prompt, new in arrived for output in new]
+                pieces = [piece for piece in taken if piece is not None]
                 if pieces:
                     yield pieces
-                    unfinished -= sum(piece.finish is not None for piece in pieces)
-                if not unfinished:
+                if all(choice.finish for choice in self._choices):
                     return
         raise GenerationFailed("the engine ended this request")
 
-    def _take(self, arrived: _Output) -> Piece | None:
+    def _take(self, prompt: int, output: TokenOutput) -> Piece | None:
         """The piece that an output makes, or None if there is nothing to tell the client."""
-        prompt, output = arrived
         choice = self._choices[prompt * self._n + output.index]
         if choice.finish is not None:
             return None  # it was on its way when a stop string was found
@@ -134,20 +134,20 @@ class Generation:
     def _choices_of(self, prompt: int) -> list[Choice]:
         return self._choices[prompt * self._n : (prompt + 1) * self._n]
 
-    async def _outputs(self) -> AsyncGenerator[list[_Output], None]:
+    async def _arrivals(self) -> AsyncGenerator[list[_Arrived], None]:
         """The engine's outputs, all of one step together."""
-        if len(self._choices) == 1:
-            async for output in self._streams[0]:
-                yield [_Output(0, output)]
+        if len(self._streams) == 1:
+            async for outputs in self._streams[0]:
+                yield [_Arrived(0, outputs)]
             return
         # A step's outputs are ready together: the pumps gather them before this task wakes.
-        inbox: list[_Output] = []
+        inbox: list[_Arrived] = []
         wake = asyncio.Event()
 
         async def pump(prompt: int, stream: TokenStream) -> None:
             try:
-                async for output in stream:
-                    inbox.append(_Output(prompt, output))
+                async for outputs in stream:
+                    inbox.append(_Arrived(prompt, outputs))
                     wake.set()
             finally:
                 wake.set()

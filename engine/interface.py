@@ -11,8 +11,10 @@ from chairlift.engine.messages import ModelInfo, StepStats, Submit, TokenOutput
 class TokenStream(Protocol):
     """The outputs of one submitted request, all its choices interleaved."""
 
-    def __aiter__(self) -> AsyncIterator[TokenOutput]:
-        """Yields outputs until every choice has finished.
+    def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
+        """Yields the outputs that have arrived, at least one, until every choice has finished.
+
+        They are of one step, or of several if the one who asks was late.
 
         Raises:
             EngineDead: the engine ended before the request did.

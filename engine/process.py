@@ -6,6 +6,7 @@ which it does when the parent has gone, however that came about.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -90,6 +91,8 @@ def main(address: str) -> None:
     # MLX loads with this import, after the BLAS that it is to use.
     from chairlift.engine.loop import run
 
+    # What has been imported stays: a full collection would hold up a step by tens of milliseconds.
+    gc.freeze()
     encoder = msgspec.msgpack.Encoder()
 
     def send(message: FromEngine) -> None:

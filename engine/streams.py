@@ -36,28 +36,38 @@ class Stream:
         self._request = request
         self._client = client
         self._running = set(range(request.n))
-        self._outputs: asyncio.Queue[TokenOutput | EngineDead] = asyncio.Queue()
+        self._arrived: list[TokenOutput] = []
+        self._death: EngineDead | None = None
+        self._wake = asyncio.Event()
 
     @property
     def unfinished(self) -> int:
         """Choices that still run."""
         return len(self._running)
 
-    def put(self, output: TokenOutput | EngineDead) -> None:
+    def put(self, output: TokenOutput) -> None:
         """Takes an output from the engine; one of a choice that has ended is dropped."""
-        if isinstance(output, TokenOutput):
-            if output.index not in self._running:
-                return
-            if output.finish is not None:
-                self._end(output.index)
-        self._outputs.put_nowait(output)
+        if output.index not in self._running:
+            return
+        if output.finish is not None:
+            self._end(output.index)
+        self._arrived.append(output)
+        self._wake.set()
 
-    async def __aiter__(self) -> AsyncIterator[TokenOutput]:
-        while self._running or not self._outputs.empty():
-            output = await self._outputs.get()
-            if isinstance(output, EngineDead):
-                raise output
-            yield output
+    def fail(self, death: EngineDead) -> None:
+        """Nothing more will come."""
+        self._death = death
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
+        while self._running or self._arrived:
+            await self._wake.wait()
+            self._wake.clear()
+            arrived, self._arrived = self._arrived, []
+            if arrived:
+                yield arrived
+            if self._death is not None and self._running:
+                raise self._death
 
     def stop(self, index: int) -> None:
         """See ``interface.TokenStream.stop``."""
@@ -182,7 +192,7 @@ class StreamingClient:
         if not self._started.done():
             self._started.set_exception(EngineDead(why))
         for stream in list(self._streams.values()):
-            stream.put(EngineDead(why))
+            stream.fail(EngineDead(why))
         self._streams.clear()
 
     def _predicted_wait(self, places: int) -> float:

@@ -9,9 +9,24 @@ from typing import NamedTuple
 _PROC = Path("/proc")
 
 
+class CpuTime(NamedTuple):
+    """Seconds that processes have spent in their own code and in the kernel."""
+
+    user: float = 0.0
+    system: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.user + self.system
+
+    def since(self, before: CpuTime) -> CpuTime:
+        """What has been added to an earlier reading."""
+        return CpuTime(self.user - before.user, self.system - before.system)
+
+
 class _Stat(NamedTuple):
     parent: int
-    cpu_ticks: int
+    cpu: CpuTime
 
 
 def available() -> bool:
@@ -21,13 +36,23 @@ def available() -> bool:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time that ``pid`` and its living descendants have used, in seconds."""
+    return sum(cpu_time(member).total for member in tree(pid))
+
+
+def cpu_time(pid: int) -> CpuTime:
+    """What ``pid`` alone has used; nothing if it has ended."""
+    stat = _read(_PROC / str(pid))
+    return stat.cpu if stat else CpuTime()
+
+
+def tree(pid: int) -> list[int]:
+    """``pid`` and its living descendants, parents first."""
     stats = {int(entry.name): stat for entry in _PROC.glob("[0-9]*") if (stat := _read(entry))}
-    tree = [pid]
-    for member in tree:
+    members = [pid]
+    for member in members:
         # The list grows while it is gone through: breadth first down the tree.
-        tree += [child for child, stat in stats.items() if stat.parent == member]
-    ticks = sum(stats[member].cpu_ticks for member in tree if member in stats)
-    return ticks / os.sysconf("SC_CLK_TCK")
+        members += [child for child, stat in stats.items() if stat.parent == member]
+    return members
 
 
 def _read(entry: Path) -> _Stat | None:
@@ -37,4 +62,5 @@ def _read(entry: Path) -> _Stat | None:
         return None  # it has just ended
     # The command's name, in parentheses, may hold anything; the fields count from behind it.
     fields = text.rpartition(")")[2].split()
-    return _Stat(parent=int(fields[1]), cpu_ticks=int(fields[11]) + int(fields[12]))
+    tick = os.sysconf("SC_CLK_TCK")
+    return _Stat(int(fields[1]), CpuTime(int(fields[11]) / tick, int(fields[12]) / tick))

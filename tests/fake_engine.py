@@ -79,6 +79,8 @@ class FakeEngine:
     script: Script
     step_seconds: float = 0.0
     first_step_seconds: float = 0.0
+    # Steps whose outputs arrive together, as for a reader that was late.
+    steps_at_once: int = 1
     unhealthy: str | None = None
     refusal: ChairliftError | None = None
     on_step: Callable[[StepStats], None] = lambda stats: None
@@ -114,7 +116,7 @@ class FakeStream:
         self._scripts = {index: engine.script(request, index) for index in range(request.n)}
         self.running = set(self._scripts)
 
-    async def __aiter__(self) -> AsyncIterator[TokenOutput]:
+    async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
         engine = self._engine
         position = 0
         await asyncio.sleep(engine.first_step_seconds)
@@ -122,12 +124,13 @@ class FakeStream:
             await asyncio.sleep(engine.step_seconds)
             if engine.dead.is_set():
                 raise EngineDead("the engine process has ended")
-            for index in sorted(self.running):
-                output = self._output(index, position)
-                if output.finish is not None:
-                    self.running.discard(index)
-                yield output
-            position += 1
+            arrived: list[TokenOutput] = []
+            for _ in range(engine.steps_at_once):
+                step = [self._output(index, position) for index in sorted(self.running)]
+                self.running -= {output.index for output in step if output.finish is not None}
+                arrived += step
+                position += 1
+            yield arrived
 
     def stop(self, index: int) -> None:
         self.running.discard(index)

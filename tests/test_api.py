@@ -302,6 +302,23 @@ async def test_stop_strings_end_a_choice_and_free_its_row(server: Running) -> No
     assert reply["choices"][0]["message"]["content"] == "Hello w"
 
 
+async def test_steps_that_arrive_together_are_told_token_by_token_and_stop_in_the_middle() -> None:
+    def script(request: Submit, index: int) -> Scripted:
+        return Scripted(ids("abcdefgh" if index else "ab"), finish="length")
+
+    engine = FakeEngine(model_info(), script, steps_at_once=4)
+    async with running(engine) as server:
+        body = {**CHAT, "n": 2, "stop": "fg", "stream_options": {"include_usage": True}}
+        *chunks, last = await server.chunks("/v1/chat/completions", body)
+        told: dict[int, list[str]] = {0: [], 1: []}
+        for chunk in chunks:
+            (choice,) = chunk["choices"]
+            told[choice["index"]].append(choice["delta"].get("content", choice["finish_reason"]))
+        assert told == {0: ["", "a", "b", "length"], 1: ["", "a", "b", "c", "d", "e", "stop"]}
+        assert last["usage"]["completion_tokens"] == 2 + 7
+        assert len(engine.stopped) == 1
+
+
 async def test_chat_logprobs_in_strict_mode() -> None:
     def script(request: Submit, index: int) -> Scripted:
         return Scripted([*ids("é!"), END], ended_by_token=True)

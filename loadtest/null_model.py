@@ -1,0 +1,76 @@
+"""``python -m chairlift.loadtest.null_model DIR STEP_MS``: a model that computes next to nothing.
+
+The server loads the folder like any other model's, given ``--trust-remote-code``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from chairlift.loadtest import null_code
+from chairlift.loadtest.shapes import random_model
+from chairlift.loadtest.words import WORDS
+
+_SPECIALS = ("<|end|>", "<|unknown|>")
+# One narrow layer: what is left of the model's part of a step is the number of its operations.
+_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "model_file": "null_code.py",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "intermediate_size": 8,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": len(_SPECIALS) + len(WORDS),
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "eos_token_id": 0,
+}
+
+
+def write_null_model(folder: Path, step_ms: float = 0.0) -> None:
+    """Writes a llama of one layer, 8 wide, with random weights, whose tokens are words.
+
+    A step of it sleeps for ``step_ms`` milliseconds. Greedy output has text in every token: the
+    special tokens' logits are always 0, and some word's is above that.
+    """
+    model = random_model(_CONFIG, mx.float32)
+    model.lm_head.weight[: len(_SPECIALS)] = 0
+    weights: Any = tree_flatten(model.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(weights), {"format": "mlx"})
+    config = {**_CONFIG, "step_seconds": step_ms / 1e3}
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(null_code.__file__, folder / _CONFIG["model_file"])
+    _tokenizer().save_pretrained(folder)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """A token a word, with the space before it, as in byte-level vocabularies."""
+    space = "Ġ"
+    tokens = [*_SPECIALS, *(space + word for word in WORDS)]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIALS[1]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in _SPECIALS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=_SPECIALS[0],
+        unk_token=_SPECIALS[1],
+        chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+if __name__ == "__main__":
+    write_null_model(Path(sys.argv[1]), float(sys.argv[2]))
