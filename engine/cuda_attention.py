@@ -48,9 +48,10 @@ def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | No
 def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
     """Each of the newest tokens attends to all up to itself.
 
-    cuDNN, which MLX calls, compiles a plan for every shape it has not seen: 34 ms on an H200. So
-    both ends are padded alike to a multiple of ``CHUNK_MULTIPLE``: queries see none of the padding,
-    which comes after them. Where the tokens before the chunk are not such a multiple, and the
+    cuDNN, which MLX calls, compiles a plan for every shape and layout in memory that it has not
+    seen: 34 ms on an H200. So both ends are padded alike to a multiple of ``CHUNK_MULTIPLE``
+    (queries see none of the padding, which comes after them), and parts of wider buffers are copied
+    out of them. Where the tokens before the chunk are not such a multiple, and the
     scores are few, plain products are sooner.
 
     Args:
@@ -66,9 +67,11 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     rows, heads, _, dim = queries.shape
     if rows == 1:
         _plan(heads, keys.shape[1], dim, values.shape[3], queries.dtype)
-    arrays = [queries, keys, values]
-    if missing := -new % CHUNK_MULTIPLE:
-        arrays = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in arrays]
+    missing = [(0, 0), (0, 0), (0, -new % CHUNK_MULTIPLE), (0, 0)]
+    arrays = [
+        mx.pad(array, missing) if missing[2][1] else mx.contiguous(array)
+        for array in (queries, keys, values)
+    ]
     mixed = mx.fast.scaled_dot_product_attention(*arrays, scale=scale, mask="causal")
     return mixed[:, :, :new]
 

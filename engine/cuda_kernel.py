@@ -208,6 +208,30 @@ def decode_attention(
     Returns:
         ``[rows, heads, 1, dim]`` of the queries' type.
     """
+    _compile(queries.dtype, queries.shape[3], queries.shape[1] // keys.shape[1], sinks is not None)
+    return _attend(queries, keys, values, lengths, cursor, scale, sinks)
+
+
+@functools.cache
+def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
+    """Compiles the kernels for few rows and for many, seconds each, when first called."""
+    queries = mx.zeros((1, group, 1, dim), dtype)
+    one, sinks = mx.ones((1,), mx.int32), mx.zeros((group,)) if with_sinks else None
+    for columns in (1, 2 * LEAST_COLUMNS):
+        keys = mx.zeros((1, 1, columns, dim), dtype)
+        mx.eval(_attend(queries, keys, keys, one, one, 1.0, sinks))
+
+
+def _attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    lengths: mx.array,
+    cursor: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    """The same; how many blocks share a row's columns depends on how many rows there are."""
     rows, heads, _, dim = queries.shape
     key_heads, columns = keys.shape[1], keys.shape[2]
     group = heads // key_heads
