@@ -106,6 +106,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of a request, prompt and output (default: the model's limit)",
     )
+    add(
+        "--priority-ageing",
+        type=_positive_seconds,
+        default=_ENGINE.priority_ageing,
+        metavar="S",
+        help="a request of a class one step less urgent goes first once it has waited this much "
+        "longer (default: %(default)g)",
+    )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
     _add_cache_arguments(parser)
 
@@ -190,6 +198,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         kv_memory=options.kv_memory,
         max_queue=options.max_queue,
         max_context=options.max_context,
+        priority_ageing=options.priority_ageing,
         trust_remote_code=options.trust_remote_code,
         prefix_cache_bytes=options.prefix_cache_bytes,
         prefix_cache_dir=options.prefix_cache_dir,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.scheduler.limits import PRIORITY_AGEING
+
 KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -22,6 +24,8 @@ class EngineConfig:
     far as can be foreseen: prompts are cut accordingly; None chooses by device, and lets prompts
     take about as long as the rows themselves. ``kv_memory`` is in bytes; None takes a share of what
     the machine has left once the weights are loaded. ``max_context`` None is the model's own limit.
+    A request is served as if it had come ``priority_ageing`` seconds later for each step that its
+    priority is above 0, and earlier for each below.
 
     ``prefix_cache_bytes`` bounds the memory for prefixes of earlier prompts; None takes a share
     that the engine chooses, 0 turns the prefix cache off. ``prefix_cache_dir`` keeps prefixes in a
@@ -40,6 +44,7 @@ class EngineConfig:
     kv_memory: int | None = None
     max_queue: int = 256
     max_context: int | None = None
+    priority_ageing: float = PRIORITY_AGEING
     trust_remote_code: bool = False
     prefix_cache_bytes: int | None = None
     prefix_cache_dir: Path | None = None

@@ -94,9 +94,8 @@ class EngineCore:
 
     def abort(self, abort: Abort) -> None:
         """Ends what an abort names; its rows leave with the next step. Unknown ids are ignored."""
-        for sequence in list(self.scheduler):
-            named = abort.index is None or not sequence.forked or sequence.index == abort.index
-            if sequence.request_id == abort.request_id and named:
+        for sequence in self.scheduler.of(abort.request_id):
+            if abort.index is None or not sequence.forked or sequence.index == abort.index:
                 self._finish(sequence, abort.reason)
 
     def step(self) -> StepOutput:
@@ -210,7 +209,7 @@ class EngineCore:
         stats.duration = duration
         stats.rows = len(cache)
         stats.running = sum(s.rows for s in (*scheduler.running, *scheduler.prefilling))
-        stats.waiting = sum(s.rows for s in scheduler.waiting)
+        stats.waiting = scheduler.waiting.rows
         stats.prefill_tokens = plan.prefill_tokens
         stats.decode_tokens = len(plan.decode)
         stats.preemptions = len(plan.preempted)

@@ -13,6 +13,8 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_TOP_LOGPROBS = 20
+# Classes of requests are whole numbers from -MAX_PRIORITY to this; lower ones are earlier.
+MAX_PRIORITY = 100
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,7 +50,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     """A prompt to be continued ``n`` times. ``arrival`` is when the server received it.
 
     ``cache_salt`` keeps tenants apart: a prefix is shared only between requests of the same salt,
-    the empty one being a salt like any other.
+    the empty one being a salt like any other. ``priority`` is its class: lower is earlier.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     n: int = 1
     arrival: float = 0.0
     cache_salt: str = ""
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

@@ -65,6 +65,7 @@ def serve_loaded(
             ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
             stretch=0.0 if config.max_step_ms else device.STRETCH[device.kind()],
+            ageing=config.priority_ageing,
         )
     except ValueError as error:
         raise ModelError(str(error)) from error

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, resized
 
+# Seconds that one step of priority is worth.
+PRIORITY_AGEING = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -17,7 +20,8 @@ class Limits:
     prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many. Rows are
     given ``ahead`` columns more than they need yet, if there is memory. Beside rows
     that run, prompts are cut so that a step takes no longer than ``step_seconds``, or ``stretch``
-    times what the rows alone would take if that is longer, as far as can be foreseen.
+    times what the rows alone would take if that is longer, as far as can be foreseen. Who waits is
+    due ``ageing`` seconds later for each step that its priority is above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -32,6 +36,7 @@ class Limits:
     ahead: int = 0
     step_seconds: float = math.inf
     stretch: float = 0.0
+    ageing: float = PRIORITY_AGEING
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -43,6 +48,8 @@ class Limits:
             )
         if self.step_seconds <= 0:
             raise ValueError(f"max-step-ms must be above 0, not {self.step_seconds * 1e3:g}")
+        if not 0 < self.ageing < math.inf:
+            raise ValueError(f"priority-ageing must be above 0 seconds, not {self.ageing:g}")
         if self.max_context < COLUMN_STEP:
             raise ValueError(
                 f"kv-memory of {self.kv_bytes} bytes holds {self.max_context} tokens of this "
