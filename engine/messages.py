@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from chairlift.scheduler.limits import Limits
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_TOP_LOGPROBS = 20
@@ -185,7 +187,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the engine is ready.
 
     ``max_context`` is the most tokens (prompt and output) a request can hold: the model's own
-    limit, or what fits the KV memory if that is less. ``kv_bits`` and ``kv_group_size`` are those
+    limit, or what fits the KV memory if that is less. ``limits`` is what it is scheduled by.
+    ``kv_bits`` and ``kv_group_size`` are those
     of a quantized KV cache, None of one that is not.
     """
 
@@ -199,8 +202,15 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     kv_limit_bytes: int
     kv_bytes_per_token: int
     weight_bytes: int
+    limits: Limits
     kv_bits: int | None = None
     kv_group_size: int | None = None
+
+    def shortage(self, tokens: int) -> str | None:
+        """Why so many tokens can never fit, if it is memory that they are more than."""
+        if self.limits.max_context > self.max_context or tokens <= self.max_context:
+            return None
+        return self.limits.shortage(tokens)
 
 
 class StartFailed(msgspec.Struct, tag=True, frozen=True):

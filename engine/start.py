@@ -81,6 +81,7 @@ def serve_loaded(
         kv_limit_bytes=limits.kv_bytes,
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
+        limits=limits,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )

@@ -124,11 +124,13 @@ class StreamingClient:
         """See ``interface.EngineClient.submit``."""
         if self.info is None or (self._death is not None and self._death.done()):
             raise EngineDead(self.unhealthy or "the engine is not ready")
-        if len(request.prompt) + request.params.max_tokens > self.info.max_context:
+        tokens = len(request.prompt) + request.params.max_tokens
+        if tokens > self.info.max_context:
+            why = self.info.shortage(tokens)
             raise PromptTooLong(
                 f"prompt ({len(request.prompt)} tokens) and max_tokens "
                 f"({request.params.max_tokens}) exceed the context of "
-                f"{self.info.max_context} tokens"
+                f"{self.info.max_context} tokens" + (f": {why}" if why else "")
             )
         unfinished = sum(stream.unfinished for stream in self._streams.values())
         room = self.info.max_rows + self.info.max_queue

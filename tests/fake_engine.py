@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.detokenizer import byte_detokenizer
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
@@ -23,6 +24,7 @@ from chairlift.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
+from chairlift.scheduler.limits import Limits
 
 END = "<|im_end|>"
 _TEMPLATE = (
@@ -176,6 +178,7 @@ def model_info(**changes: Any) -> ModelInfo:
         "kv_limit_bytes": 1 << 20,
         "kv_bytes_per_token": 64,
         "weight_bytes": 1 << 20,
+        "limits": Limits(8, 64, 1 << 20, KVGeometry(64)),
     }
     return ModelInfo(**{**facts, **changes})
 

@@ -164,6 +164,22 @@ def test_memory_too_small_for_all_preempts_and_loses_nothing() -> None:
     assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_the_longest_sequence_that_is_taken_runs_alone_within_the_memory(kind: TinyKind) -> None:
+    model = tiny_model(kind, seed=2)
+    geometry = probe(model, "test").geometry
+    bench = Bench(model, kv=300 * geometry.bytes_per_token + 4 * geometry.row_bytes)
+    longest = bench.core.limits.max_context
+    assert longest > 100
+    for name, prompt in (("short", 5), ("long", longest - 4)):
+        tokens = _prompts(1, 1)[0] * prompt
+        bench.submit(name, tokens[:prompt], longest - prompt)
+        bench.drain()
+        assert bench.tokens(name) == solo_tokens(model, tokens[:prompt], longest - prompt)
+    assert not any(stats.preemptions for stats in bench.stats)
+    assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
+
+
 def test_a_seed_gives_its_tokens_whatever_else_runs() -> None:
     model = tiny_model("llama", seed=1)
 

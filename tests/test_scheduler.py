@@ -13,7 +13,7 @@ from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
-GEOMETRY = KVGeometry(100, {32: 50})
+GEOMETRY = KVGeometry(100, {32: 50}, 0, {None: 50, 32: 25})
 
 
 class Line:
@@ -31,7 +31,9 @@ class Line:
         plan = scheduler.plan(self.capacity)
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
         assert len(plan.decode) + sum(s.rows for s in plan.chunks) <= limits.max_rows
-        assert limits.geometry.reserved(plan.capacity) <= limits.kv_bytes
+        prompts = [s for s in scheduler.prefilling if s not in plan.preempted] + list(plan.cached)
+        held = sum(limits.prefill_bytes(Capacity(1, s.wanted)) for s in prompts)
+        assert limits.geometry.moved(self.capacity, plan.capacity) + held <= limits.kv_bytes
         assert plan.capacity.columns >= max((s.wanted for s in plan.decode), default=0)
         scheduler.commit(plan)
         self.capacity = plan.capacity
@@ -239,9 +241,9 @@ def test_the_youngest_of_the_lowest_class_gives_way_first() -> None:
         line.step()
     assert [s.request_id for s in line.scheduler.prefilling] == ["prompt of 0", "prompt of 1"]
     gone = []
-    for kv in (2_000_000, 250_000, 200_000, 150_000):
+    for kv in (2_000_000, 320_000, 250_000, 150_000):
         line.scheduler.limits = limits(kv)
-        gone.append([s.request_id for s in line.scheduler.plan(line.capacity).preempted])
+        gone.append([s.request_id for s in line.scheduler.plan(Capacity(0, 0)).preempted])
     order = ["prompt of 1", "row of 1", "prompt of 0"]
     assert gone == [order[: len(names)] for names in gone]
     assert list(map(len, gone)) == [0, 1, 2, 3]
@@ -386,12 +388,50 @@ def test_limits_that_cannot_work_are_refused(rows: int, tokens: int, kv: int, na
         Limits(rows, tokens, kv, GEOMETRY)
 
 
-def test_the_longest_context_fits_alone_to_its_last_token() -> None:
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        GEOMETRY,
+        KVGeometry(10, {32: 500}, 700, {None: 10, 32: 250}),
+        KVGeometry(70, {}, 90, {None: 35}),
+    ],
+)
+def test_what_fits_alone_is_known_to_the_token(geometry: KVGeometry) -> None:
+    limits = Limits(4, 24, 60_000, geometry)
+    longest = limits.max_context
+    assert limits.alone(longest) <= limits.kv_bytes < limits.alone(longest + 1)
+    for most in (1, 3, longest - 1):
+        line = Line(limits)
+        line.scheduler.add(_sequence("alone", longest - most, most))
+        line.drain()
+        assert (len(line.finished), line.preemptions) == (1, 0)
+    scheduler = Scheduler(limits)
+    scheduler.add(_sequence("too long", longest, most=1))
+    assert not scheduler.plan(Capacity(0, 0)).chunks, "it could only wait for ever"
+
+
+def test_two_that_fit_alone_only_are_both_served() -> None:
+    """Who gives way is computed anew, of whatever length it was."""
     line = Line(_limits(kv=60_000))
     longest = line.scheduler.limits.max_context
-    line.scheduler.add(_sequence("alone", longest - 3, most=3))
+    for name in "ab":
+        line.scheduler.add(_sequence(name, 9, longest - 9))
     line.drain()
-    assert line.preemptions == 0
+    assert line.preemptions > 0
+    assert [len(s.tokens) for s in line.finished] == [longest, longest]
+
+
+def test_a_shortage_is_told_in_numbers() -> None:
+    limits = Limits(4, 24, 60_000, KVGeometry(100, {32: 50}, 700))
+    windows = (32 - 1 + 24) * 50 + 32 * 50
+    needed = 2 * (300 * 100 + 700) + windows
+    assert limits.alone(301) == needed
+    assert limits.shortage(301) == (
+        f"301 tokens need {needed} bytes of KV memory, alone, and there are 60000 (100 bytes a "
+        "token in full-attention layers, 50 bytes a token in layers with a window of 32 tokens, "
+        f"700 bytes a row in recurrent layers); {limits.max_context} tokens are the most"
+    )
+    assert "recurrent" not in Limits(4, 24, 60_000, KVGeometry(100)).shortage(301)
 
 
 @pytest.mark.parametrize(
