@@ -128,6 +128,9 @@ class EngineCore:
         if self._work:
             ended = time.monotonic()
             self.scheduler.learn(self._work, ended - self._ended)
+            self._stats.ended_prefill_tokens = self._work.tokens
+            self._stats.ended_rows = self._work.rows
+            self._stats.ended_seconds = ended - self._ended
             self._ended, self._work = ended, None
 
     def _build(self, plan: Plan) -> Step:

@@ -138,6 +138,11 @@ class StepStats(msgspec.Struct):
     # Prompt tokens computed (once more after a preemption), and other tokens.
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    # The step before, which this one has waited for: prompt tokens that it computed, rows that
+    # gained a token, and seconds since the one before that. All 0 if there was nothing to wait for.
+    ended_prefill_tokens: int = 0
+    ended_rows: int = 0
+    ended_seconds: float = 0.0
     # The prefix cache, told by the step that schedules a request: its prompt tokens looked up
     # there, and those of them found, which are then not computed and not in prefill_tokens. Once a
     # request, whatever its n, and once more after a preemption; 0 when the cache is off.

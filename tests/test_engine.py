@@ -272,6 +272,7 @@ def test_logprobs_are_the_models_at_every_position() -> None:
 
 def test_stats_tell_the_truth() -> None:
     bench = Bench(tiny_model("llama"))
+    began = time.monotonic()
     bench.submit("a", list(range(3, 103)), 10)
     bench.submit("b", list(range(3, 13)), 4)
     bench.drain()
@@ -280,6 +281,10 @@ def test_stats_tell_the_truth() -> None:
     assert sum(s.prefill_tokens + s.decode_tokens for s in total) == 110 + (10 - 1) + (4 - 1)
     assert sum(len(s.first_token_latencies) for s in total) == 2
     assert sum(len(s.inter_token_latencies) for s in total) == 9 + 3
+    assert sum(s.ended_prefill_tokens for s in total) == 110
+    assert sum(s.ended_rows for s in total) == (10 - 1) + (4 - 1)
+    assert all((s.ended_seconds > 0) == (s.ended_prefill_tokens + s.ended_rows > 0) for s in total)
+    assert 0 < sum(s.ended_seconds for s in total) <= time.monotonic() - began
     assert max(s.rows for s in total) == 2
     assert total[0].waiting == 1
     assert all(0 <= s.padded_columns <= s.held_columns for s in total)
