@@ -29,7 +29,10 @@ class EngineConfig:
 
     ``prefix_cache_bytes`` bounds the memory for prefixes of earlier prompts; None takes a share
     that the engine chooses, 0 turns the prefix cache off. ``prefix_cache_dir`` keeps prefixes in a
-    directory as well, in at most ``prefix_cache_dir_bytes`` there. ``kv_bits`` None keeps the KV
+    directory as well, in at most ``prefix_cache_dir_bytes`` there. ``swap_memory`` bounds the host
+    memory for the states of preempted sequences; None takes a share of what is free, with 0 they
+    are computed again. With a ``swap_dir`` some of them go there, in at most ``swap_dir_bytes``,
+    so that there is room in memory for the next. ``kv_bits`` None keeps the KV
     cache in the model's type; else it is quantized, in groups of ``kv_group_size`` values.
 
     Raises:
@@ -49,6 +52,9 @@ class EngineConfig:
     prefix_cache_bytes: int | None = None
     prefix_cache_dir: Path | None = None
     prefix_cache_dir_bytes: int = 10 << 30
+    swap_memory: int | None = None
+    swap_dir: Path | None = None
+    swap_dir_bytes: int = 10 << 30
     kv_bits: int | None = None
     kv_group_size: int = 64
 
@@ -65,6 +71,12 @@ class EngineConfig:
             raise ValueError(
                 "prefix-cache-dir needs the prefix cache, which prefix-cache-bytes 0 turns off"
             )
+        if self.swap_memory is not None and self.swap_memory < 0:
+            raise ValueError(f"swap-memory must be at least 0, not {self.swap_memory}")
+        if self.swap_dir_bytes < 1:
+            raise ValueError(f"swap-dir-bytes must be at least 1, not {self.swap_dir_bytes}")
+        if self.swap_dir is not None and self.swap_memory == 0:
+            raise ValueError("swap-dir needs memory on the way, which swap-memory 0 takes away")
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ValueError(f"kv-bits must be one of {KV_BITS}, not {self.kv_bits}")
         if self.kv_group_size not in KV_GROUP_SIZES:

@@ -135,7 +135,8 @@ class StepStats(msgspec.Struct):
     rows: int = 0
     running: int = 0
     waiting: int = 0
-    # Prompt tokens computed (once more after a preemption), and other tokens.
+    # Prompt tokens computed, those of preempted sequences that are computed again included, and
+    # other tokens.
     prefill_tokens: int = 0
     decode_tokens: int = 0
     # The step before, which this one has waited for: prompt tokens that it computed, rows that
@@ -145,7 +146,8 @@ class StepStats(msgspec.Struct):
     ended_seconds: float = 0.0
     # The prefix cache, told by the step that schedules a request: its prompt tokens looked up
     # there, and those of them found, which are then not computed and not in prefill_tokens. Once a
-    # request, whatever its n, and once more after a preemption; 0 when the cache is off.
+    # request, whatever its n, and once more after a preemption whose state was not kept; 0 when the
+    # cache is off.
     prefix_queries: int = 0
     prefix_hits: int = 0
     # Bytes that cached prefixes hold in memory now, and entries dropped since the last step to
@@ -160,6 +162,10 @@ class StepStats(msgspec.Struct):
     store_read_seconds: float = 0.0
     store_bytes: dict[str, int] = {}
     preemptions: int = 0
+    # Preempted sequences that begin again in this step, by where their state was kept: "memory" or
+    # "disk", or nowhere, so that they are computed again ("recompute"). And what is kept there now.
+    resumed: dict[str, int] = {}
+    swapped_bytes: dict[str, int] = {}
     held_columns: int = 0
     padded_columns: int = 0
     kv_reserved_bytes: int = 0

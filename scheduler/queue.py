@@ -69,6 +69,11 @@ class Queue:
             self._ready.remove(sequence)
         self._rows -= sequence.rows
 
+    def set_aside(self, sequence: Sequence) -> None:
+        """What one of those who may begin would begin with has gone to disk."""
+        self._ready.remove(sequence)
+        self._aside[sequence] = None
+
     def call_back(self) -> None:
         """Makes ready whose prefix has come, or will not."""
         for sequence in [s for s in self._aside if not self._fetching(s)]:

@@ -29,8 +29,8 @@ class Plan:
     gains its first token in the same step, and joins the batch in the next: ``joins`` has the
     choices, and the sequence whose state each starts from. Whoever has a row and is not in
     ``decode`` leaves. ``capacity`` is what the decode batch has to hold. ``cached`` has the
-    sequences that begin, and how many of their first tokens the prefix cache gives. ``work`` is
-    what the step comes to.
+    sequences that begin, and how many of their first tokens are not computed: the prefix cache
+    gives them, or the state that was swapped out. ``work`` is what the step comes to.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -64,6 +64,9 @@ class Scheduler:
         fetching: whether more of them is on its way there, asked when a sequence is queued, and
             from then on while it is. Such a sequence keeps its place in the queue, and who stands
             behind it goes first.
+        swapped: how many first tokens the state covers that was taken out of a preempted sequence's
+            row and kept, at most all but the last; 0: it has to be computed again. While that is
+            on disk, which ``Queue.set_aside`` tells, it is ``fetching`` as well.
     """
 
     def __init__(
@@ -71,9 +74,11 @@ class Scheduler:
         limits: Limits,
         cached: Callable[[Sequence], int] | None = None,
         fetching: Callable[[Sequence], bool] = lambda sequence: False,
+        swapped: Callable[[Sequence], int] = lambda sequence: 0,
     ) -> None:
         self.limits = limits
         self._cached = cached
+        self._swapped = swapped
         self.waiting = Queue(fetching)
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -206,10 +211,12 @@ class Scheduler:
             sequence.in_flight += 1
 
     def _begin(self, sequence: Sequence, prefill: list[Sequence]) -> int | None:
-        """How many of a waiting sequence's tokens are cached; None if it may not begin yet.
+        """How many of a waiting sequence's tokens are there; None if it may not begin yet.
 
         Who could take over what another one is about to compute waits for it.
         """
+        if swapped := self._swapped(sequence):
+            return swapped
         if self._cached is None:
             return 0
         cached = self._cached(sequence)

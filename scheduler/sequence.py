@@ -78,11 +78,11 @@ class Sequence:
         ]
 
     def begin(self, cached: int) -> None:
-        """Counts the first tokens as computed, which the prefix cache had."""
+        """Counts the first tokens as computed, which need not be."""
         self.computed = cached
         if self.cached is None:
             self.cached = cached
 
     def start_over(self) -> None:
-        """Forgets what was computed: its row has been taken away."""
+        """Its row has been taken away: nothing is computed, until it begins again."""
         self.computed = 0

@@ -206,6 +206,8 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         store_read_seconds=0.2,
         store_bytes={"disk": 100, "queue": 50},
         preemptions=1,
+        resumed={"memory": 3, "disk": 2, "recompute": 1},
+        swapped_bytes={"memory": 70, "disk": 60},
         held_columns=100,
         padded_columns=25,
         kv_reserved_bytes=4096,

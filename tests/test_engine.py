@@ -18,9 +18,12 @@ from tiny import TinyKind, tiny_model
 
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import Part
+from chairlift.cache.quantized import Quantization
 from chairlift.cache.ring import Ring
 from chairlift.cache.saved import fingerprint
 from chairlift.cache.store import PrefixStore
+from chairlift.cache.swap import Swap
+from chairlift.cache.swap_files import SwapFiles
 from chairlift.engine import cpu
 from chairlift.engine.core import EngineCore
 from chairlift.engine.loader import load_model
@@ -50,8 +53,12 @@ class Bench:
         prefix: int = 0,
         eager: bool = False,
         directory: Path | None = None,
+        swap: int = 0,
+        swap_files: SwapFiles | None = None,
+        offloads: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
-        geometry, vocabulary, layers = probe(model, "test")
+        geometry, vocabulary, layers = probe(model, "test", quantization)
         limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 64)
         kinds = [layer.kind for layer in layers]
         store = (
@@ -59,7 +66,11 @@ class Bench:
             if directory
             else None
         )
-        self.core = EngineCore(model, vocabulary, limits, eager, prefix, store=store)
+        self.core = EngineCore(
+            *(model, vocabulary, limits, eager, prefix, quantization, store),
+            Swap(kinds, swap, swap_files, offloads, lambda sequence: sequence.rank),
+        )
+        self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
         self.stats: list[StepStats] = []
 
