@@ -207,13 +207,14 @@ class Swap(Generic[Key]):
 
     def close(self) -> None:
         """Forgets everything, and ends the thread."""
-        states, self._states = self._states, {}
+        states = {*self._states.values(), *([self._job.state] if self._job else [])}
+        self._states = {}
         if self._files is not None:
             self._files.close()
         if self._job is not None and not self._job.future.cancelled():
             self._take_in(self._job, 0)
         self._job = None
-        for state in states.values():
+        for state in states:
             _close(state.form)
 
     def _read_next(self, files: SwapFiles, line: Sequence[Key]) -> _Job[Key] | None:
