@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from conformance.weights import tiny_model as conformance_model
 from test_chunked import _llama4
-from test_client import drained, request, tokens_of
+from test_client import PATIENCE, drained, request, tokens_of
 from test_engine import Bench
 from tiny import tiny_model, tiny_model_dir
 
@@ -27,10 +27,11 @@ from chairlift.engine.errors import ModelError
 from chairlift.engine.messages import Abort, StepStats
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.scheduler.sequence import Sequence
 
 PLENTY = 1 << 26
-# Enough for those who come first to begin, and not for all of them to end.
-ROOM = Capacity(6, 110)
+# Steps before there is memory for two sequences only, and how many it stays like that.
+BEFORE, SQUEEZED = 40, 30
 VOCABULARY = 128
 
 
@@ -76,28 +77,52 @@ TIE = 0.1
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.6, "repetition_penalty": 1.1}
 
 
-def _bench(kind: Kind, model: Any, *, tight: bool = True, **options: Any) -> Bench:
-    geometry = probe(model, "test", kind.quantization).geometry
-    kv = geometry.reserved(ROOM) if tight else PLENTY
-    return Bench(model, kv=kv, tokens=30, quantization=kind.quantization, **options)
+def _bench(kind: Kind, model: Any, **options: Any) -> Bench:
+    return Bench(model, tokens=30, quantization=kind.quantization, **options)
 
 
 @cache
 def _ample(name: str) -> tuple[Any, Bench]:
     """A model, and what it gives where nobody is preempted."""
     model = KINDS[name].make()
-    bench = _bench(KINDS[name], model, tight=False)
-    _serve(bench)
+    bench = _bench(KINDS[name], model)
+    _submit(bench)
+    bench.drain()
     assert _preemptions(bench) == 0
     return model, bench
 
 
-def _serve(bench: Bench, count: int = 140) -> None:
-    assert max(map(len, PROMPTS)) + count <= bench.core.limits.max_context
+def _submit(bench: Bench) -> None:
     for i, prompt in enumerate(PROMPTS):
         sampled = i % 2 and not bench.quantization
         params = SAMPLED | {"seed": i} if sampled else {}
-        bench.submit(str(i), prompt, count, logprobs=2, **params)
+        bench.submit(str(i), prompt, 100, logprobs=2, **params)
+
+
+def _squeeze(bench: Bench, most: int) -> None:
+    """A step for which there is memory for so many sequences only."""
+    scheduler = bench.core.scheduler
+    fitting = scheduler._capacity
+
+    def capacity(decode: list[Sequence], prefill: list[Sequence], *rest: Any) -> Capacity | None:
+        full = len(decode) + len(prefill) > most
+        return None if full else fitting(decode, prefill, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_capacity", capacity)
+        bench.step()
+
+
+def _serve(bench: Bench, until: Callable[[], object] = lambda: True) -> None:
+    """Memory is short for a while, at least until what has to be seen then is there."""
+    _submit(bench)
+    for _ in range(BEFORE):
+        bench.step()
+    steps, deadline = 0, time.monotonic() + PATIENCE
+    while steps < SQUEEZED or not until():
+        assert time.monotonic() < deadline
+        _squeeze(bench, 2)
+        steps += 1
     bench.drain()
 
 
@@ -138,7 +163,7 @@ def test_preempted_rows_go_on_with_their_tokens(name: str) -> None:
     model, ample = _ample(name)
     kept = _bench(kind, model, swap=PLENTY)
     _serve(kept)
-    assert _preemptions(kept) == _total(kept, "memory") > 1
+    assert _preemptions(kept) == _total(kept, "memory") == 4
     assert _total(kept, "recompute") == 0
     _assert_same(kept, ample)
     # A resumed row feeds its last token in a chunk of its own instead of with the others.
@@ -156,7 +181,7 @@ def test_without_memory_for_them_they_are_computed_again(name: str) -> None:
     model, ample = _ample(name)
     again = _bench(kind, model)
     _serve(again)
-    assert _preemptions(again) == _total(again, "recompute") > 1
+    assert _preemptions(again) == _total(again, "recompute") == 4
     _assert_same(again, ample)
     assert _prefilled(again) > _prefilled(ample) + 20 * _preemptions(again)
 
@@ -166,11 +191,11 @@ def test_what_memory_has_no_room_for_goes_to_disk(name: str, files: SwapFiles) -
     kind = KINDS[name]
     model, ample = _ample(name)
     geometry = probe(model, "test", kind.quantization).geometry
-    budget = geometry.used([120, 180])
+    budget = geometry.used([80] * 4)
     kept = _bench(kind, model, swap=budget, swap_files=files, offloads=True, eager=True)
     woken = threading.Event()
     kept.core.on_due(woken.set)
-    _serve(kept)
+    _serve(kept, lambda: kept.core.swap.disk_nbytes)
     assert woken.is_set(), "an idle engine would sleep on"
     assert _total(kept, "disk") > 0
     _assert_same(kept, ample)
@@ -180,40 +205,38 @@ def test_what_memory_has_no_room_for_goes_to_disk(name: str, files: SwapFiles) -
     kept.core.close(1)
 
 
-def _half_a_prompt(swap: int) -> tuple[Bench, list[int]]:
-    """A running row grows while a prompt is computed, two tokens a step, until both do not fit."""
-    model = tiny_model("llama", seed=2)
-    token = probe(model, "test").geometry.bytes_per_token
-    bench = Bench(model, rows=2, tokens=3, kv=1630 * token, swap=swap)
-    half = []
-    bench.submit("old", _tokens(1, 500), 150)
-    bench.submit("young", _tokens(2, 470), 5)
-    while not bench.core.idle:
+def _half_a_prompt(swap: int) -> Bench:
+    """A prompt is computed two tokens a step beside a row, and gives way after 50 steps."""
+    bench = Bench(tiny_model("llama", seed=2), rows=2, tokens=3, swap=swap)
+    bench.submit("old", [5, 6, 7], 150)
+    bench.step()
+    bench.submit("young", _tokens(2, 170), 5)
+    for _ in range(50):
         bench.step()
-        half.extend(map(bench.core.swap.covers, bench.core.scheduler.waiting))
-    return bench, half
+    _squeeze(bench, 1)
+    bench.drain()
+    return bench
 
 
 def test_a_half_computed_prompt_is_not_computed_again() -> None:
-    kept, half = _half_a_prompt(PLENTY)
+    kept, again = _half_a_prompt(PLENTY), _half_a_prompt(0)
     assert _preemptions(kept) == _total(kept, "memory") == 1
-    assert 100 < max(half) < 470
-    assert _prefilled(kept) == 500 + 470
-    again, _ = _half_a_prompt(0)
+    assert _prefilled(kept) == 3 + 170
     assert _total(again, "recompute") == 1
-    assert _prefilled(again) == 500 + 470 + max(half)
+    assert _prefilled(again) == 3 + 170 + 2 * 50
     for name in ("old", "young"):
         assert kept.tokens(name) == again.tokens(name)
 
 
 def _until_preempted(bench: Bench) -> str:
-    """Serves until somebody's state is kept; whose."""
-    for i, prompt in enumerate(PROMPTS):
-        bench.submit(str(i), prompt, 140)
-    while not _preemptions(bench):
+    """Serves until the states of four are kept; whose is next."""
+    _submit(bench)
+    for _ in range(BEFORE):
         bench.step()
-    [first, *_] = bench.core.scheduler.waiting
+    _squeeze(bench, 2)
+    [first, *others] = bench.core.scheduler.waiting
     assert bench.core.swap.covers(first) == first.wanted - 1
+    assert len(others) == 3
     return first.request_id
 
 
@@ -221,55 +244,55 @@ def test_who_is_aborted_while_it_waits_gives_its_memory_back() -> None:
     kind = KINDS["full"]
     bench = _bench(kind, kind.make(), swap=PLENTY)
     name = _until_preempted(bench)
-    assert bench.stats[-1].swapped_bytes["memory"] > 0
+    before = bench.stats[-1].swapped_bytes["memory"]
     bench.core.abort(Abort(name))
+    _squeeze(bench, 2)
+    assert 0 < bench.stats[-1].swapped_bytes["memory"] < before
+    for sequence in list(bench.core.scheduler.waiting):
+        bench.core.abort(Abort(sequence.request_id))
     bench.step()
     assert bench.stats[-1].swapped_bytes == {"memory": 0, "disk": 0}
-    assert name in {choice.reason and name for choice in bench.finished}
 
 
 def test_who_is_aborted_on_disk_gives_its_file_back(files: SwapFiles) -> None:
     kind = KINDS["full"]
     model = kind.make()
-    # So little memory that half of it is less than any state, and the disk takes who waits.
-    budget = probe(model, "test").geometry.used([120, 180])
+    budget = probe(model, "test").geometry.used([80] * 4)
     bench = _bench(kind, model, swap=budget, swap_files=files)
     _until_preempted(bench)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (on_disk := list(filter(bench.core.swap.fetching, bench.core.scheduler.waiting))):
         assert time.monotonic() < deadline
-        bench.step()
+        _squeeze(bench, 2)
     assert bench.stats[-1].swapped_bytes["disk"] > 0
     for sequence in on_disk:
         bench.core.abort(Abort(sequence.request_id))
-    bench.drain()
     assert bench.core.swap.disk_nbytes == 0
+    bench.drain()
     bench.core.close(1)
 
 
 @pytest.mark.parametrize("name", ["full", "window", "state", "cache lists"])
 def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: SwapFiles) -> None:
-    """Now and then there is memory for a few rows only, for one step. Choices, aborts, shared
-    prefixes; states in memory, on disk and nowhere.
+    """Now and then there is memory for a few sequences only. Choices, aborts, shared prefixes;
+    states in memory, on disk and nowhere.
     """
     kind = KINDS[name]
     model = kind.make()
-    geometry = probe(model, "test").geometry
-    nbytes = geometry.used([130])
+    nbytes = probe(model, "test").geometry.used([150])
 
     def run(tight: bool) -> Bench:
         random_, pressure = random.Random(1), random.Random(2)
         options = {"swap": nbytes, "swap_files": files, "prefix": nbytes} if tight else {}
-        bench = _bench(kind, model, tight=False, **options)
-        plenty = bench.core.limits
-        few = replace(plenty, kv_bytes=geometry.reserved(Capacity(3, 200), plenty.max_step_tokens))
+        bench = _bench(kind, model, **options)
+        squeezed = False
 
         def step() -> None:
-            squeezed = tight and pressure.random() < 0.1
-            bench.core.scheduler.limits = few if squeezed else plenty
-            bench.step()
+            nonlocal squeezed
+            squeezed = tight and pressure.random() < (0.9 if squeezed else 0.05)
+            _squeeze(bench, 3 if squeezed else 1000)
 
-        for i in range(24):
+        for i in range(16):
             prompt = [*_tokens(i % 3, random_.randrange(1, 40)), *_tokens(50 + i, 3)]
             sampled = SAMPLED | {"seed": i} if random_.random() < 0.5 else {}
             count, n = random_.randrange(40, 130), random_.choice([1, 1, 1, 2])
@@ -292,7 +315,7 @@ def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: S
         ample.outputs.pop(key, None)
         tight.outputs.pop(key, None)
     _assert_same(tight, ample)
-    assert _preemptions(tight) > 20
+    assert _preemptions(tight) > 8
     assert all(stats.swapped_bytes["memory"] <= nbytes for stats in tight.stats)
     assert min(_total(tight, source) for source in ("memory", "disk", "recompute")) > 0
 
@@ -302,18 +325,18 @@ async def test_the_engine_is_started_with_it(tmp_path: Path) -> None:
     token = probe(tiny_model("llama"), "test").geometry.bytes_per_token
     config = EngineConfig(
         max_rows=8,
-        kv_memory=ROOM.rows * ROOM.columns * token,
+        kv_memory=700 * token,
         prefix_cache_bytes=0,
-        swap_memory=300 * token,
+        swap_memory=1000 * token,
         swap_dir=tmp_path / "swap",
     )
     client = LocalClient(config, source)
     steps: list[StepStats] = []
     client.on_step = steps.append
     await client.start()
-    streams = [client.submit(request(prompt, max_tokens=140)) for prompt in PROMPTS]
+    streams = [client.submit(request(prompt, max_tokens=200)) for prompt in PROMPTS]
     replies = [await drained(stream) for stream in streams]
-    assert all(len(tokens_of(reply[0])) == 140 for reply in replies)
+    assert all(len(tokens_of(reply[0])) == 200 for reply in replies)
     kept = sum(stats.resumed["memory"] + stats.resumed["disk"] for stats in steps)
     assert sum(stats.preemptions for stats in steps) == kept > 0
     await client.stop()

@@ -446,3 +446,22 @@ def test_a_prompt_waits_for_one_that_it_can_take_over_from(
     for name, salt in zip("ab", salts, strict=True):
         scheduler.add(Sequence(name, list(range(60)), 5, cache_salt=salt))
     assert len(scheduler.plan(Capacity(0, 0)).chunks) == together
+
+
+def test_who_is_set_aside_is_passed_until_it_is_back() -> None:
+    on_disk: set[str] = set()
+    scheduler = Scheduler(
+        _limits(rows=1), None, lambda s: s.request_id in on_disk, lambda s: min(4, s.wanted - 1)
+    )
+    first, second = _sequence("first", 5), _sequence("second", 5)
+    for sequence in (first, second):
+        scheduler.add(sequence)
+    on_disk.add("first")
+    scheduler.waiting.set_aside(first)
+    scheduler.check_integrity()
+    assert scheduler.plan(Capacity(0, 0)).cached == {second: 4}
+    scheduler.finish(second)
+    assert scheduler.idle
+    on_disk.clear()
+    plan = scheduler.plan(Capacity(0, 0))
+    assert (plan.cached, plan.chunks) == ({first: 4}, {first: 1})
