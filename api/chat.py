@@ -14,6 +14,7 @@ from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, chat_logprobs
+from chairlift.api.priority import priority_of
 from chairlift.api.replies import (
     ChatChoice,
     ChatChunk,
@@ -35,6 +36,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     arrival = time.monotonic()
     service = http.app[SERVICE]
     request = await read(http, ChatRequest)
+    priority = priority_of(request, http.headers)
     model = service.model(request.model)
     tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
     params = sampling_params(
@@ -52,6 +54,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         request,
         f"chatcmpl-{uuid.uuid4().hex}",
         [TokenPrompt(tokens, params)],
+        priority,
     )
     return await answer(http, request, generation, _ChatShape(generation, request), arrival)
 

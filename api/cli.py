@@ -106,6 +106,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of a request, prompt and output (default: the model's limit)",
     )
+    add(
+        "--priority-ageing",
+        type=_positive_seconds,
+        default=_ENGINE.priority_ageing,
+        metavar="S",
+        help="a request of a class one step less urgent goes first once it has waited this much "
+        "longer (default: %(default)g)",
+    )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
     _add_cache_arguments(parser)
 
@@ -132,6 +140,27 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         type=byte_size,
         metavar="SIZE",
         help="most bytes in --prefix-cache-dir, like 4G or 512M (default: 10G)",
+    )
+    add(
+        "--swap-memory",
+        type=_byte_size_or_zero,
+        metavar="SIZE",
+        help="memory of the host for sequences that are preempted while the KV cache is full, so "
+        "that they go on later without being computed again: bytes, like 4G or 512M; 0: they are "
+        "computed again (default: 4G, or an eighth of what is free)",
+    )
+    add(
+        "--swap-dir",
+        type=_directory,
+        metavar="DIR",
+        help="once half of that is full, keep some of them in unnamed files in this directory "
+        "(default: in memory only)",
+    )
+    add(
+        "--swap-dir-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="most bytes in --swap-dir, like 4G or 512M (default: 10G)",
     )
     add(
         "--kv-bits",
@@ -179,6 +208,9 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
     if dir_bytes is not None and options.prefix_cache_dir is None:
         raise ValueError("--prefix-cache-dir-bytes needs --prefix-cache-dir")
+    swap_dir_bytes = options.swap_dir_bytes
+    if swap_dir_bytes is not None and options.swap_dir is None:
+        raise ValueError("--swap-dir-bytes needs --swap-dir")
     if group_size is not None and options.kv_bits is None:
         raise ValueError("--kv-group-size needs --kv-bits")
     return EngineConfig(
@@ -190,10 +222,14 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         kv_memory=options.kv_memory,
         max_queue=options.max_queue,
         max_context=options.max_context,
+        priority_ageing=options.priority_ageing,
         trust_remote_code=options.trust_remote_code,
         prefix_cache_bytes=options.prefix_cache_bytes,
         prefix_cache_dir=options.prefix_cache_dir,
         prefix_cache_dir_bytes=_ENGINE.prefix_cache_dir_bytes if dir_bytes is None else dir_bytes,
+        swap_memory=options.swap_memory,
+        swap_dir=options.swap_dir,
+        swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
         kv_bits=options.kv_bits,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )

@@ -15,6 +15,7 @@ from chairlift.api.body import read
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, completion_logprobs
+from chairlift.api.priority import priority_of
 from chairlift.api.replies import (
     Completion,
     CompletionChoice,
@@ -36,12 +37,14 @@ async def completions(http: web.Request) -> web.StreamResponse:
     arrival = time.monotonic()
     service = http.app[SERVICE]
     request = await read(http, CompletionRequest)
+    priority = priority_of(request, http.headers)
     model = service.model(request.model)
     most = model.info.max_rows + model.info.max_queue
     if len(request.prompt) > most:
         raise RequestError(f"prompt: at most {most} prompts in one request", "prompt")
     prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
-    generation = Generation(model, service.recorder, request, f"cmpl-{uuid.uuid4().hex}", prompts)
+    name = f"cmpl-{uuid.uuid4().hex}"
+    generation = Generation(model, service.recorder, request, name, prompts, priority)
     echoes = [await _echo(model, prompt) for prompt in request.prompt] if request.echo else []
     shape = _CompletionShape(generation, request, echoes)
     return await answer(http, request, generation, shape, arrival)

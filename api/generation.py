@@ -36,7 +36,7 @@ class _Arrived(NamedTuple):
 class Generation:
     """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
 
-    Choice i of prompt p has the index p * n + i.
+    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Generation:
         request: Generate,
         request_id: str,
         prompts: Sequence[TokenPrompt],
+        priority: int,
     ) -> None:
         self.id = request_id
         self.created = int(time.time())
@@ -53,6 +54,7 @@ class Generation:
         self._recorder = recorder
         self._prompts = prompts
         self._n = request.n
+        self._priority = priority
         self._cache_salt = request.cache_salt or ""
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
@@ -79,7 +81,13 @@ class Generation:
         """
         for number, (tokens, params) in enumerate(self._prompts):
             submit = Submit(
-                f"{self.id}-{number}", tokens, params, self._n, arrival, self._cache_salt
+                f"{self.id}-{number}",
+                tokens,
+                params,
+                self._n,
+                arrival,
+                self._cache_salt,
+                self._priority,
             )
             self._streams.append(self.model.client.submit(submit))
 

@@ -7,11 +7,20 @@ from typing import Any
 import msgspec
 from pydantic.json_schema import models_json_schema
 
+from chairlift.api.priority import HEADER
 from chairlift.api.replies import ErrorReply
 from chairlift.api.routes import ROUTES, Route
+from chairlift.api.schemas import Generate
 from chairlift.api.service import VERSION
+from chairlift.engine.messages import MAX_PRIORITY
 
 _COMPONENTS = "#/components/schemas/"
+_PRIORITY = {
+    "name": HEADER,
+    "in": "header",
+    "description": "The request's class where the body gives no priority; lower is earlier.",
+    "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "default": 0},
+}
 
 
 def document() -> dict[str, Any]:
@@ -66,6 +75,8 @@ def _operation(route: Route) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": _schema_of(route.request)},
         }
+        if issubclass(route.request, Generate):
+            operation["parameters"] = [_PRIORITY]
     if "{id}" in route.path:
         operation["parameters"] = [
             {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chairlift.api.fields import Content, LogitBias, Prompts, Stops, TokenId
 from chairlift.api.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import MAX_TOP_LOGPROBS
+from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
@@ -70,6 +70,7 @@ class Generate(Request):
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:

@@ -318,13 +318,15 @@ class BatchCache:
     def geometry(self) -> KVGeometry:
         """Bytes by kind of layer, of a token or of a row; needs one step to have been taken."""
         sizes: dict[int | None, int] = {}
+        largest: dict[int | None, int] = {}
         for layer in self._attention:
-            size = layer.nbytes // (layer.ring.rows * layer.ring.columns)
-            sizes[layer.ring.window] = sizes.get(layer.ring.window, 0) + size
+            window, size = layer.ring.window, layer.nbytes // (layer.ring.rows * layer.ring.columns)
+            sizes[window] = sizes.get(window, 0) + size
+            largest[window] = max(largest.get(window, 0), size)
         full = sizes.pop(None, 0)
         windows = {window: size for window, size in sizes.items() if window}
         states = sum(layer.nbytes for layer in self._states)
-        return KVGeometry(full, windows, states // max(1, len(self)))
+        return KVGeometry(full, windows, states // max(1, len(self)), largest)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""

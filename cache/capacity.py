@@ -58,11 +58,14 @@ class KVGeometry:
     ``full_bytes`` is the sum over all full-attention layers, in bytes a token.
     ``window_bytes`` maps a window's size in tokens to the bytes a token of the layers that have it.
     ``row_bytes`` is what a row takes whatever its length: the states of recurrent layers.
+    ``layer_bytes`` maps each window, None being full attention, to the bytes a token of its largest
+    layer.
     """
 
     full_bytes: int
     window_bytes: Mapping[int, int] = field(default_factory=dict)
     row_bytes: int = 0
+    layer_bytes: Mapping[int | None, int] = field(default_factory=dict)
 
     @property
     def pads(self) -> bool:
@@ -76,11 +79,31 @@ class KVGeometry:
 
     def reserved(self, capacity: Capacity, step: int = 1) -> int:
         """Bytes of the buffers of a batch that writes ``step`` columns at a time."""
-        columns = capacity.columns
-        windows = sum(
-            min(columns, window - 1 + step) * size for window, size in self.window_bytes.items()
+        return sum(self._reserved(capacity, step).values()) + capacity.rows * self.row_bytes
+
+    def moved(self, now: Capacity, capacity: Capacity) -> int:
+        """Bytes held at most while a batch's buffers of ``now`` become those of ``capacity``.
+
+        Layers are moved one after the other, and each new buffer is there before its old one goes.
+        Room for the largest is counted even if nothing moves: so a batch can always shrink.
+        """
+        before, after = self._reserved(now), self._reserved(capacity)
+        larger = sum(max(before[window], size) for window, size in after.items())
+        copies = (
+            capacity.rows * _columns(window, capacity.columns) * size
+            for window, size in self.layer_bytes.items()
         )
-        return capacity.rows * (columns * self.full_bytes + windows + self.row_bytes)
+        states = max(now.rows, capacity.rows) * self.row_bytes
+        return larger + states + max(copies, default=0)
+
+    def _reserved(self, capacity: Capacity, step: int = 1) -> dict[int | None, int]:
+        """Bytes of the attention layers by window."""
+        sizes: list[tuple[int | None, int]] = [(None, self.full_bytes)]
+        sizes += self.window_bytes.items()
+        return {
+            window: capacity.rows * _columns(window, capacity.columns, step) * size
+            for window, size in sizes
+        }
 
     def used(self, lengths: Iterable[int]) -> int:
         """Bytes that rows of these lengths (tokens) really hold."""
@@ -89,3 +112,8 @@ class KVGeometry:
             total += self.row_bytes + length * self.full_bytes
             total += sum(min(length, w) * size for w, size in self.window_bytes.items())
         return total
+
+
+def _columns(window: int | None, columns: int, step: int = 1) -> int:
+    """Columns of a layer's buffers in a batch that holds ``columns`` tokens of each row."""
+    return columns if window is None else min(columns, window - 1 + step)

@@ -195,23 +195,33 @@ def read_node(path: Path, model: str, template: Template | None = None) -> Saved
         SavedStateError: it cannot be read, or is not what it should be.
     """
     with opened(path) as file:
-        header = read_header(file)
-        tensors, data = header.read_all(file)
-        head, described = _head(header, tensors.pop("tokens", None))
-        require(head.fingerprint == model, "it is of another model")
-        metadata = {k: v for k, v in header.metadata.items() if k != "checksum"}
-        checksum = digest_of(metadata, header.specs, [data])
-        require(checksum == header.metadata.get("checksum"), "the checksum is wrong")
-        layers = []
-        for i, (kind, meta) in enumerate(described):
-            names = [n for n in tensors if n.startswith(f"layers.{i}.")]
-            count = meta[0] if kind == ARRAYS and len(meta) == 1 else len(names)
-            require(count <= MAX_RANK * MAX_RANK, f"layer {i} has {count} slots")
-            held = tuple(tensors.pop(f"layers.{i}.{j}", None) for j in range(count))
-            layers.append(SavedLayer(kind, meta, held))
-        require(not tensors, f"tensors of no layer: {', '.join(sorted(tensors)[:3])}")
-        check_layers(layers, head.start, head.stop, template)
-        return SavedNode(head, tuple(layers))
+        return node_of(file, model, template)
+
+
+def node_of(file: BinaryIO, model: str, template: Template | None = None) -> SavedNode:
+    """The same for an open file, at its beginning.
+
+    Raises:
+        SavedStateError: it is not what it should be.
+        OSError: it cannot be read.
+    """
+    header = read_header(file)
+    tensors, data = header.read_all(file)
+    head, described = _head(header, tensors.pop("tokens", None))
+    require(head.fingerprint == model, "it is of another model")
+    metadata = {k: v for k, v in header.metadata.items() if k != "checksum"}
+    checksum = digest_of(metadata, header.specs, [data])
+    require(checksum == header.metadata.get("checksum"), "the checksum is wrong")
+    layers = []
+    for i, (kind, meta) in enumerate(described):
+        names = [n for n in tensors if n.startswith(f"layers.{i}.")]
+        count = meta[0] if kind == ARRAYS and len(meta) == 1 else len(names)
+        require(count <= MAX_RANK * MAX_RANK, f"layer {i} has {count} slots")
+        held = tuple(tensors.pop(f"layers.{i}.{j}", None) for j in range(count))
+        layers.append(SavedLayer(kind, meta, held))
+    require(not tensors, f"tensors of no layer: {', '.join(sorted(tensors)[:3])}")
+    check_layers(layers, head.start, head.stop, template)
+    return SavedNode(head, tuple(layers))
 
 
 def _head(

@@ -139,6 +139,16 @@ def _name(array: mx.array) -> str:
     raise SavedStateError(f"an array of {array.dtype} cannot be saved")
 
 
+def own(layers: Sequence[SavedLayer]) -> tuple[SavedLayer, ...]:
+    """The same in NumPy's memory: what they are views of is not kept alive."""
+    return tuple(
+        layer._replace(
+            tensors=tuple(t if t is None else t._replace(data=t.data.copy()) for t in layer.tensors)
+        )
+        for layer in layers
+    )
+
+
 def unpack(start: int, stop: int, layers: Sequence[SavedLayer]) -> Snapshot:
     pieces: list[Piece | None] = []
     for layer in layers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.scheduler.limits import PRIORITY_AGEING
+
 KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -22,10 +24,15 @@ class EngineConfig:
     far as can be foreseen: prompts are cut accordingly; None chooses by device, and lets prompts
     take about as long as the rows themselves. ``kv_memory`` is in bytes; None takes a share of what
     the machine has left once the weights are loaded. ``max_context`` None is the model's own limit.
+    A request is served as if it had come ``priority_ageing`` seconds later for each step that its
+    priority is above 0, and earlier for each below.
 
     ``prefix_cache_bytes`` bounds the memory for prefixes of earlier prompts; None takes a share
     that the engine chooses, 0 turns the prefix cache off. ``prefix_cache_dir`` keeps prefixes in a
-    directory as well, in at most ``prefix_cache_dir_bytes`` there. ``kv_bits`` None keeps the KV
+    directory as well, in at most ``prefix_cache_dir_bytes`` there. ``swap_memory`` bounds the host
+    memory for the states of preempted sequences; None takes a share of what is free, with 0 they
+    are computed again. With a ``swap_dir`` some of them go there, in at most ``swap_dir_bytes``,
+    so that there is room in memory for the next. ``kv_bits`` None keeps the KV
     cache in the model's type; else it is quantized, in groups of ``kv_group_size`` values.
 
     Raises:
@@ -40,10 +47,14 @@ class EngineConfig:
     kv_memory: int | None = None
     max_queue: int = 256
     max_context: int | None = None
+    priority_ageing: float = PRIORITY_AGEING
     trust_remote_code: bool = False
     prefix_cache_bytes: int | None = None
     prefix_cache_dir: Path | None = None
     prefix_cache_dir_bytes: int = 10 << 30
+    swap_memory: int | None = None
+    swap_dir: Path | None = None
+    swap_dir_bytes: int = 10 << 30
     kv_bits: int | None = None
     kv_group_size: int = 64
 
@@ -60,6 +71,12 @@ class EngineConfig:
             raise ValueError(
                 "prefix-cache-dir needs the prefix cache, which prefix-cache-bytes 0 turns off"
             )
+        if self.swap_memory is not None and self.swap_memory < 0:
+            raise ValueError(f"swap-memory must be at least 0, not {self.swap_memory}")
+        if self.swap_dir_bytes < 1:
+            raise ValueError(f"swap-dir-bytes must be at least 1, not {self.swap_dir_bytes}")
+        if self.swap_dir is not None and self.swap_memory == 0:
+            raise ValueError("swap-dir needs memory on the way, which swap-memory 0 takes away")
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ValueError(f"kv-bits must be one of {KV_BITS}, not {self.kv_bits}")
         if self.kv_group_size not in KV_GROUP_SIZES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import mlx.core as mx
 from chairlift.cache.kinds import make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store import PrefixStore
+from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.forward import fitted
 from chairlift.engine.messages import (
@@ -44,6 +46,7 @@ class EngineCore:
         prefix_bytes: what the prefix cache may hold.
         quantization: of keys and values, in rows and prefixes.
         store: keeps prefixes on disk.
+        swap: keeps the states of preempted rows; None: they are computed again.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class EngineCore:
         prefix_bytes: int = 0,
         quantization: Quantization | None = None,
         store: PrefixStore | None = None,
+        swap: Swap[Sequence] | None = None,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
         cache = make_cache()
@@ -62,8 +66,9 @@ class EngineCore:
         self.requests = Requests()
         self.prefixes = Prefixes(cache.kinds, prefix_bytes, store)
         cached = self.prefixes.cached if prefix_bytes else None
-        self.scheduler = Scheduler(limits, cached, self.prefixes.fetching)
-        self.prompts = Prompts(make_cache, self.prefixes)
+        self.swap: Swap[Sequence] = Swap(cache.kinds, 0) if swap is None else swap
+        self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
+        self.prompts = Prompts(make_cache, self.prefixes, self.swap)
         self.batch = DecodeBatch(
             cache, vocabulary, lambda sequence: self.requests.of(sequence).sampler_row(sequence)
         )
@@ -79,8 +84,8 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Nothing is left to compute, to read, or to report, unless the disk has to come first."""
-        left = self._running.rows or self._stats.finished or self.prefixes.due
-        return self.scheduler.idle and not left
+        due = self.prefixes.due or self.swap.due
+        return self.scheduler.idle and not (self._running.rows or self._stats.finished or due)
 
     def submit(self, request: Submit) -> None:
         """Queues a request."""
@@ -88,15 +93,20 @@ class EngineCore:
         self.prefixes.fetch(sequence)
         self.scheduler.add(sequence)
 
+    def on_due(self, wake: Callable[[], None]) -> None:
+        """Has ``wake`` called, from other threads, whenever an idle engine may have work again."""
+        self.prefixes.on_due(wake)
+        self.swap.on_due(wake)
+
     def close(self, timeout: float) -> None:
         """Keeps what outlives the process, for so many seconds at most."""
+        self.swap.close()
         self.prefixes.close(timeout)
 
     def abort(self, abort: Abort) -> None:
         """Ends what an abort names; its rows leave with the next step. Unknown ids are ignored."""
-        for sequence in list(self.scheduler):
-            named = abort.index is None or not sequence.forked or sequence.index == abort.index
-            if sequence.request_id == abort.request_id and named:
+        for sequence in self.scheduler.of(abort.request_id):
+            if abort.index is None or not sequence.forked or sequence.index == abort.index:
                 self._finish(sequence, abort.reason)
 
     def step(self) -> StepOutput:
@@ -105,6 +115,8 @@ class EngineCore:
         if not self._work:
             self._ended = lap.start
         self.prefixes.take_fetched()
+        for sequence in self.swap.work():
+            self.scheduler.waiting.set_aside(sequence)
         plan = self.scheduler.plan(self.batch.cache.capacity)
         lap.end("schedule")
         if self._eager:
@@ -120,6 +132,7 @@ class EngineCore:
         lap.end("launch")
         outputs = self._read(self._running)
         self._running = step
+        self.swap.settle()
         lap.end("output")
         return StepOutput(outputs, self._report(plan, lap.total))
 
@@ -129,6 +142,9 @@ class EngineCore:
         if self._work:
             ended = time.monotonic()
             self.scheduler.learn(self._work, ended - self._ended)
+            self._stats.ended_prefill_tokens = self._work.tokens
+            self._stats.ended_rows = self._work.rows
+            self._stats.ended_seconds = ended - self._ended
             self._ended, self._work = ended, None
 
     def _build(self, plan: Plan) -> Step:
@@ -136,12 +152,20 @@ class EngineCore:
         now = time.monotonic()
         for sequence in (*plan.chunks, *plan.joins):
             sequence.scheduled_at = sequence.scheduled_at or now
+        self._count_begun(plan)
+        for sequence in plan.preempted:
+            state = self.prompts.state(sequence) or self.batch.state(sequence)
+            self.swap.put(sequence, sequence.tokens, state)
         # First, since what is kept next may evict the prefixes that the plan begins with.
         chunks = self.prompts.chunks(plan)
         if self.prefixes.active:
             for sequence, row in self.batch.leaving(plan.decode):
-                self.prefixes.keep(sequence, self.batch.cache, row)
-        first = self.prefixes.take_pending()
+                if not self.swap.covers(sequence):
+                    self.prefixes.keep(sequence, self.batch.cache, row)
+        first = [*self.prefixes.take_pending(), *self.swap.pending]
+        if plan.capacity != self.batch.cache.capacity:
+            # Else they would keep the old buffers of all layers while the new ones are made.
+            mx.eval(first)
         first += self.batch.arrange(plan.decode, plan.capacity, list(plan.joins))
         if self._eager:
             mx.eval(first)
@@ -153,6 +177,21 @@ class EngineCore:
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
         written += [*self.prefixes.take_pending(), *self.batch.cache.states]
         return Step(list(self.batch.rows), sampled, first, written)
+
+    def _count_begun(self, plan: Plan) -> None:
+        """Tells where what is not computed of the sequences that begin comes from."""
+        stats = self._stats
+        stats.resumed = {"memory": 0, "disk": 0, "recompute": 0}
+        for sequence, cached in plan.cached.items():
+            place = self.swap.place(sequence)
+            if sequence.cached is not None:  # it began before
+                stats.resumed[place or "recompute"] += 1
+            if place is None and self.prefixes.active:
+                stats.prefix_queries += len(sequence.tokens)
+                stats.prefix_hits += cached
+
+    def _fetching(self, sequence: Sequence) -> bool:
+        return self.prefixes.fetching(sequence) or self.swap.fetching(sequence)
 
     def _read(self, step: Step) -> list[TokenOutput]:
         """Reads a computed step's tokens and decides which sequences they end."""
@@ -188,6 +227,7 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.finish(sequence)
+        self.swap.drop(sequence)
         finished = self.requests.of(sequence).finished(sequence, reason, time.monotonic())
         self._stats.finished.extend(finished)
         self.requests.end(sequence)
@@ -210,13 +250,11 @@ class EngineCore:
         stats.duration = duration
         stats.rows = len(cache)
         stats.running = sum(s.rows for s in (*scheduler.running, *scheduler.prefilling))
-        stats.waiting = sum(s.rows for s in scheduler.waiting)
+        stats.waiting = scheduler.waiting.rows
         stats.prefill_tokens = plan.prefill_tokens
         stats.decode_tokens = len(plan.decode)
         stats.preemptions = len(plan.preempted)
-        if self.prefixes.active:
-            stats.prefix_queries = sum(len(sequence.tokens) for sequence in plan.cached)
-            stats.prefix_hits = sum(plan.cached.values())
+        stats.swapped_bytes = {"memory": self.swap.nbytes, "disk": self.swap.disk_nbytes}
         stats.prefix_bytes = self.prefixes.nbytes
         stats.prefix_evictions = self.prefixes.evictions - self._evictions
         self._evictions = self.prefixes.evictions

@@ -38,6 +38,12 @@ class DecodeBatch:
         """``[rows of the cache]``, what they feed next."""
         return self._tokens[: len(self.cache)]
 
+    def state(self, sequence: Sequence) -> Snapshot:
+        """Of one that has a row, or has just arrived; it shares the caches' memory."""
+        if sequence in self.arriving:
+            return self.arriving[sequence]
+        return self.cache.extract(self.rows.index(sequence))
+
     def leaving(self, wanted: Seq[Sequence]) -> Iterator[tuple[Sequence, int]]:
         """The sequences of the caches that are not ``wanted`` any more, and their rows."""
         staying = set(wanted)

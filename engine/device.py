@@ -14,6 +14,9 @@ from chairlift.engine.config import EngineConfig
 # the machine wants some too.
 ACCELERATOR_SHARE = 0.85
 CPU_SHARE = 0.5
+# The host's memory for preempted rows: this much, or that part of what is free if it is less.
+SWAP_BYTES = 4 << 30
+SWAP_SHARE = 1 / 8
 DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
 # Prompt tokens a step. On the CPU a chunk of 512 takes as long as six to eight decode steps.
 DEFAULT_CHUNK = {"cpu": 512, "gpu": 1024}
@@ -90,3 +93,10 @@ def kv_and_prefix_bytes(config: EngineConfig) -> tuple[int, int]:
     share = int(free_memory() * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return max(0, share - prefix), prefix
+
+
+def swap_bytes(config: EngineConfig) -> int:
+    """Bytes of host memory for preempted rows: as configured, else a share of what is free."""
+    if config.swap_memory is not None:
+        return config.swap_memory
+    return min(SWAP_BYTES, int(_free_host_memory() * SWAP_SHARE))

@@ -49,7 +49,7 @@ def run(
     except ChairliftError as error:
         send(StartFailed(str(error)))
         return
-    core.prefixes.on_due(inbox.wake)
+    core.on_due(inbox.wake)
     send(info)
     turn(core, inbox, send)
     core.close(CLOSE_SECONDS)

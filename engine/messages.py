@@ -10,9 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from chairlift.scheduler.limits import Limits
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_TOP_LOGPROBS = 20
+# Classes of requests are whole numbers from -MAX_PRIORITY to this; lower ones are earlier.
+MAX_PRIORITY = 100
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,7 +52,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     """A prompt to be continued ``n`` times. ``arrival`` is when the server received it.
 
     ``cache_salt`` keeps tenants apart: a prefix is shared only between requests of the same salt,
-    the empty one being a salt like any other.
+    the empty one being a salt like any other. ``priority`` is its class: lower is earlier.
     """
 
     request_id: str
@@ -57,6 +61,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     n: int = 1
     arrival: float = 0.0
     cache_salt: str = ""
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -130,12 +135,19 @@ class StepStats(msgspec.Struct):
     rows: int = 0
     running: int = 0
     waiting: int = 0
-    # Prompt tokens computed (once more after a preemption), and other tokens.
+    # Prompt tokens computed, those of preempted sequences that are computed again included, and
+    # other tokens.
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    # The step before, which this one has waited for: prompt tokens that it computed, rows that
+    # gained a token, and seconds since the one before that. All 0 if there was nothing to wait for.
+    ended_prefill_tokens: int = 0
+    ended_rows: int = 0
+    ended_seconds: float = 0.0
     # The prefix cache, told by the step that schedules a request: its prompt tokens looked up
     # there, and those of them found, which are then not computed and not in prefill_tokens. Once a
-    # request, whatever its n, and once more after a preemption; 0 when the cache is off.
+    # request, whatever its n, and once more after a preemption whose state was not kept; 0 when the
+    # cache is off.
     prefix_queries: int = 0
     prefix_hits: int = 0
     # Bytes that cached prefixes hold in memory now, and entries dropped since the last step to
@@ -150,6 +162,10 @@ class StepStats(msgspec.Struct):
     store_read_seconds: float = 0.0
     store_bytes: dict[str, int] = {}
     preemptions: int = 0
+    # Preempted sequences that begin again in this step, by where their state was kept: "memory" or
+    # "disk", or nowhere, so that they are computed again ("recompute"). And what is kept there now.
+    resumed: dict[str, int] = {}
+    swapped_bytes: dict[str, int] = {}
     held_columns: int = 0
     padded_columns: int = 0
     kv_reserved_bytes: int = 0
@@ -182,7 +198,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the engine is ready.
 
     ``max_context`` is the most tokens (prompt and output) a request can hold: the model's own
-    limit, or what fits the KV memory if that is less. ``kv_bits`` and ``kv_group_size`` are those
+    limit, or what fits the KV memory if that is less. ``limits`` is what it is scheduled by.
+    ``kv_bits`` and ``kv_group_size`` are those
     of a quantized KV cache, None of one that is not.
     """
 
@@ -196,8 +213,15 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     kv_limit_bytes: int
     kv_bytes_per_token: int
     weight_bytes: int
+    limits: Limits
     kv_bits: int | None = None
     kv_group_size: int | None = None
+
+    def shortage(self, tokens: int) -> str | None:
+        """Why so many tokens can never fit, if it is memory that they are more than."""
+        if self.limits.max_context > self.max_context or tokens <= self.max_context:
+            return None
+        return self.limits.shortage(tokens)
 
 
 class StartFailed(msgspec.Struct, tag=True, frozen=True):

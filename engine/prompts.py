@@ -8,6 +8,7 @@ from collections.abc import Callable
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
+from chairlift.cache.swap import Swap
 from chairlift.engine.forward import Chunk
 from chairlift.engine.prefixes import Prefixes
 from chairlift.scheduler.scheduler import Plan
@@ -17,15 +18,23 @@ from chairlift.scheduler.sequence import Sequence
 class Prompts:
     """The caches of sequences whose prompt is being computed, one row each."""
 
-    def __init__(self, make_cache: Callable[[], BatchCache], prefixes: Prefixes) -> None:
+    def __init__(
+        self, make_cache: Callable[[], BatchCache], prefixes: Prefixes, swap: Swap[Sequence]
+    ) -> None:
         self._make_cache = make_cache
         self._prefixes = prefixes
+        self._swap = swap
         self._caches: dict[Sequence, BatchCache] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes the caches take between two steps."""
         return sum(cache.nbytes for cache in self._caches.values())
+
+    def state(self, sequence: Sequence) -> Snapshot | None:
+        """What is computed of a sequence's prompt; None if it is not under way."""
+        cache = self._caches.get(sequence)
+        return cache.extract(0) if cache else None
 
     def chunks(self, plan: Plan) -> list[Chunk]:
         """What a plan computes of prompts. Those that have ended or lost their place are gone."""
@@ -51,8 +60,10 @@ class Prompts:
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
     def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
-        """A cache exactly as large as the prompt will need, with what is cached of it."""
+        """A cache exactly as large as the prompt will need, with what is there of it."""
         cache = self._make_cache()
         cache.resize(Capacity(1, sequence.wanted))
-        cache.join(self._prefixes.state(sequence, cached))
+        swapped = self._swap.covers(sequence)
+        state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)
+        cache.join(state)
         return cache

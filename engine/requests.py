@@ -73,6 +73,7 @@ class Requests:
             max_tokens=submit.params.max_tokens,
             n=submit.n,
             arrival=submit.arrival,
+            priority=submit.priority,
             cache_salt=submit.cache_salt,
         )
 

@@ -9,6 +9,8 @@ from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved import fingerprint, weights_sample
 from chairlift.cache.saved_layers import LayerTemplate
 from chairlift.cache.store import PrefixStore
+from chairlift.cache.swap import Swap
+from chairlift.cache.swap_files import SwapFiles
 from chairlift.engine import device
 from chairlift.engine.acceleration import accelerate
 from chairlift.engine.config import EngineConfig
@@ -19,6 +21,7 @@ from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.sequence import Sequence
 
 # How far apart a prompt's recurrent states are kept, in tokens: who is the first to share a prefix
 # shares it up to the last one.
@@ -65,6 +68,7 @@ def serve_loaded(
             ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
             stretch=0.0 if config.max_step_ms else device.STRETCH[device.kind()],
+            ageing=config.priority_ageing,
         )
     except ValueError as error:
         raise ModelError(str(error)) from error
@@ -80,12 +84,27 @@ def serve_loaded(
         kv_limit_bytes=limits.kv_bytes,
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
+        limits=limits,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
     store = _store(config, loaded, source, layers)
-    core = EngineCore(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store)
+    swap = _swap(config, layers)
+    core = EngineCore(
+        loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap
+    )
     return core, info
+
+
+def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:
+    directory = config.swap_dir
+    try:
+        files = None if directory is None else SwapFiles(directory, config.swap_dir_bytes)
+    except OSError as error:
+        raise ModelError(f"swap-dir {directory}: {error}") from error
+    kinds = [layer.kind for layer in layers]
+    offloads = device.kind() == "gpu"
+    return Swap(kinds, device.swap_bytes(config), files, offloads, lambda sequence: sequence.rank)
 
 
 def _store(

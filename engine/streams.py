@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
@@ -21,21 +20,23 @@ from chairlift.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from chairlift.scheduler.forecast import Claim, Forecast
 
 # No step for this long while requests are unfinished: something hangs.
 STALL_SECONDS = 60.0
-# The predicted wait is read from this many finishes.
-RECENT_FINISHES = 64
-MAX_RETRY_AFTER = 60.0
+# However long the wait, it pays to ask again; nor can anybody foresee more than this.
+MAX_RETRY_AFTER = 600
 
 
 class Stream:
     """The outputs of one request; see ``interface.TokenStream``."""
 
-    def __init__(self, request: Submit, client: StreamingClient) -> None:
+    def __init__(self, request: Submit, client: StreamingClient, claim: Claim) -> None:
         self._request = request
         self._client = client
-        self._running = set(range(request.n))
+        self._claim = claim
+        # Choices that still run, and how many tokens each may yet have.
+        self._running = dict.fromkeys(range(request.n), request.params.max_tokens)
         self._arrived: list[TokenOutput] = []
         self._death: EngineDead | None = None
         self._wake = asyncio.Event()
@@ -49,6 +50,10 @@ class Stream:
         """Takes an output from the engine; one of a choice that has ended is dropped."""
         if output.index not in self._running:
             return
+        if self._claim.prompt:
+            self._client.forecast.begin(self._claim)
+        self._claim.spend(len(output.token_ids))
+        self._running[output.index] -= len(output.token_ids)
         if output.finish is not None:
             self._end(output.index)
         self._arrived.append(output)
@@ -83,8 +88,10 @@ class Stream:
                 self._end(index)
 
     def _end(self, index: int) -> None:
-        self._running.discard(index)
+        self._claim.spend(self._running.pop(index))
+        self._client.unfinished -= 1
         if not self._running:
+            self._client.forecast.remove(self._claim)
             self._client.forget(self._request.request_id)
 
 
@@ -102,7 +109,9 @@ class StreamingClient:
         self._started: asyncio.Future[ModelInfo] | None = None
         self._death: asyncio.Future[str] | None = None
         self._last_step = time.monotonic()
-        self._finishes: deque[float] = deque(maxlen=RECENT_FINISHES)
+        # Choices of all streams that still run.
+        self.unfinished = 0
+        self.forecast = Forecast()
 
     def send(self, message: ToEngine) -> None:
         """Hands a message to the engine; does nothing once it is dead."""
@@ -124,29 +133,38 @@ class StreamingClient:
         """See ``interface.EngineClient.submit``."""
         if self.info is None or (self._death is not None and self._death.done()):
             raise EngineDead(self.unhealthy or "the engine is not ready")
-        if len(request.prompt) + request.params.max_tokens > self.info.max_context:
+        tokens = len(request.prompt) + request.params.max_tokens
+        if tokens > self.info.max_context:
+            why = self.info.shortage(tokens)
             raise PromptTooLong(
                 f"prompt ({len(request.prompt)} tokens) and max_tokens "
                 f"({request.params.max_tokens}) exceed the context of "
-                f"{self.info.max_context} tokens"
+                f"{self.info.max_context} tokens" + (f": {why}" if why else "")
             )
-        unfinished = sum(stream.unfinished for stream in self._streams.values())
         room = self.info.max_rows + self.info.max_queue
-        if unfinished + request.n > room:
+        if self.unfinished + request.n > room:
+            wait = self._predicted_wait(request.priority, self.info.limits.ageing)
             raise QueueFull(
-                f"{unfinished} requests are unfinished and {room} is the limit",
-                self._predicted_wait(unfinished - room + request.n),
+                f"{self.unfinished} requests are unfinished and {room} is the limit; one of "
+                f"priority {request.priority} would wait for about {wait} s",
+                wait,
             )
         if not self._streams:
             self._last_step = time.monotonic()  # an idle engine has not stalled
-        stream = self._streams[request.request_id] = Stream(request, self)
+        claim = self.forecast.add(
+            request.priority,
+            request.arrival,
+            len(request.prompt),
+            request.n * request.params.max_tokens,
+        )
+        stream = self._streams[request.request_id] = Stream(request, self, claim)
+        self.unfinished += request.n
         self.send(request)
         return stream
 
     def forget(self, request_id: str) -> None:
         """Drops a request that has ended."""
-        if self._streams.pop(request_id, None) is not None:
-            self._finishes.append(time.monotonic())
+        self._streams.pop(request_id, None)
 
     async def died(self) -> str:
         """See ``interface.EngineClient.died``."""
@@ -163,6 +181,7 @@ class StreamingClient:
                     stream = self._streams.get(output.request_id)
                     if stream is not None:
                         stream.put(output)
+                self._learn(message.stats)
                 self.on_step(message.stats)
             case Loading():
                 self._on_progress(message.text)
@@ -195,9 +214,15 @@ class StreamingClient:
             stream.fail(EngineDead(why))
         self._streams.clear()
 
-    def _predicted_wait(self, places: int) -> float:
-        """Seconds until so many requests more have finished, at the pace of the last ones."""
-        if len(self._finishes) < 2:
-            return 1.0
-        pace = (time.monotonic() - self._finishes[0]) / len(self._finishes)
-        return min(MAX_RETRY_AFTER, math.ceil(max(1.0, places * pace)))
+    def _learn(self, stats: StepStats) -> None:
+        if stats.ended_seconds:
+            self.forecast.rates.learn(
+                stats.ended_prefill_tokens, stats.ended_rows, stats.ended_seconds
+            )
+        for choice in stats.finished:
+            self.forecast.used(choice.generated_tokens, choice.max_tokens)
+
+    def _predicted_wait(self, priority: int, ageing: float) -> int:
+        """Whole seconds until it would be the turn of a request of this class that comes now."""
+        wait = self.forecast.wait(priority, time.monotonic(), ageing)
+        return math.ceil(min(max(wait, 1.0), MAX_RETRY_AFTER))

@@ -133,6 +133,10 @@ class _EngineMetrics:
         child["memory.peak"].set(stats.memory_peak)
         child["memory.cache"].set(stats.memory_cache)
         child["preemptions"].inc(stats.preemptions)
+        for source, rows in stats.resumed.items():
+            child[f"resumed.{source}"].inc(rows)
+        for place, nbytes in stats.swapped_bytes.items():
+            child[f"swapped_bytes.{place}"].set(nbytes)
         # As in vLLM, the difference of these two is what was computed.
         child["prompt_tokens"].inc(stats.prefill_tokens + stats.prefix_hits)
         child["prompt_cached"].inc(stats.prefix_hits)

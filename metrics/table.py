@@ -273,6 +273,23 @@ ENGINE: tuple[Metric, ...] = (
         "Entries of the prefix cache dropped to make room.",
     ),
     Metric(
+        "resumed",
+        "chairlift_resumed_rows",
+        "counter",
+        "Preempted rows that began again, by where their state was kept: in memory or on disk, or "
+        "nowhere, so that they were computed again.",
+        ("source",),
+        values=("memory", "disk", "recompute"),
+    ),
+    Metric(
+        "swapped_bytes",
+        "chairlift_swapped_bytes",
+        "gauge",
+        "Bytes of preempted rows' states kept in memory and on disk.",
+        ("place",),
+        values=("memory", "disk"),
+    ),
+    Metric(
         "store_files",
         "chairlift_prefix_store_files",
         "counter",

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, resized
 
+# Seconds that one step of priority is worth.
+PRIORITY_AGEING = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -17,7 +20,8 @@ class Limits:
     prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many. Rows are
     given ``ahead`` columns more than they need yet, if there is memory. Beside rows
     that run, prompts are cut so that a step takes no longer than ``step_seconds``, or ``stretch``
-    times what the rows alone would take if that is longer, as far as can be foreseen.
+    times what the rows alone would take if that is longer, as far as can be foreseen. Who waits is
+    due ``ageing`` seconds later for each step that its priority is above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -32,6 +36,7 @@ class Limits:
     ahead: int = 0
     step_seconds: float = math.inf
     stretch: float = 0.0
+    ageing: float = PRIORITY_AGEING
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -43,6 +48,8 @@ class Limits:
             )
         if self.step_seconds <= 0:
             raise ValueError(f"max-step-ms must be above 0, not {self.step_seconds * 1e3:g}")
+        if not 0 < self.ageing < math.inf:
+            raise ValueError(f"priority-ageing must be above 0 seconds, not {self.ageing:g}")
         if self.max_context < COLUMN_STEP:
             raise ValueError(
                 f"kv-memory of {self.kv_bytes} bytes holds {self.max_context} tokens of this "
@@ -51,14 +58,40 @@ class Limits:
 
     @property
     def max_context(self) -> int:
-        """The longest sequence that fits alone: in a prefill batch and, at its end, in its row."""
-        low, high = 0, self.kv_bytes // max(1, self.geometry.bytes_per_token) + 1
+        """The most tokens, prompt and output, of a sequence that fits alone.
+
+        Where no layer has full attention, memory sets no limit, and this is as good as none.
+        """
+        low, high = 0, self.kv_bytes // max(1, self.geometry.full_bytes) + 1
         while low < high:
             middle = (low + high + 1) // 2
-            alone = Capacity(1, middle)
-            twice = self.prefill_bytes(alone) + self.geometry.reserved(alone)
-            low, high = (middle, high) if twice <= self.kv_bytes else (low, middle - 1)
+            fits = self.alone(middle) <= self.kv_bytes
+            low, high = (middle, high) if fits else (low, middle - 1)
         return low
+
+    def alone(self, tokens: int) -> int:
+        """Bytes that a sequence of so many tokens, prompt and output, needs on an idle engine.
+
+        Beside its row it may need a prompt's cache as large, if it loses its place near its end and
+        is computed anew. Its last token is not fed to the model, and in no cache.
+        """
+        row = Capacity(1, max(1, tokens - 1))
+        return self.prefill_bytes(row) + self.geometry.moved(Capacity(0, 0), row)
+
+    def shortage(self, tokens: int) -> str:
+        """What so many tokens need and what there is, for the client that is refused."""
+        geometry = self.geometry
+        each = [f"{geometry.full_bytes} bytes a token in full-attention layers"]
+        each += [
+            f"{size} bytes a token in layers with a window of {window} tokens"
+            for window, size in geometry.window_bytes.items()
+        ]
+        each += [f"{geometry.row_bytes} bytes a row in recurrent layers"]
+        kinds = ", ".join(kind for kind in each if not kind.startswith("0 "))
+        return (
+            f"{tokens} tokens need {self.alone(tokens)} bytes of KV memory, alone, and there are "
+            f"{self.kv_bytes} ({kinds}); {self.max_context} tokens are the most"
+        )
 
     def prefill_bytes(self, capacity: Capacity) -> int:
         """Bytes that a batch of prompts takes; its windows have to hold a whole chunk as well."""
@@ -70,10 +103,11 @@ class Limits:
         """The capacity to give a batch that must hold ``need`` and has ``now``; None if none fits.
 
         It will soon have to hold ``hoped``, which is no less than ``need``. ``besides`` is bytes
-        taken elsewhere. Roomy sizes come first, since growing costs a copy.
+        taken elsewhere; what moving to other buffers takes for a moment counts too. Roomy sizes
+        come first, since growing costs a copy.
         """
         roomy = Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
         for capacity in (resized(hoped, now), resized(need, now), roomy, need):
-            if self.geometry.reserved(capacity) + besides <= self.kv_bytes:
+            if self.geometry.moved(now, capacity) + besides <= self.kv_bytes:
                 return capacity
         return None

@@ -1,4 +1,4 @@
-"""Who is computed in the next step: first come, first served, within the limits."""
+"""Who is computed in the next step: who is due first is served first, within the limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 
 # A prompt waits for another that is computed first, if it can save this many tokens by that.
@@ -28,8 +29,8 @@ class Plan:
     gains its first token in the same step, and joins the batch in the next: ``joins`` has the
     choices, and the sequence whose state each starts from. Whoever has a row and is not in
     ``decode`` leaves. ``capacity`` is what the decode batch has to hold. ``cached`` has the
-    sequences that begin, and how many of their first tokens the prefix cache gives. ``work`` is
-    what the step comes to.
+    sequences that begin, and how many of their first tokens are not computed: the prefix cache
+    gives them, or the state that was swapped out. ``work`` is what the step comes to.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -49,14 +50,23 @@ class Plan:
 class Scheduler:
     """Holds every unfinished sequence and plans steps. Deterministic.
 
+    A sequence is due at its arrival, later by ``Limits.ageing`` for each step that its priority is
+    above 0, and earlier for each below. Who is due first goes first: so within a class it is first
+    come, first served, and nobody can be overtaken for ever. This order never changes, and what a
+    step costs does not grow with the queue.
+
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
     ``finish()`` report back what came of it, which may be one step later.
 
     Args:
         cached: how many of a sequence's first tokens the prefix cache can give at the moment, at
             most all but the last, whose logits are wanted; None: there is no cache.
-        fetching: whether more of them is on its way there. Such a sequence keeps its place in the
-            queue, and who stands behind it goes first.
+        fetching: whether more of them is on its way there, asked when a sequence is queued, and
+            from then on while it is. Such a sequence keeps its place in the queue, and who stands
+            behind it goes first.
+        swapped: how many first tokens the state covers that was taken out of a preempted sequence's
+            row and kept, at most all but the last; 0: it has to be computed again. While that is
+            on disk, which ``Queue.set_aside`` tells, it is ``fetching`` as well.
     """
 
     def __init__(
@@ -64,15 +74,18 @@ class Scheduler:
         limits: Limits,
         cached: Callable[[Sequence], int] | None = None,
         fetching: Callable[[Sequence], bool] = lambda sequence: False,
+        swapped: Callable[[Sequence], int] = lambda sequence: 0,
     ) -> None:
         self.limits = limits
         self._cached = cached
-        self._fetching = fetching
-        self.waiting: deque[Sequence] = deque()
+        self._swapped = swapped
+        self.waiting = Queue(fetching)
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
         # Of the running, whose states are yet to be copied into the batch, and from where.
         self._arriving: dict[Sequence, Sequence] = {}
+        self._by_request: dict[str, dict[Sequence, None]] = {}
+        self._numbers = count()
         self._cost = CostModel()
         # Of steps without prompts: beside prompts nobody can tell what the rows alone would take.
         self._alone = CostModel()
@@ -85,24 +98,35 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing is left to compute or to read back, as far as prefixes are there."""
-        if self.prefilling or self.running:
-            return False
-        return all(map(self._fetching, self.waiting))
+        return not self.prefilling and not self.running and self.waiting.idle
+
+    def of(self, request_id: str) -> list[Sequence]:
+        """The unfinished sequences of a request; none if it is not known."""
+        return list(self._by_request.get(request_id, ()))
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
+        sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
+        sequence.number = next(self._numbers)
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
         prompt = self.limits.prefill_bytes(Capacity(1, sequence.wanted))
         fits = self.limits.choose(at_once, at_once, NOTHING, besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
-        self.waiting.extend([sequence] if shared else sequence.fork())
+        for queued in [sequence] if shared else sequence.fork():
+            self._by_request.setdefault(sequence.request_id, {})[queued] = None
+            self.waiting.add(queued)
 
     def finish(self, sequence: Sequence) -> None:
         """Forgets a sequence, wherever it stands; its row leaves with the next step."""
         sequence.finished = True
+        own = self._by_request[sequence.request_id]
+        del own[sequence]
+        if not own:
+            del self._by_request[sequence.request_id]
         for place in (self.running, self.prefilling, self.waiting):
             if sequence in place:
                 place.remove(sequence)
+                break
 
     def token(self, sequence: Sequence, token: int) -> None:
         """Records one of a sequence's tokens in flight as read."""
@@ -116,42 +140,48 @@ class Scheduler:
             self._alone.learn(work, seconds)
 
     def plan(self, now: Capacity) -> Plan:
-        """What to compute next, when the decode batch has the capacity ``now``. Changes nothing."""
+        """What to compute next, when the decode batch has the capacity ``now``.
+
+        Changes nothing but who stands aside in the queue.
+        """
+        self.waiting.call_back()
         decode = [s for s in self.running if s.wanted < s.most]
         prefill = list(self.prefilling)
         preempted = []
         capacity = self._capacity(decode, prefill, now)
         while capacity is None:
-            # The youngest gives way; alone, the oldest always fits (Limits.max_context).
-            preempted.append(prefill.pop() if prefill else decode.pop())
+            sequence = _first_to_yield([*decode, *prefill])
+            (prefill if sequence in prefill else decode).remove(sequence)
+            preempted.append(sequence)
             capacity = self._capacity(decode, prefill, now)
         work = Work(len(decode), sum(s.wanted for s in decode))
         seconds = self._seconds(work)
         chunks: dict[Sequence, int] = {}
-        for sequence in prefill:
-            tokens = self._chunk(sequence, sequence.computed, work, seconds)
-            if tokens:
-                chunks[sequence] = tokens
-                work = work.with_chunk(sequence.computed, tokens)
         cached: dict[Sequence, int] = {}
-        for sequence in self.waiting:
-            if self._fetching(sequence):
-                continue
-            begin = self._begin(sequence, decode, prefill)
-            if begin is None:
-                break
-            tokens = self._chunk(sequence, begin, work, seconds)
-            if not tokens:
+        begun = deque(sorted(prefill, key=lambda s: s.rank))
+        # Who has just lost its place may be due before those who wait.
+        for sequence in () if preempted else self.waiting.ready:
+            while begun and begun[0].rank < sequence.rank:
+                work = self._go_on(begun.popleft(), work, seconds, chunks)
+            # What is asked first costs least: the prefix cache is looked into for who could begin.
+            rows = sum(s.rows for s in (*decode, *prefill, sequence))
+            if rows > self.limits.max_rows or self._tokens_left(work, seconds, 0) < 1:
                 break
             spare = COLUMN_STEP if decode or prefill else 0
             fits = self._capacity(decode, [*prefill, sequence], now, spare)
             if fits is None:
+                break
+            begin = self._begin(sequence, prefill)
+            tokens = 0 if begin is None else self._chunk(sequence, begin, work, seconds)
+            if begin is None or not tokens:
                 break
             capacity = fits
             prefill.append(sequence)
             cached[sequence] = begin
             chunks[sequence] = tokens
             work = work.with_chunk(begin, tokens)
+        for sequence in begun:
+            work = self._go_on(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
         return Plan(chunks, cached, decode, joins, preempted, capacity, work)
@@ -164,7 +194,7 @@ class Scheduler:
             sequence.begin(plan.cached[sequence])
         for sequence in plan.preempted:
             sequence.start_over()
-            self.waiting.appendleft(sequence)
+            self.waiting.add(sequence)
         for sequence, tokens in plan.chunks.items():
             sequence.computed += tokens
         ended = {*plan.preempted, *plan.joins.values()}
@@ -173,19 +203,20 @@ class Scheduler:
         self._arriving = plan.joins
         for choice, parent in plan.joins.items():
             choice.cached = parent.cached
+            own = self._by_request[choice.request_id]
+            own.pop(parent, None)
+            own[choice] = None
         for sequence in (*plan.decode, *plan.joins):
             sequence.computed = sequence.wanted
             sequence.in_flight += 1
 
-    def _begin(
-        self, sequence: Sequence, decode: list[Sequence], prefill: list[Sequence]
-    ) -> int | None:
-        """How many of a waiting sequence's tokens are cached; None if it may not begin yet.
+    def _begin(self, sequence: Sequence, prefill: list[Sequence]) -> int | None:
+        """How many of a waiting sequence's tokens are there; None if it may not begin yet.
 
         Who could take over what another one is about to compute waits for it.
         """
-        if sum(s.rows for s in (*decode, *prefill, sequence)) > self.limits.max_rows:
-            return None
+        if swapped := self._swapped(sequence):
+            return swapped
         if self._cached is None:
             return 0
         cached = self._cached(sequence)
@@ -199,15 +230,34 @@ class Scheduler:
             return math.inf
         return max(self.limits.step_seconds, self.limits.stretch * self._alone.seconds(rows))
 
-    def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
-        """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
+    def _go_on(
+        self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
+    ) -> Work:
+        """Adds the next chunk of a prompt under way, if there is room for any of it."""
+        tokens = self._chunk(sequence, sequence.computed, work, seconds)
+        if not tokens:
+            return work
+        chunks[sequence] = tokens
+        return work.with_chunk(sequence.computed, tokens)
+
+    def _tokens_left(self, work: Work, seconds: float, begun: int) -> float:
+        """How many more tokens of a prompt, of which ``begun`` are computed, fit the step.
+
+        Those of the first prompt do, however long they take.
+        """
         most = self.limits.max_step_tokens - work.rows - work.tokens
         room = min(most, self._cost.tokens_within(work, seconds, begun))
+        least = 0 if work.tokens else max(LEAST_CHUNK, self.limits.chunk_multiple)
+        return max(room, min(most, least))
+
+    def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
+        """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
+        room = self._tokens_left(work, seconds, begun)
         left = sequence.wanted - begun
         if room < left:
             multiple = self.limits.chunk_multiple
-            least = 0 if work.tokens else min(most, max(LEAST_CHUNK, multiple))
-            left = min(left, max(int(room // multiple) * multiple, least))
+            whole = int(room // multiple) * multiple
+            left = min(left, whole if whole or work.tokens else int(room))
         border = self.limits.checkpoint
         if border is None:
             return left
@@ -231,7 +281,7 @@ class Scheduler:
         rows = len(decode) + sum(s.rows for s in prefill)
         need = Capacity(rows, spare + longest)
         arriving = {self._arriving[s] for s in decode if s in self._arriving}
-        coming = (*self.prefilling, *islice(self.waiting, self.limits.max_rows))
+        coming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
         expected = len(decode) + sum(s.rows for s in coming)
         ahead = max(min(s.most, s.wanted + self.limits.ahead) for s in (*decode, *prefill, *coming))
         hoped = Capacity(max(rows, min(self.limits.max_rows, expected)), max(need.columns, ahead))
@@ -243,6 +293,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""
         everyone = list(self)
+        self.waiting.check_integrity()
+        assert {s for own in self._by_request.values() for s in own} == set(everyone)
+        assert all(self._by_request.values())
         assert len(set(map(id, everyone))) == len(everyone)
         assert sum(s.wanted < s.most for s in self.running) <= self.limits.max_rows
         for sequence in everyone:
@@ -253,6 +306,17 @@ class Scheduler:
             assert sequence.computed == sequence.wanted - 1
         for sequence in self.waiting:
             assert sequence.computed == 0
+
+
+def _first_to_yield(sequences: list[Sequence]) -> Sequence:
+    """Of the lowest class who is due last; but never who is due first of all.
+
+    That one always fits alone (``Limits.max_context``), so somebody always gets on, and everybody
+    is once the one that does.
+    """
+    first = min(sequences, key=lambda s: s.rank)
+    others = (s for s in sequences if s is not first)
+    return max(others, key=lambda s: (s.priority, s.rank))
 
 
 def _shared(one: Sequence, other: Sequence) -> int:

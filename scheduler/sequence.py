@@ -12,9 +12,10 @@ class Sequence:
     ``tokens`` are the prompt and the output read so far. ``in_flight`` counts tokens that are
     sampled but not read back yet: they are wanted already, though nobody knows them. Until its
     prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
-    ``cached`` is how many of its tokens were there already when it was first scheduled; sequences
-    of another ``cache_salt`` give it none. ``shared`` is how many others are known to begin with.
-    Times are seconds of ``time.monotonic()``.
+    ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, which
+    the scheduler gives. ``cached`` is how many of its tokens were there already when it was first
+    scheduled; sequences of another ``cache_salt`` give it none. ``shared`` is how many others are
+    known to begin with. Times are seconds of ``time.monotonic()``.
     """
 
     request_id: str
@@ -23,6 +24,9 @@ class Sequence:
     index: int = 0
     n: int = 1
     arrival: float = 0.0
+    priority: int = 0
+    due: float = 0.0
+    number: int = 0
     computed: int = 0
     in_flight: int = 0
     cache_salt: str = ""
@@ -59,6 +63,11 @@ class Sequence:
         """Rows that it takes, or will take once it forks."""
         return 1 if self.forked else self.n
 
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Its place in line: when it is due, by order of arrival among equals. Never changes."""
+        return self.due, self.number, self.index
+
     def fork(self) -> list[Sequence]:
         """The request's choices, each with the shared prompt computed."""
         if self.forked:
@@ -69,11 +78,11 @@ class Sequence:
         ]
 
     def begin(self, cached: int) -> None:
-        """Counts the first tokens as computed, which the prefix cache had."""
+        """Counts the first tokens as computed, which need not be."""
         self.computed = cached
         if self.cached is None:
             self.cached = cached
 
     def start_over(self) -> None:
-        """Forgets what was computed: its row has been taken away."""
+        """Its row has been taken away: nothing is computed, until it begins again."""
         self.computed = 0

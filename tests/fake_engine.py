@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.detokenizer import byte_detokenizer
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
@@ -23,6 +24,7 @@ from chairlift.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
+from chairlift.scheduler.limits import Limits
 
 END = "<|im_end|>"
 _TEMPLATE = (
@@ -176,6 +178,7 @@ def model_info(**changes: Any) -> ModelInfo:
         "kv_limit_bytes": 1 << 20,
         "kv_bytes_per_token": 64,
         "weight_bytes": 1 << 20,
+        "limits": Limits(8, 64, 1 << 20, KVGeometry(64)),
     }
     return ModelInfo(**{**facts, **changes})
 
@@ -191,6 +194,9 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         waiting=2,
         prefill_tokens=10,
         decode_tokens=3,
+        ended_prefill_tokens=8,
+        ended_rows=3,
+        ended_seconds=0.5,
         prefix_queries=14,
         prefix_hits=4,
         prefix_bytes=256,
@@ -200,6 +206,8 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         store_read_seconds=0.2,
         store_bytes={"disk": 100, "queue": 50},
         preemptions=1,
+        resumed={"memory": 3, "disk": 2, "recompute": 1},
+        swapped_bytes={"memory": 70, "disk": 60},
         held_columns=100,
         padded_columns=25,
         kv_reserved_bytes=4096,

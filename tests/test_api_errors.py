@@ -14,8 +14,10 @@ from api_server import CHAT, MESSAGES, Running, ending, ids, running, until
 from fake_engine import FakeEngine, Scripted, model_info
 
 from chairlift.api.errors import problem_of
+from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.errors import QueueFull
 from chairlift.engine.messages import Submit
+from chairlift.scheduler.limits import Limits
 
 
 @pytest.fixture
@@ -56,6 +58,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"cache_salt": 5}, "cache_salt"),
     ({"cache_salt": ["x"]}, "cache_salt"),
+    ({"priority": 101}, "priority"),
+    ({"priority": -101}, "priority"),
+    ({"priority": 10**30}, "priority"),
+    ({"priority": 1.5}, "priority"),
+    ({"priority": "1"}, "priority"),
+    ({"priority": True}, "priority"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -191,6 +199,24 @@ async def test_context_length(server: Running) -> None:
     # The default is what there is room for.
     status, _ = await server.post("/v1/completions", {"prompt": "x" * 2040})
     assert server.engine.submitted[-1].params.max_tokens == 8
+
+
+async def test_what_never_fits_the_memory_is_refused_with_the_numbers() -> None:
+    limits = Limits(8, 64, 100_000, KVGeometry(100, {32: 50}))
+    longest = limits.max_context
+    info = model_info(max_context=longest, limits=limits, kv_limit_bytes=100_000)
+    async with running(FakeEngine(info, ending("x"))) as server:
+        body = {"prompt": "x" * (longest - 10), "max_tokens": 10}
+        status, _ = await server.post("/v1/completions", body)
+        assert status == 200
+        body["max_tokens"] = 11
+        status, reply = await server.post("/v1/completions", body)
+        error = reply["error"]
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == "max_tokens"
+        assert limits.shortage(longest + 1) in error["message"]
+        assert f"{longest - 10} tokens in the prompt and 11 for" in error["message"]
+        assert server.metric("chairlift_requests_rejected_total", reason="context_length") == 1
 
 
 async def test_long_texts_are_tokenized_too() -> None:

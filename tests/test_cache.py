@@ -272,9 +272,44 @@ def test_the_geometry_is_the_buffers_bytes() -> None:
                 layer.update_and_fetch(*_tokens_to_kv(np.zeros((1, count))))
     geometry = batch.geometry()
     token = HEADS * (KEY_DIM + VALUE_DIM) * 4
-    assert geometry == KVGeometry(2 * token, {8: token})
+    assert geometry == KVGeometry(2 * token, {8: token}, 0, {None: token, 8: token})
     assert batch.nbytes == geometry.reserved(batch.capacity, step=40)
     assert geometry.used([3, 20]) == (3 + 20) * 2 * token + (3 + 8) * token
+
+
+# What the allocator adds to the buffers of two layers, up to a page each.
+PAGES = 4 * 4096
+
+
+@pytest.mark.parametrize("windows", [(None, None), (None, 8, 8, None)])
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [
+        (Capacity(4, 512), Capacity(8, 1024)),
+        (Capacity(8, 1024), Capacity(4, 512)),
+        (Capacity(4, 2048), Capacity(64, 128)),
+        (Capacity(64, 128), Capacity(4, 4096)),
+    ],
+)
+def test_moving_to_other_buffers_takes_what_is_counted(
+    windows: tuple[int | None, ...], now: Capacity, then: Capacity
+) -> None:
+    batch = BatchCache([LayerKind(window) for window in windows])
+    batch.join()
+    batch.resize(now)
+    with batch.step(1):
+        for layer in batch.layers:
+            layer.update_and_fetch(*_tokens_to_kv(np.zeros((1, 1))))
+    mx.eval(batch.state)
+    geometry = batch.geometry()
+    base = mx.get_active_memory() - batch.nbytes
+    mx.reset_peak_memory()
+    batch.resize(then)
+    peak = mx.get_peak_memory() - base
+    counted = geometry.moved(now, then)
+    assert max(geometry.reserved(now), geometry.reserved(then)) < peak <= counted + PAGES
+    largest = max(c.rows * c.columns for c in (now, then)) * geometry.layer_bytes[None]
+    assert peak > counted - largest, "no more than one layer too many"
 
 
 def test_capacity_grows_by_a_quarter_and_shrinks_late() -> None:

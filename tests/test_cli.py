@@ -78,11 +78,15 @@ def test_the_flags_of_the_caches_reach_the_engine_process(tmp_path: Path) -> Non
     config = config_of(
         *("--prefix-cache-bytes", "1.5G", "--prefix-cache-dir", str(tmp_path / "new")),
         *("--prefix-cache-dir-bytes", "512M", "--kv-bits", "4", "--kv-group-size", "32"),
+        *("--swap-memory", "3G", "--swap-dir", str(tmp_path), "--swap-dir-bytes", "20G"),
     )
     assert config == EngineConfig(
         prefix_cache_bytes=3 << 29,
         prefix_cache_dir=tmp_path / "new",
         prefix_cache_dir_bytes=512 << 20,
+        swap_memory=3 << 30,
+        swap_dir=tmp_path,
+        swap_dir_bytes=20 << 30,
         kv_bits=4,
         kv_group_size=32,
     )
@@ -97,6 +101,9 @@ def test_the_defaults_of_the_caches() -> None:
     assert config.prefix_cache_bytes is None
     assert config.prefix_cache_dir_bytes == 10 << 30
     assert config_of("--prefix-cache-bytes", "0").prefix_cache_bytes == 0
+    assert config.swap_dir_bytes == 10 << 30
+    assert 0 < device.swap_bytes(config) <= 4 << 30
+    assert device.swap_bytes(config_of("--swap-memory", "0")) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,6 +113,9 @@ def test_the_defaults_of_the_caches() -> None:
         (["--prefix-cache-dir-bytes", "1G"], "--prefix-cache-dir-bytes needs --prefix-cache-dir"),
         (["--prefix-cache-bytes", "0", "--prefix-cache-dir", "x"], "prefix-cache-bytes 0 turns"),
         (["--prefix-cache-dir", __file__], "is not a directory"),
+        (["--swap-dir-bytes", "1G"], "--swap-dir-bytes needs --swap-dir"),
+        (["--swap-memory", "0", "--swap-dir", "x"], "swap-memory 0 takes away"),
+        (["--swap-dir", __file__], "is not a directory"),
         (["--prefix-cache-dir", ""], "is not a directory"),
         (["--prefix-cache-dir", "x", "--prefix-cache-dir-bytes", "0"], "is not a size"),
         (["--prefix-cache-bytes", "-1"], "--prefix-cache-bytes"),
@@ -128,6 +138,8 @@ def test_bad_flags_of_the_caches_are_named(
     [
         ({"prefix_cache_bytes": -1}, "prefix-cache-bytes must be at least 0"),
         ({"prefix_cache_dir_bytes": 0}, "prefix-cache-dir-bytes must be at least 1"),
+        ({"swap_memory": -1}, "swap-memory must be at least 0"),
+        ({"swap_dir_bytes": 0}, "swap-dir-bytes must be at least 1"),
         ({"kv_bits": 16}, "kv-bits must be one of"),
         ({"kv_bits": 8, "kv_group_size": 16}, "kv-group-size must be one of"),
         ({"prefix_cache_bytes": 0, "prefix_cache_dir": Path("x")}, "needs the prefix cache"),

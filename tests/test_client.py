@@ -26,7 +26,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
 from chairlift.engine.messages import ModelInfo, SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
-from chairlift.engine.streams import Stream
+from chairlift.engine.streams import MAX_RETRY_AFTER, Stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -238,7 +238,8 @@ async def test_a_full_queue_refuses_until_there_is_room(engine: Engine) -> None:
     streams.append(engine.client.submit(request(n=2, max_tokens=ENDLESS)))
     with pytest.raises(QueueFull, match=f"{ROOM} is the limit") as refusal:
         engine.client.submit(request())
-    assert 0 < refusal.value.retry_after <= 60
+    assert 1 <= refusal.value.retry_after <= MAX_RETRY_AFTER
+    assert f"about {refusal.value.retry_after} s" in str(refusal.value)
     await until(lambda: engine.steps and engine.steps[-1].running == 4)
     assert engine.steps[-1].waiting == 3
     streams[0].close()

@@ -18,9 +18,12 @@ from tiny import TinyKind, tiny_model
 
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import Part
+from chairlift.cache.quantized import Quantization
 from chairlift.cache.ring import Ring
 from chairlift.cache.saved import fingerprint
 from chairlift.cache.store import PrefixStore
+from chairlift.cache.swap import Swap
+from chairlift.cache.swap_files import SwapFiles
 from chairlift.engine import cpu
 from chairlift.engine.core import EngineCore
 from chairlift.engine.loader import load_model
@@ -50,8 +53,12 @@ class Bench:
         prefix: int = 0,
         eager: bool = False,
         directory: Path | None = None,
+        swap: int = 0,
+        swap_files: SwapFiles | None = None,
+        offloads: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
-        geometry, vocabulary, layers = probe(model, "test")
+        geometry, vocabulary, layers = probe(model, "test", quantization)
         limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 64)
         kinds = [layer.kind for layer in layers]
         store = (
@@ -59,7 +66,11 @@ class Bench:
             if directory
             else None
         )
-        self.core = EngineCore(model, vocabulary, limits, eager, prefix, store=store)
+        self.core = EngineCore(
+            *(model, vocabulary, limits, eager, prefix, quantization, store),
+            Swap(kinds, swap, swap_files, offloads, lambda sequence: sequence.rank),
+        )
+        self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
         self.stats: list[StepStats] = []
 
@@ -164,6 +175,22 @@ def test_memory_too_small_for_all_preempts_and_loses_nothing() -> None:
     assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_the_longest_sequence_that_is_taken_runs_alone_within_the_memory(kind: TinyKind) -> None:
+    model = tiny_model(kind, seed=2)
+    geometry = probe(model, "test").geometry
+    bench = Bench(model, kv=300 * geometry.bytes_per_token + 4 * geometry.row_bytes)
+    longest = bench.core.limits.max_context
+    assert longest > 100
+    for name, prompt in (("short", 5), ("long", longest - 4)):
+        tokens = _prompts(1, 1)[0] * prompt
+        bench.submit(name, tokens[:prompt], longest - prompt)
+        bench.drain()
+        assert bench.tokens(name) == solo_tokens(model, tokens[:prompt], longest - prompt)
+    assert not any(stats.preemptions for stats in bench.stats)
+    assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
+
+
 def test_a_seed_gives_its_tokens_whatever_else_runs() -> None:
     model = tiny_model("llama", seed=1)
 
@@ -256,6 +283,7 @@ def test_logprobs_are_the_models_at_every_position() -> None:
 
 def test_stats_tell_the_truth() -> None:
     bench = Bench(tiny_model("llama"))
+    began = time.monotonic()
     bench.submit("a", list(range(3, 103)), 10)
     bench.submit("b", list(range(3, 13)), 4)
     bench.drain()
@@ -264,6 +292,10 @@ def test_stats_tell_the_truth() -> None:
     assert sum(s.prefill_tokens + s.decode_tokens for s in total) == 110 + (10 - 1) + (4 - 1)
     assert sum(len(s.first_token_latencies) for s in total) == 2
     assert sum(len(s.inter_token_latencies) for s in total) == 9 + 3
+    assert sum(s.ended_prefill_tokens for s in total) == 110
+    assert sum(s.ended_rows for s in total) == (10 - 1) + (4 - 1)
+    assert all((s.ended_seconds > 0) == (s.ended_prefill_tokens + s.ended_rows > 0) for s in total)
+    assert 0 < sum(s.ended_seconds for s in total) <= time.monotonic() - began
     assert max(s.rows for s in total) == 2
     assert total[0].waiting == 1
     assert all(0 <= s.padded_columns <= s.held_columns for s in total)

@@ -13,7 +13,7 @@ from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
-GEOMETRY = KVGeometry(100, {32: 50})
+GEOMETRY = KVGeometry(100, {32: 50}, 0, {None: 50, 32: 25})
 
 
 class Line:
@@ -31,7 +31,9 @@ class Line:
         plan = scheduler.plan(self.capacity)
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
         assert len(plan.decode) + sum(s.rows for s in plan.chunks) <= limits.max_rows
-        assert limits.geometry.reserved(plan.capacity) <= limits.kv_bytes
+        prompts = [s for s in scheduler.prefilling if s not in plan.preempted] + list(plan.cached)
+        held = sum(limits.prefill_bytes(Capacity(1, s.wanted)) for s in prompts)
+        assert limits.geometry.moved(self.capacity, plan.capacity) + held <= limits.kv_bytes
         assert plan.capacity.columns >= max((s.wanted for s in plan.decode), default=0)
         scheduler.commit(plan)
         self.capacity = plan.capacity
@@ -58,8 +60,10 @@ def _limits(rows: int = 8, tokens: int = 64, kv: int = 2_000_000) -> Limits:
     return Limits(rows, tokens, kv, GEOMETRY)
 
 
-def _sequence(name: str, prompt: int, most: int = 5, n: int = 1) -> Sequence:
-    return Sequence(name, [1] * prompt, most, n=n)
+def _sequence(
+    name: str, prompt: int, most: int = 5, n: int = 1, priority: int = 0, arrival: float = 0.0
+) -> Sequence:
+    return Sequence(name, [1] * prompt, most, n=n, priority=priority, arrival=arrival)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,7 +78,8 @@ def test_everyone_is_served_within_the_limits(seed: int, kv: int) -> None:
         most = random_.randrange(1, min(150, longest - prompt + 1))
         n = random_.choice([1, 1, 1, 3, 11])
         wanted += n * most
-        line.scheduler.add(_sequence(str(number), prompt, most, n))
+        priority = random_.choice([0, 0, -2, 1, 100])
+        line.scheduler.add(_sequence(str(number), prompt, most, n, priority, float(number)))
         for _ in range(random_.randrange(8)):
             line.step()
     line.drain()
@@ -158,6 +163,92 @@ def test_the_youngest_gives_way_and_comes_back_with_its_tokens() -> None:
     assert [len(s.tokens) for s in line.finished] == [230, 230, 230]
 
 
+def _order(line: Line) -> list[str]:
+    return [sequence.request_id for sequence in line.finished]
+
+
+def test_within_a_class_it_is_first_come_first_served() -> None:
+    line = Line(_limits(rows=1))
+    for name, arrival in (("c", 2.0), ("a", 0.0), ("d", 2.0), ("b", 1.0)):
+        line.scheduler.add(_sequence(name, 4, arrival=arrival))
+    line.drain()
+    assert _order(line) == ["a", "b", "c", "d"], "who came at once keeps the order of the queue"
+
+
+def test_urgent_requests_go_before_the_others() -> None:
+    line = Line(_limits(rows=1))
+    for name, priority in (("low", 5), ("normal", 0), ("urgent", -1), ("lowest", 100)):
+        line.scheduler.add(_sequence(name, 4, priority=priority, arrival=1.0))
+    line.drain()
+    assert _order(line) == ["urgent", "normal", "low", "lowest"]
+
+
+@pytest.mark.parametrize(("sooner", "order"), [(-1e-6, ["new", "old"]), (0.0, ["old", "new"])])
+def test_an_old_request_goes_first_once_it_has_waited_for_the_difference(
+    sooner: float, order: list[str]
+) -> None:
+    line = Line(Limits(1, 64, 2_000_000, GEOMETRY, ageing=4.0))
+    line.scheduler.add(_sequence("old", 4, priority=3, arrival=100.0))
+    line.scheduler.add(_sequence("new", 4, priority=-2, arrival=100.0 + 5 * 4.0 + sooner))
+    line.drain()
+    assert _order(line) == order
+
+
+@pytest.mark.parametrize("kv", [90_000, 2_000_000])
+def test_nobody_starves_under_a_constant_urgent_load(kv: int) -> None:
+    """More urgent requests than can be served, without end, and one of a low class."""
+    line = Line(Limits(4, 64, kv, GEOMETRY, ageing=2.0))
+    low = _sequence("low", 100, most=60, priority=3, arrival=0.5)
+    overtaken_for, second = 6 * 2.0, 0
+    while not low.finished:
+        for number in range(5 if second == 0 else 2):
+            name = f"{second}.{number}"
+            line.scheduler.add(_sequence(name, 50, 250, priority=-3, arrival=float(second)))
+        for _ in range(30):
+            line.step()
+        if second == 0:
+            line.scheduler.add(low)
+        second += 1
+        assert second < 500, "it starves"
+    before = [s.arrival for s in line.finished[: line.finished.index(low)]]
+    assert overtaken_for - 2 < max(before) < overtaken_for + 1, "it gave way as long as it had to"
+    assert len(line.scheduler.waiting) > 20, "they never ceased to come"
+    assert (line.preemptions > 0) == (kv < 2_000_000)
+
+
+def test_an_urgent_prompt_shares_steps_with_a_long_one_of_a_lower_class() -> None:
+    line = Line(_limits())
+    line.scheduler.add(_sequence("long", 600, priority=1))
+    line.step()
+    line.scheduler.add(_sequence("urgent", 40))
+    plan = line.step()
+    assert [(s.request_id, n) for s, n in plan.chunks.items()] == [("urgent", 40), ("long", 24)]
+    assert [s.request_id for s in plan.joins] == ["urgent"]
+
+
+def test_the_youngest_of_the_lowest_class_gives_way_first() -> None:
+    """Rows and prompts alike, but never the one that is due before all others."""
+
+    def limits(kv: int) -> Limits:
+        return Limits(8, 256, kv, GEOMETRY, checkpoint=64)
+
+    line = Line(limits(2_000_000))
+    prompts = {"first": 9, "row of 1": 9, "row of 0": 9, "prompt of 0": 400, "prompt of 1": 400}
+    for number, (name, prompt) in enumerate(prompts.items()):
+        priority = 0 if name.endswith("0") else 1
+        arrival = -100.0 if name == "first" else number / 10
+        line.scheduler.add(_sequence(name, prompt, 90, priority=priority, arrival=arrival))
+        line.step()
+    assert [s.request_id for s in line.scheduler.prefilling] == ["prompt of 0", "prompt of 1"]
+    gone = []
+    for kv in (2_000_000, 320_000, 250_000, 150_000):
+        line.scheduler.limits = limits(kv)
+        gone.append([s.request_id for s in line.scheduler.plan(Capacity(0, 0)).preempted])
+    order = ["prompt of 1", "row of 1", "prompt of 0"]
+    assert gone == [order[: len(names)] for names in gone]
+    assert list(map(len, gone)) == [0, 1, 2, 3]
+
+
 def test_an_aborted_sequence_leaves_with_the_next_plan() -> None:
     line = Line(_limits())
     sequences = [_sequence(name, 4, most=50) for name in "abc"]
@@ -196,8 +287,96 @@ def test_who_waits_for_the_disk_is_passed_and_keeps_its_place() -> None:
     scheduler.check_integrity()
     for sequence in list(plan.joins):
         scheduler.finish(sequence)
+    assert [s.request_id for s in scheduler.waiting] == ["slow", "last"]
     on_disk.clear()
     assert list(scheduler.plan(Capacity(0, 0)).cached) == [slow]
+
+
+def test_a_request_is_found_by_its_id_wherever_it_stands() -> None:
+    line = Line(_limits(rows=3))
+    line.scheduler.add(_sequence("many", 4, most=20, n=5))  # more than rows: queued one by one
+    line.scheduler.add(_sequence("pair", 100, n=2))
+    for _ in range(4):
+        line.step()
+    places = line.scheduler.running, list(line.scheduler.waiting)
+    found = line.scheduler.of("many")
+    assert sorted(s.index for s in found) == [0, 1, 2, 3, 4]
+    assert all(any(s in place for s in found) for place in places)
+    for sequence in found:
+        line.scheduler.finish(sequence)
+    assert line.scheduler.of("many") == line.scheduler.of("nobody") == []
+    line.drain()
+    assert [s.request_id for s in line.finished] == ["pair", "pair"]
+
+
+class _Watched(Sequence):
+    """Counts how often anybody's place or length is asked for."""
+
+    looks = 0
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        _Watched.looks += 1
+        return super().rank
+
+    @property
+    def wanted(self) -> int:
+        _Watched.looks += 1
+        return super().wanted
+
+
+def test_a_decision_costs_the_same_however_long_the_queue() -> None:
+    def looks(waiting: int) -> tuple[int, int, int]:
+        cached: list[Sequence] = []
+        fetching: list[Sequence] = []
+
+        def look_up(sequence: Sequence) -> int:
+            cached.append(sequence)
+            return 0
+
+        def on_its_way(sequence: Sequence) -> bool:
+            fetching.append(sequence)
+            return False
+
+        scheduler = Scheduler(_limits(rows=4), look_up, on_its_way)
+        for number in range(waiting):
+            scheduler.add(_Watched(str(number), [number, *range(9)], 50, arrival=float(number)))
+        scheduler.commit(scheduler.plan(Capacity(0, 0)))
+        cached.clear()
+        fetching.clear()
+        _Watched.looks = 0
+        for _ in range(3):
+            assert not scheduler.idle
+            plan = scheduler.plan(Capacity(4, 64))
+            scheduler.commit(plan)
+            for sequence in plan.decode:
+                scheduler.token(sequence, 7)
+        scheduler.finish(scheduler.running[0])
+        for sequence in scheduler.of("300"):
+            scheduler.finish(sequence)
+        assert scheduler.waiting.rows == waiting - 5
+        return _Watched.looks, len(cached), len(fetching)
+
+    few, many = looks(400), looks(20_000)
+    assert few == many
+    assert 0 < few[0] < 400
+    assert many[1:] == (0, 0), "while all rows are taken nobody is looked up"
+
+
+def test_who_finds_no_memory_is_not_looked_up() -> None:
+    asked: list[str] = []
+
+    def look_up(sequence: Sequence) -> int:
+        asked.append(sequence.request_id)
+        return 0
+
+    scheduler = Scheduler(_limits(kv=60_000), look_up)
+    scheduler.add(Sequence("has it", [1] * 60, 5))
+    plan = scheduler.plan(Capacity(0, 0))
+    scheduler.commit(plan)
+    scheduler.add(Sequence("waits", [2] * 200, 5))
+    assert not scheduler.plan(plan.capacity).cached
+    assert asked == ["has it"]
 
 
 @pytest.mark.parametrize(
@@ -209,12 +388,50 @@ def test_limits_that_cannot_work_are_refused(rows: int, tokens: int, kv: int, na
         Limits(rows, tokens, kv, GEOMETRY)
 
 
-def test_the_longest_context_fits_alone_to_its_last_token() -> None:
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        GEOMETRY,
+        KVGeometry(10, {32: 500}, 700, {None: 10, 32: 250}),
+        KVGeometry(70, {}, 90, {None: 35}),
+    ],
+)
+def test_what_fits_alone_is_known_to_the_token(geometry: KVGeometry) -> None:
+    limits = Limits(4, 24, 60_000, geometry)
+    longest = limits.max_context
+    assert limits.alone(longest) <= limits.kv_bytes < limits.alone(longest + 1)
+    for most in (1, 3, longest - 1):
+        line = Line(limits)
+        line.scheduler.add(_sequence("alone", longest - most, most))
+        line.drain()
+        assert (len(line.finished), line.preemptions) == (1, 0)
+    scheduler = Scheduler(limits)
+    scheduler.add(_sequence("too long", longest, most=1))
+    assert not scheduler.plan(Capacity(0, 0)).chunks, "it could only wait for ever"
+
+
+def test_two_that_fit_alone_only_are_both_served() -> None:
+    """Who gives way is computed anew, of whatever length it was."""
     line = Line(_limits(kv=60_000))
     longest = line.scheduler.limits.max_context
-    line.scheduler.add(_sequence("alone", longest - 3, most=3))
+    for name in "ab":
+        line.scheduler.add(_sequence(name, 9, longest - 9))
     line.drain()
-    assert line.preemptions == 0
+    assert line.preemptions > 0
+    assert [len(s.tokens) for s in line.finished] == [longest, longest]
+
+
+def test_a_shortage_is_told_in_numbers() -> None:
+    limits = Limits(4, 24, 60_000, KVGeometry(100, {32: 50}, 700))
+    windows = (32 - 1 + 24) * 50 + 32 * 50
+    needed = 2 * (300 * 100 + 700) + windows
+    assert limits.alone(301) == needed
+    assert limits.shortage(301) == (
+        f"301 tokens need {needed} bytes of KV memory, alone, and there are 60000 (100 bytes a "
+        "token in full-attention layers, 50 bytes a token in layers with a window of 32 tokens, "
+        f"700 bytes a row in recurrent layers); {limits.max_context} tokens are the most"
+    )
+    assert "recurrent" not in Limits(4, 24, 60_000, KVGeometry(100)).shortage(301)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +446,22 @@ def test_a_prompt_waits_for_one_that_it_can_take_over_from(
     for name, salt in zip("ab", salts, strict=True):
         scheduler.add(Sequence(name, list(range(60)), 5, cache_salt=salt))
     assert len(scheduler.plan(Capacity(0, 0)).chunks) == together
+
+
+def test_who_is_set_aside_is_passed_until_it_is_back() -> None:
+    on_disk: set[str] = set()
+    scheduler = Scheduler(
+        _limits(rows=1), None, lambda s: s.request_id in on_disk, lambda s: min(4, s.wanted - 1)
+    )
+    first, second = _sequence("first", 5), _sequence("second", 5)
+    for sequence in (first, second):
+        scheduler.add(sequence)
+    on_disk.add("first")
+    scheduler.waiting.set_aside(first)
+    scheduler.check_integrity()
+    assert scheduler.plan(Capacity(0, 0)).cached == {second: 4}
+    scheduler.finish(second)
+    assert scheduler.idle
+    on_disk.clear()
+    plan = scheduler.plan(Capacity(0, 0))
+    assert (plan.cached, plan.chunks) == ({first: 4}, {first: 1})
