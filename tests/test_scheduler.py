@@ -236,7 +236,7 @@ def test_the_youngest_of_the_lowest_class_gives_way_first() -> None:
     prompts = {"first": 9, "row of 1": 9, "row of 0": 9, "prompt of 0": 400, "prompt of 1": 400}
     for number, (name, prompt) in enumerate(prompts.items()):
         priority = 0 if name.endswith("0") else 1
-        arrival = -100.0 if name == "first" else number / 10
+        arrival = {"first": -100.0, "row of 1": -50.0}.get(name, number / 10)
         line.scheduler.add(_sequence(name, prompt, 90, priority=priority, arrival=arrival))
         line.step()
     assert [s.request_id for s in line.scheduler.prefilling] == ["prompt of 0", "prompt of 1"]
