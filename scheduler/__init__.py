@@ -4,4 +4,7 @@ A sequence has tokens wanted (its prompt, and every token sampled so far) and to
 whose keys and values are in a cache). Each step lets the first catch up with the second; a sequence
 whose last wanted token is computed gains one more. That is prefill, decode and starting over after
 a preemption, all at once. Plain Python over plain data: no tensors, no HTTP.
+
+``simulate`` and what it alone uses (``simulation``, ``budget``, ``machine``, ``trace``,
+``traffic``, ``measurements``, ``report``) serve requests without a model.
 """

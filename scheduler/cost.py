@@ -25,7 +25,7 @@ class Work(NamedTuple):
     def with_chunk(self, begun: int, tokens: int) -> Work:
         """The same with the ``tokens`` of a prompt that follow its first ``begun``."""
         pairs = tokens * begun + tokens * (tokens + 1) // 2
-        return self._replace(tokens=self.tokens + tokens, pairs=self.pairs + pairs)
+        return Work(self.rows, self.context, self.tokens + tokens, self.pairs + pairs)
 
     @property
     def scaled(self) -> tuple[float, ...]:

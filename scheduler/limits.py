@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, resized
@@ -106,8 +107,14 @@ class Limits:
         taken elsewhere; what moving to other buffers takes for a moment counts too. Roomy sizes
         come first, since growing costs a copy.
         """
-        roomy = Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
-        for capacity in (resized(hoped, now), resized(need, now), roomy, need):
+        for capacity in _sizes(need, hoped, now):
             if self.geometry.moved(now, capacity) + besides <= self.kv_bytes:
                 return capacity
         return None
+
+
+def _sizes(need: Capacity, hoped: Capacity, now: Capacity) -> Iterator[Capacity]:
+    yield resized(hoped, now)
+    yield resized(need, now)
+    yield Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
+    yield need

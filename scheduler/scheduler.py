@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -12,6 +12,7 @@ from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.queue import Queue
+from chairlift.scheduler.room import Room
 from chairlift.scheduler.sequence import Sequence
 
 # A prompt waits for another that is computed first, if it can save this many tokens by that.
@@ -148,13 +149,13 @@ class Scheduler:
         decode = [s for s in self.running if s.wanted < s.most]
         prefill = list(self.prefilling)
         preempted = []
-        capacity = self._capacity(decode, prefill, now)
-        while capacity is None:
+        room = self._room(decode, prefill, now)
+        while (capacity := room.capacity()) is None:
             sequence = _first_to_yield([*decode, *prefill])
             (prefill if sequence in prefill else decode).remove(sequence)
             preempted.append(sequence)
-            capacity = self._capacity(decode, prefill, now)
-        work = Work(len(decode), sum(s.wanted for s in decode))
+            room = self._room(decode, prefill, now)
+        work = Work(len(decode), room.context)
         seconds = self._seconds(work)
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
@@ -164,11 +165,10 @@ class Scheduler:
             while begun and begun[0].rank < sequence.rank:
                 work = self._go_on(begun.popleft(), work, seconds, chunks)
             # What is asked first costs least: the prefix cache is looked into for who could begin.
-            rows = sum(s.rows for s in (*decode, *prefill, sequence))
+            rows = room.rows + sequence.rows
             if rows > self.limits.max_rows or self._tokens_left(work, seconds, 0) < 1:
                 break
-            spare = COLUMN_STEP if decode or prefill else 0
-            fits = self._capacity(decode, [*prefill, sequence], now, spare)
+            fits = room.capacity(sequence)
             if fits is None:
                 break
             begin = self._begin(sequence, prefill)
@@ -177,6 +177,7 @@ class Scheduler:
                 break
             capacity = fits
             prefill.append(sequence)
+            room.add(sequence)
             cached[sequence] = begin
             chunks[sequence] = tokens
             work = work.with_chunk(begin, tokens)
@@ -267,28 +268,10 @@ class Scheduler:
         ends = [border - begun % border, *([parting] if parting >= MIN_SHARED else [])]
         return min(left, *ends)
 
-    def _capacity(
-        self, decode: list[Sequence], prefill: list[Sequence], now: Capacity, spare: int = 0
-    ) -> Capacity | None:
-        """What the decode batch needs once ``prefill`` has joined; None if the bytes do not allow.
-
-        Counted with what the prompts hold until they have. ``spare`` columns more must fit, so
-        that who is admitted is not preempted at once.
-        """
-        if not decode and not prefill:
-            return NOTHING
-        longest = max(s.wanted for s in (*decode, *prefill))
-        rows = len(decode) + sum(s.rows for s in prefill)
-        need = Capacity(rows, spare + longest)
+    def _room(self, decode: list[Sequence], prefill: list[Sequence], now: Capacity) -> Room:
         arriving = {self._arriving[s] for s in decode if s in self._arriving}
         coming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
-        expected = len(decode) + sum(s.rows for s in coming)
-        ahead = max(min(s.most, s.wanted + self.limits.ahead) for s in (*decode, *prefill, *coming))
-        hoped = Capacity(max(rows, min(self.limits.max_rows, expected)), max(need.columns, ahead))
-        return self.limits.choose(need, hoped, now, self._prompt_bytes((*prefill, *arriving)))
-
-    def _prompt_bytes(self, prompts: Iterable[Sequence]) -> int:
-        return sum(self.limits.prefill_bytes(Capacity(1, s.wanted)) for s in prompts)
+        return Room(self.limits, decode, prefill, arriving, coming, now)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""

@@ -1,0 +1,48 @@
+"""What steps take of the limits, counted apart from the scheduler."""
+
+from __future__ import annotations
+
+from chairlift.cache.capacity import Capacity
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.scheduler import NOTHING, Plan
+from chairlift.scheduler.sequence import Sequence
+
+
+class Budget:
+    """The most rows, tokens and bytes of KV that a step has taken so far.
+
+    Bytes are those of the decode batch's buffers, while they move from the capacity of the step
+    before to the plan's, of the caches that prompts have of their own, and of those whose tokens
+    are copied into their rows in the step.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.rows = self.step_tokens = self.kv_bytes = 0
+        self._prompts: dict[Sequence, int] = {}
+        self._arriving = 0
+        self._capacity = NOTHING
+
+    def launch(self, plan: Plan) -> None:
+        """Counts a plan that is about to be committed.
+
+        Raises:
+            AssertionError: it takes more than the limits allow.
+        """
+        limits, prompts = self.limits, self._prompts
+        for sequence in plan.preempted:
+            prompts.pop(sequence, None)
+        for sequence in plan.cached:
+            prompts[sequence] = limits.prefill_bytes(Capacity(1, sequence.wanted))
+        rows = len(plan.decode) + len(prompts)
+        step_tokens = len(plan.decode) + plan.prefill_tokens
+        moved = limits.geometry.moved(self._capacity, plan.capacity)
+        held = moved + sum(prompts.values()) + self._arriving
+        assert rows <= limits.max_rows, (rows, limits)
+        assert step_tokens <= limits.max_step_tokens, (step_tokens, limits)
+        assert held <= limits.kv_bytes, (held, limits)
+        self.rows = max(self.rows, rows)
+        self.step_tokens = max(self.step_tokens, step_tokens)
+        self.kv_bytes = max(self.kv_bytes, held)
+        self._capacity = plan.capacity
+        self._arriving = sum(prompts.pop(sequence) for sequence in plan.joins.values())

@@ -1,0 +1,99 @@
+"""Machines to simulate: what a step takes there, and what a model's caches take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+from chairlift.cache.capacity import KVGeometry
+from chairlift.scheduler.cost import Work
+from chairlift.scheduler.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step as such, and of each thing that ``Work`` counts in it."""
+
+    step: float
+    row: float
+    context: float
+    token: float
+    pair: float
+
+    def seconds(self, work: Work) -> float:
+        """What a step of this work takes."""
+        return (
+            self.step
+            + self.row * work.rows
+            + self.context * work.context
+            + self.token * work.tokens
+            + self.pair * work.pairs
+        )
+
+    def alone(self, prompt: int, output: int, chunk: int) -> float:
+        """What a request takes that has the machine for itself, its prompt cut into chunks."""
+        prompt_work = Work().with_chunk(0, prompt)
+        prefill = self.seconds(prompt_work) + self.step * ((prompt - 1) // chunk)
+        steps = output - 1
+        context = steps * prompt + steps * output // 2
+        return prefill + steps * (self.step + self.row) + self.context * context
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What steps cost on a machine with a model, and the limits that the engine has there."""
+
+    cost: StepCost
+    limits: Limits
+
+
+def factors(noise: float, seed: int) -> Iterator[float]:
+    """By what steps take longer or shorter: 1 ± ``noise``, without an end.
+
+    Raises:
+        ValueError: some would take no time.
+    """
+    if not 0 <= noise < 1:
+        raise ValueError(f"noise must be at least 0 and below 1, not {noise:g}")
+    rng = random.Random(seed)
+    return (rng.uniform(1 - noise, 1 + noise) for _ in repeat(None))
+
+
+def _layers(count: int, size: int) -> KVGeometry:
+    """So many layers of full attention, and the bytes that a token takes in each."""
+    return KVGeometry(count * size, layer_bytes={None: size})
+
+
+# The costs are fitted by hand to docs/performance.md, the limits are those of engine/device.py.
+MACHINES = {
+    # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 32, 64 and 256 rows at a
+    # context of 512 take 6.7, 8.9, 10.2 and 18.2 ms, 500 prompt tokens beside 96 rows 55 ms. What
+    # a pair costs is reckoned: four times 4096 operations a layer at 400 TFLOP/s.
+    "h200-qwen3-8b": Machine(
+        StepCost(step=6.6e-3, row=20e-6, context=50e-9, token=80e-6, pair=1.5e-9),
+        Limits(
+            max_rows=256,
+            max_step_tokens=256 + 1024,
+            kv_bytes=60_000_000_000,
+            geometry=_layers(36, 2 * 8 * 128 * 2),
+            chunk_multiple=128,
+            ahead=512,
+            step_seconds=0.05,
+            stretch=1.75,
+        ),
+    ),
+    # SmolLM2-135M in float32: 30 layers, 3 key heads of 64. A step reads the weights in 45 ms; 16
+    # rows of 130 tokens take 72, of which attention 10; 500 prompt tokens beside them 555, of
+    # which attention 45.
+    "cpu-smollm2-135m": Machine(
+        StepCost(step=45e-3, row=1.06e-3, context=4.8e-6, token=0.88e-3, pair=1.8e-6),
+        Limits(
+            max_rows=32,
+            max_step_tokens=32 + 512,
+            kv_bytes=4_000_000_000,
+            geometry=_layers(30, 2 * 3 * 64 * 4),
+        ),
+    ),
+}

@@ -1,0 +1,146 @@
+"""``python -m chairlift.scheduler.simulate``: the scheduler on a machine that does not exist.
+
+Serves requests of a trace, or out of a seed, on a clock of its own, and prints who waited how long,
+the gaps between tokens, fairness, padding, and what was used of the limits. What is printed depends
+on the flags alone, not on how fast this machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from tqdm import tqdm
+
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.machine import MACHINES, factors
+from chairlift.scheduler.report import figures, text
+from chairlift.scheduler.simulation import Simulation
+from chairlift.scheduler.trace import Request, TraceError, read_trace
+from chairlift.scheduler.traffic import Traffic
+
+DEFAULTS = Traffic(requests=10_000, rate=10.0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m chairlift.scheduler.simulate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load = parser.add_argument_group("requests")
+    load.add_argument(
+        "--trace", type=Path, metavar="FILE", help="JSON lines or CSV: ours, Azure's or Mooncake's"
+    )
+    load.add_argument("--requests", type=int, help=f"default {DEFAULTS.requests}; of a trace: all")
+    load.add_argument("--rate", type=float, default=DEFAULTS.rate, help="requests a second")
+    load.add_argument(
+        "--burstiness", type=float, default=DEFAULTS.burstiness, help="1 is Poisson, less burstier"
+    )
+    load.add_argument("--users", type=int, default=DEFAULTS.users)
+    load.add_argument(
+        "--priorities",
+        type=_shares,
+        default=DEFAULTS.priorities,
+        metavar="P:SHARE,...",
+        help="default 0:0.8,1:0.2",
+    )
+    load.add_argument("--seed", type=int, default=DEFAULTS.seed)
+    machine = parser.add_argument_group("machine and limits; the defaults are the machine's")
+    machine.add_argument("--machine", choices=MACHINES, default=next(iter(MACHINES)))
+    machine.add_argument(
+        "--noise", type=float, default=0.1, help="how much step times vary, 0.1 is ± 10 %%"
+    )
+    machine.add_argument("--max-rows", type=int)
+    machine.add_argument("--max-step-tokens", type=int)
+    machine.add_argument("--max-step-ms", type=float)
+    machine.add_argument("--kv-bytes", type=_bytes, help="like 60e9")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
+    return parser
+
+
+def _bytes(value: str) -> int:
+    return int(float(value))
+
+
+def _shares(value: str) -> dict[int, float]:
+    try:
+        pairs = (part.split(":") for part in value.split(","))
+        return {int(priority): float(share) for priority, share in pairs}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be like 0:0.8,1:0.2, not {value!r}") from error
+
+
+def _or(chosen: int | None, default: int) -> int:
+    return default if chosen is None else chosen
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    limits = MACHINES[options.machine].limits
+    rows = _or(options.max_rows, limits.max_rows)
+    chunk = limits.max_step_tokens - limits.max_rows
+    limits = replace(
+        limits,
+        max_rows=rows,
+        max_step_tokens=_or(options.max_step_tokens, rows + chunk),
+        kv_bytes=_or(options.kv_bytes, limits.kv_bytes),
+    )
+    if options.max_step_ms is None:
+        return limits
+    return replace(limits, step_seconds=options.max_step_ms / 1e3, stretch=0.0)
+
+
+def _requests(options: argparse.Namespace) -> Iterable[Request]:
+    if options.requests is not None and options.requests < 1:
+        raise ValueError(f"requests must be above 0, not {options.requests}")
+    if options.trace:
+        return islice(read_trace(options.trace), options.requests)
+    return Traffic(
+        requests=DEFAULTS.requests if options.requests is None else options.requests,
+        rate=options.rate,
+        burstiness=options.burstiness,
+        users=options.users,
+        priorities=options.priorities,
+        seed=options.seed,
+    ).draw()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Simulates and prints the report; 2 if the flags or the trace make no sense."""
+    options = _parser().parse_args(arguments)
+    try:
+        limits = _limits(options)
+        requests = _requests(options)
+        noise = factors(options.noise, options.seed)
+    except ValueError as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 2
+    simulation = Simulation(limits, MACHINES[options.machine].cost, noise)
+    known = options.requests if options.trace else options.requests or DEFAULTS.requests
+    began = time.monotonic()
+    try:
+        with tqdm(total=known, unit=" requests", smoothing=0.05, mininterval=1.0) as progress:
+            for done in simulation.run(requests):
+                if done:
+                    progress.update(done)
+    except (TraceError, OSError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 2
+    took = time.monotonic() - began
+    report = figures(simulation.measurements, simulation.budget)
+    print(text(report))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    steps = simulation.measurements.steps
+    print(f"{took:.1f} s here, {steps / took:,.0f} steps planned a second", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
