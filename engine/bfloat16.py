@@ -1,8 +1,8 @@
 """Products with weights of bfloat16 on a CPU that has matrix units for them (Intel's AMX).
 
-Numbers stay float32 everywhere else: an input is split into two bfloat16 numbers, the rounded one
-and what is left of it, which together have 16 of float32's 24 bits, and its two products are added
-in float32. (TF32, in which MLX multiplies on NVIDIA's GPUs, has 11.)
+All else stays float32: an input is split into three bfloat16 numbers, which together have all of
+its 24 bits, and its three products are added. So a product is as exact as one of float32 numbers
+with these weights, of which half as many bytes are read.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
-from chairlift.engine.host import BLOCK
+from chairlift.engine.host import BLOCK, view
 
-# Tokens up to which a product takes the time of reading its weights, which it does twice as fast if
-# they are packed: in the order in which the matrix units want them.
-FEW = 64
+# Rows that MKL packs weights for: in the order in which the matrix units want them.
+_ROWS = 64
 # CBLAS's names for a packed matrix, and for the second of a product's two.
 _PACKED, _SECOND = 151, 162
-# A float32's bits that a bfloat16 has, and half of the last of them.
-_UPPER, _HALF = np.uint32(0xFFFF0000), np.uint32(0x8000)
+# Bfloat16 numbers that a float32 is the sum of, and those of its bits that the first has.
+PIECES = 3
+_UPPER = np.uint32(0xFFFF0000)
 
 
 class _Routines(NamedTuple):
-    """MKL's, under its names without ``cblas_gemm_bf16bf16f32``."""
+    """MKL's, under its names without ``cblas_gemm_bf16bf16f32_``."""
 
-    product: Callable[..., None]
     pack: Callable[..., None]
     compute: Callable[..., None]
     pack_get_size: Callable[..., int]
@@ -57,62 +56,52 @@ def _has_units() -> bool:
 def _routines() -> _Routines | None:
     library = ctypes.CDLL(None)
     name = "cblas_gemm_bf16bf16f32"
-    names = (name, f"{name}_pack", f"{name}_compute", f"{name}_pack_get_size")
-    functions = [getattr(library, name, None) for name in names]
+    functions = [getattr(library, f"{name}_{verb}", None) for verb in _Routines._fields]
     if None in functions:
         return None
     size, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
     routines = _Routines(*functions)  # type: ignore[arg-type]
-    product: Any = routines.product
-    product.argtypes = [*[size] * 6, number, *[address, size] * 2, number, address, size]
     compute: Any = routines.compute
-    compute.argtypes = product.argtypes
+    compute.argtypes = [*[size] * 6, number, *[address, size] * 2, number, address, size]
     pack: Any = routines.pack
     pack.argtypes = [*[size] * 6, address, size, address]
     get_size: Any = routines.pack_get_size
     get_size.argtypes, get_size.restype = [size] * 4, ctypes.c_size_t
-    product.restype = compute.restype = pack.restype = None
+    pack.restype = compute.restype = None
     return routines
 
 
 class Matrix:
     """The weights of layers that read the same input, one below the other.
 
+    A token's product is the same to the last bit whichever tokens are multiplied beside it.
+
     Args:
-        weights: ``[outputs, inputs]`` each, bfloat16, evaluated; they are kept.
+        weights: ``[outputs, inputs]`` each, of bfloat16 numbers; read at the first product.
     """
 
     def __init__(self, weights: Sequence[mx.array]) -> None:
         routines = _routines()
         assert routines is not None
         self._routines = routines
-        self._weights = [np.array(weight.view(mx.uint16), copy=False) for weight in weights]
-        self.stops = list(accumulate((len(weight) for weight in self._weights), initial=0))
-        self._inputs = self._weights[0].shape[1]
+        self._weights = weights
+        self.stops = list(accumulate((len(weight) for weight in weights), initial=0))
 
     def __call__(self, x: Floats) -> Floats:
         """``[tokens, inputs]`` → ``[tokens, outputs]``, in memory that the next product reuses."""
         tokens, inputs = x.shape
         outputs = self.stops[-1]
         pieces = split(x)
-        if tokens <= FEW:
-            both = _product.floats(2 * tokens, outputs)
-            self._routines.compute(
-                *(ROW_MAJOR, AS_IT_IS, _PACKED, 2 * tokens, outputs, inputs, 1.0),
-                *(pieces.ctypes.data, inputs, self._packed.ctypes.data, inputs),
-                *(0.0, both.ctypes.data, outputs),
-            )
-            both[:tokens] += both[tokens:]
-            return both[:tokens]
-        result = _product.floats(tokens, outputs)
-        for weight, start in zip(self._weights, self.stops, strict=False):
-            for piece, kept in zip(pieces, (0.0, 1.0), strict=True):
-                self._routines.product(
-                    *(ROW_MAJOR, AS_IT_IS, TRANSPOSED, tokens, len(weight), inputs, 1.0),
-                    *(piece.ctypes.data, inputs, weight.ctypes.data, inputs),
-                    *(kept, result[:, start:].ctypes.data, outputs),
-                )
-        return result
+        each = _product.array(np.float32, PIECES, tokens, outputs)
+        self._routines.compute(
+            *(ROW_MAJOR, AS_IT_IS, _PACKED, PIECES * tokens, outputs, inputs, 1.0),
+            *(pieces.ctypes.data, inputs, self._packed.ctypes.data, inputs),
+            *(0.0, each.ctypes.data, outputs),
+        )
+        each[1] += each[2]
+        each[0] += each[1]
+        product: Floats = each[0]
+        return product
 
     def apart(self, product: Floats) -> list[Floats]:
         """A product's columns, by layer: views."""
@@ -121,14 +110,14 @@ class Matrix:
     @functools.cached_property
     def _packed(self) -> NDArray[np.uint8]:
         """In pages of the system's, since MKL asks for several times the memory that it touches."""
-        outputs, inputs = self.stops[-1], self._inputs
-        size = self._routines.pack_get_size(_SECOND, FEW, outputs, inputs)
+        outputs, inputs = self.stops[-1], self._weights[0].shape[1]
+        size = self._routines.pack_get_size(_SECOND, _ROWS, outputs, inputs)
         packed = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-        weights = self._weights
-        whole = weights[0] if len(weights) == 1 else np.concatenate(weights)
+        whole = mx.concatenate(list(self._weights)).astype(mx.bfloat16)
+        numbers = view(whole.view(mx.uint16))
         self._routines.pack(
-            *(ROW_MAJOR, _SECOND, TRANSPOSED, FEW, outputs, inputs),
-            *(whole.ctypes.data, inputs, packed.ctypes.data),
+            *(ROW_MAJOR, _SECOND, TRANSPOSED, _ROWS, outputs, inputs),
+            *(numbers.ctypes.data, inputs, packed.ctypes.data),
         )
         return packed
 
@@ -139,37 +128,43 @@ class _Scratch:
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def floats(self, *shape: int) -> Floats:
-        """Of this shape, with whatever is there."""
-        size = 4 * math.prod(shape)
+    def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
+        """Of this type and shape, with whatever is there."""
+        size = np.dtype(dtype).itemsize * math.prod(shape)
         if size > self._memory.size:
             self._memory = np.empty(size, np.uint8)
-        return self._memory[:size].view(np.float32).reshape(shape)
+        memory: NDArray[Any] = self._memory[:size].view(dtype).reshape(shape)
+        return memory
 
 
-_product, _pieces, _rest = _Scratch(), _Scratch(), _Scratch()
+_product, _split, _first_rest, _second_rest = (_Scratch() for _ in range(4))
 
 
 def split(x: Floats) -> NDArray[np.uint16]:
-    """``[2, tokens, inputs]``, bfloat16: ``x`` cut off, and what that leaves of it, rounded.
+    """``[3, tokens, inputs]``, bfloat16, whose sum is ``x``: each has the next eight of its bits.
 
     In memory that the next one reuses.
     """
     tokens, inputs = x.shape
-    pieces = _pieces.floats(tokens, inputs).view(np.uint16).reshape(2, tokens, inputs)
+    pieces = _split.array(np.uint16, PIECES, tokens, inputs)
     step = max(1, BLOCK // inputs)
     for start in range(0, tokens, step):
+        high, middle, low = pieces[:, start : start + step]
         block = np.ascontiguousarray(x[start : start + step])
-        high, low = pieces[:, start : start + step]
-        rest = _rest.floats(*block.shape)
-        bits = rest.view(np.uint32)
-        np.bitwise_and(block.view(np.uint32), _UPPER, out=bits)
-        high[:] = _upper(rest)
-        with np.errstate(invalid="ignore"):  # infinity leaves no number
-            np.subtract(block, rest, out=rest)
-        bits += _HALF
-        low[:] = _upper(rest)
+        high[:] = _upper(block)
+        rest = _without_upper(block, _first_rest)
+        middle[:] = _upper(rest)
+        low[:] = _upper(_without_upper(rest, _second_rest))
     return pieces
+
+
+def _without_upper(x: Floats, scratch: _Scratch) -> Floats:
+    """What numbers have beside their upper halves."""
+    rest = scratch.array(np.float32, *x.shape)
+    np.bitwise_and(x.view(np.uint32), _UPPER, out=rest.view(np.uint32))
+    with np.errstate(invalid="ignore"):  # infinity leaves no number
+        left: Floats = np.subtract(x, rest, out=rest)
+    return left
 
 
 def _upper(x: Floats) -> NDArray[np.uint16]:
