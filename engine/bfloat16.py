@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
-from chairlift.engine.host import BLOCK, view
+from chairlift.engine.host import view
 
 # Rows that MKL packs weights for: in the order in which the matrix units want them.
 _ROWS = 64
@@ -72,7 +72,7 @@ def _routines() -> _Routines | None:
 
 
 class Matrix:
-    """The weights of layers that read the same input, one below the other.
+    """The weights of layers that read the same input, one below the other, for few tokens.
 
     A token's product is the same to the last bit whichever tokens are multiplied beside it.
 
@@ -86,21 +86,24 @@ class Matrix:
         self._routines = routines
         self._weights = weights
         self.stops = list(accumulate((len(weight) for weight in weights), initial=0))
+        self._rooms: dict[int, _Room] = {}
 
     def __call__(self, x: Floats) -> Floats:
         """``[tokens, inputs]`` → ``[tokens, outputs]``, in memory that the next product reuses."""
         tokens, inputs = x.shape
         outputs = self.stops[-1]
-        pieces = split(x)
-        each = _product.array(np.float32, PIECES, tokens, outputs)
+        room = self._rooms.get(tokens)
+        if room is None:
+            room = self._rooms[tokens] = _Room(tokens, inputs, outputs)
+        room.split(x)
         self._routines.compute(
             *(ROW_MAJOR, AS_IT_IS, _PACKED, PIECES * tokens, outputs, inputs, 1.0),
-            *(pieces.ctypes.data, inputs, self._packed.ctypes.data, inputs),
-            *(0.0, each.ctypes.data, outputs),
+            *(room.pieces_address, inputs, self._packed, inputs),
+            *(0.0, room.products_address, outputs),
         )
-        each[1] += each[2]
-        each[0] += each[1]
-        product: Floats = each[0]
+        product, second, third = room.products
+        second += third
+        product += second
         return product
 
     def apart(self, product: Floats) -> list[Floats]:
@@ -108,18 +111,52 @@ class Matrix:
         return [product[:, start:stop] for start, stop in pairwise(self.stops)]
 
     @functools.cached_property
-    def _packed(self) -> NDArray[np.uint8]:
-        """In pages of the system's, since MKL asks for several times the memory that it touches."""
+    def _packed(self) -> int:
+        """Where the packed weights lie.
+
+        In pages of the system's, since MKL asks for several times the memory that it touches; in
+        large ones, of which fewer have to be looked up.
+        """
         outputs, inputs = self.stops[-1], self._weights[0].shape[1]
         size = self._routines.pack_get_size(_SECOND, _ROWS, outputs, inputs)
-        packed = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        pages = mmap.mmap(-1, size)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = np.frombuffer(pages, np.uint8)
         whole = mx.concatenate(list(self._weights)).astype(mx.bfloat16)
         numbers = view(whole.view(mx.uint16))
+        address: int = self._memory.ctypes.data
         self._routines.pack(
             *(ROW_MAJOR, _SECOND, TRANSPOSED, _ROWS, outputs, inputs),
-            *(numbers.ctypes.data, inputs, packed.ctypes.data),
+            *(numbers.ctypes.data, inputs, address),
         )
-        return packed
+        return address
+
+
+class _Room:
+    """Where so many tokens are split and multiplied; all rooms are the same memory."""
+
+    def __init__(self, tokens: int, inputs: int, outputs: int) -> None:
+        self.pieces = _pieces.array(np.uint16, PIECES, tokens, inputs)
+        self.products = _products.array(np.float32, PIECES, tokens, outputs)
+        self.pieces_address: int = self.pieces.ctypes.data
+        self.products_address: int = self.products.ctypes.data
+        self._first = _first.array(np.float32, tokens, inputs)
+        self._second = _second.array(np.float32, tokens, inputs)
+        self._bits = self._first.view(np.uint32), self._second.view(np.uint32)
+        self._uppers = _upper(self._first), _upper(self._second)
+
+    def split(self, x: Floats) -> None:
+        """Makes ``pieces`` the numbers whose sum is ``x``: each has its next eight bits."""
+        x = np.ascontiguousarray(x)
+        first, second = self._first, self._second
+        self.pieces[0] = _upper(x)
+        with np.errstate(invalid="ignore"):  # infinity leaves no number
+            np.bitwise_and(x.view(np.uint32), _UPPER, out=self._bits[0])
+            np.subtract(x, first, out=first)
+            self.pieces[1] = self._uppers[0]
+            np.bitwise_and(self._bits[0], _UPPER, out=self._bits[1])
+            np.subtract(first, second, out=second)
+            self.pieces[2] = self._uppers[1]
 
 
 class _Scratch:
@@ -137,34 +174,7 @@ class _Scratch:
         return memory
 
 
-_product, _split, _first_rest, _second_rest = (_Scratch() for _ in range(4))
-
-
-def split(x: Floats) -> NDArray[np.uint16]:
-    """``[3, tokens, inputs]``, bfloat16, whose sum is ``x``: each has the next eight of its bits.
-
-    In memory that the next one reuses.
-    """
-    tokens, inputs = x.shape
-    pieces = _split.array(np.uint16, PIECES, tokens, inputs)
-    step = max(1, BLOCK // inputs)
-    for start in range(0, tokens, step):
-        high, middle, low = pieces[:, start : start + step]
-        block = np.ascontiguousarray(x[start : start + step])
-        high[:] = _upper(block)
-        rest = _without_upper(block, _first_rest)
-        middle[:] = _upper(rest)
-        low[:] = _upper(_without_upper(rest, _second_rest))
-    return pieces
-
-
-def _without_upper(x: Floats, scratch: _Scratch) -> Floats:
-    """What numbers have beside their upper halves."""
-    rest = scratch.array(np.float32, *x.shape)
-    np.bitwise_and(x.view(np.uint32), _UPPER, out=rest.view(np.uint32))
-    with np.errstate(invalid="ignore"):  # infinity leaves no number
-        left: Floats = np.subtract(x, rest, out=rest)
-    return left
+_pieces, _products, _first, _second = (_Scratch() for _ in range(4))
 
 
 def _upper(x: Floats) -> NDArray[np.uint16]:

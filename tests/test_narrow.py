@@ -11,7 +11,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine import bfloat16, device, narrow
-from chairlift.engine.bfloat16 import Matrix, split
+from chairlift.engine.bfloat16 import Matrix, _Room
 
 has_units = pytest.mark.skipif(
     not bfloat16.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
@@ -132,7 +132,9 @@ def test_a_model_without_large_layers_is_left_alone() -> None:
 
 
 def _pieces(x: np.ndarray) -> list[np.ndarray]:
-    return [(piece.astype(np.uint32) << 16).view(np.float32) for piece in split(x)]
+    room = _Room(*x.shape, 1)
+    room.split(x)
+    return [(piece.astype(np.uint32) << 16).view(np.float32) for piece in room.pieces]
 
 
 def _weight(outputs: int, inputs: int, seed: int) -> mx.array:
