@@ -21,6 +21,11 @@ class Capacity(NamedTuple):
     columns: int
 
 
+def rounded_up(number: int, multiple: int) -> int:
+    """The next multiple of ``multiple`` that is no less than ``number``."""
+    return -(-number // multiple) * multiple
+
+
 def bucket(need: int, step: int) -> int:
     """The capacity to allocate for ``need``: a multiple of ``step``, at most 1/4 above for large.
 
@@ -30,7 +35,7 @@ def bucket(need: int, step: int) -> int:
         return 0
     quarter = 1 << max(0, need.bit_length() - 3)
     unit = max(step, quarter)
-    return -(-need // unit) * unit
+    return rounded_up(need, unit)
 
 
 def grown(need: Capacity, now: Capacity) -> Capacity:

@@ -37,6 +37,16 @@ class PackedMask(NamedTuple):
     masks: list[Mask]
 
 
+class BatchStep(NamedTuple):
+    """A step of ``tokens`` for each of a batch's rows, of which ``real`` are the rows' own; the
+    others are padding, see ``BatchCache.step``.
+    """
+
+    batch: BatchCache
+    tokens: int
+    real: int
+
+
 class _Place(NamedTuple):
     """The tokens ``[start, stop)`` of the packed step: ``step`` of each of a layer's rows."""
 
@@ -93,8 +103,8 @@ class PackedLayer:
 
 
 @contextmanager
-def packed(steps: Sequence[tuple[BatchCache, int]]) -> Iterator[Sequence[Any]]:
-    """A step of several batches at once, each with so many tokens for each of its rows.
+def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
+    """A step of several batches at once.
 
     The model gets the tokens as ``[tokens, 1]``: batch by batch, row by row. None of the batches
     may have recurrent states, and all have the same kinds of layers.
@@ -105,17 +115,17 @@ def packed(steps: Sequence[tuple[BatchCache, int]]) -> Iterator[Sequence[Any]]:
     with ExitStack() as stack:
         positions: list[int] = []
         starts: list[int] = []
-        for batch, step in steps:
+        for batch, step, real in steps:
             starts.append(len(positions))
             positions += [offset + i for offset in batch.offsets for i in range(step)]
-            stack.enter_context(batch.step(step))
+            stack.enter_context(batch.step(step, [real] * len(batch)))
         stops = [*starts[1:], len(positions)]
         offset = mx.array(positions, mx.int32)
         layers = []
-        for own in zip(*(batch.parts for batch, _ in steps), strict=True):
+        for own in zip(*(batch.parts for batch, _, _ in steps), strict=True):
             places = [
                 _Place(layer, start, stop, step)
-                for layer, start, stop, (_, step) in zip(own, starts, stops, steps, strict=True)
+                for layer, start, stop, (_, step, _) in zip(own, starts, stops, steps, strict=True)
             ]
             layers.append(PackedLayer(places, offset))
         yield steps[0][0].view(layers)

@@ -68,11 +68,11 @@ class EngineCore:
         cached = self.prefixes.cached if prefix_bytes else None
         self.swap: Swap[Sequence] = Swap(cache.kinds, 0) if swap is None else swap
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
-        self.prompts = Prompts(make_cache, self.prefixes, self.swap)
+        self.prompts = Prompts(make_cache, self.prefixes, self.swap, limits.chunk_multiple)
         self.batch = DecodeBatch(
             cache, vocabulary, lambda sequence: self.requests.of(sequence).sampler_row(sequence)
         )
-        self.forward = fitted(model, make_cache)
+        self.forward = fitted(model, make_cache, limits.chunk_multiple)
         self._eager = eager
         self._evictions = 0
         self._running = Step()

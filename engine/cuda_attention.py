@@ -51,8 +51,9 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     cuDNN, which MLX calls, compiles a plan for every shape and layout in memory that it has not
     seen: 34 ms on an H200. So both ends are padded alike to a multiple of ``CHUNK_MULTIPLE``
     (queries see none of the padding, which comes after them), and parts of wider buffers are copied
-    out of them. Where the tokens before the chunk are not such a multiple, and the
-    scores are few, plain products are sooner.
+    out of them; a whole prompt's own come as the model made them, which is always alike. Where the
+    tokens before the chunk are not such a multiple, and the scores are few, plain products are
+    sooner.
 
     Args:
         queries: ``[rows, heads, new, dim]``.
@@ -67,11 +68,11 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     rows, heads, _, dim = queries.shape
     if rows == 1:
         _plan(heads, keys.shape[1], dim, values.shape[3], queries.dtype)
-    missing = [(0, 0), (0, 0), (0, -new % CHUNK_MULTIPLE), (0, 0)]
-    arrays = [
-        mx.pad(array, missing) if missing[2][1] else mx.contiguous(array)
-        for array in (queries, keys, values)
-    ]
+    arrays = [queries, keys, values]
+    if missing := -new % CHUNK_MULTIPLE:
+        arrays = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in arrays]
+    elif new < whole:
+        arrays = [mx.contiguous(array) for array in arrays]
     mixed = mx.fast.scaled_dot_product_attention(*arrays, scale=scale, mask="causal")
     return mixed[:, :, :new]
 
@@ -81,12 +82,12 @@ def _plan(heads: int, key_heads: int, dim: int, value_dim: int, dtype: mx.Dtype)
     """Has cuDNN compile the shapes of chunks that are met most, when a model is first called."""
     sizes = range(CHUNK_MULTIPLE, PLANNED_TOKENS + 1, CHUNK_MULTIPLE)
     for new, whole in itertools.combinations_with_replacement(sizes, 2):
-        queries = mx.zeros((1, heads, new, dim), dtype)
-        keys = mx.zeros((1, key_heads, whole, dim), dtype)
-        values = mx.zeros((1, key_heads, whole, value_dim), dtype)
-        mx.eval(
-            mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask="causal")
-        )
+        shapes = [(new, heads, dim), (whole, key_heads, dim), (whole, key_heads, value_dim)]
+        # As they lie in a packed step: token by token.
+        arrays = [mx.zeros((1, *shape), dtype).swapaxes(1, 2) for shape in shapes]
+        if new < whole:
+            arrays = [mx.contiguous(array) for array in arrays]
+        mx.eval(mx.fast.scaled_dot_product_attention(*arrays, scale=1.0, mask="causal"))
 
 
 def _products(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.packed import packed
+from chairlift.cache.capacity import rounded_up
+from chairlift.cache.packed import BatchStep, packed
 from chairlift.engine.head import Head, Select
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,15 @@ class Forward:
         head: computes logits for the positions wanted only; None where the model's has not been
             found.
         packs: one call does for rows and chunks together; see ``cache.packed``.
+        multiple: the last chunk of a prompt is padded to a multiple of so many tokens, where it is
+            packed: so its shape is not new.
     """
 
-    def __init__(self, model: Any, head: Head | None, packs: bool) -> None:
+    def __init__(self, model: Any, head: Head | None, packs: bool, multiple: int = 1) -> None:
         self._model = model
         self._head = head
         self.packs = packs
+        self._multiple = multiple
 
     @property
     def narrows(self) -> bool:
@@ -72,16 +75,19 @@ class Forward:
         return mx.concatenate(logits) if logits else None
 
     def _together(self, batch: BatchCache, tokens: mx.array, chunks: Seq[Chunk]) -> mx.array | None:
-        new = mx.array([token for chunk in chunks for token in chunk.tokens], mx.int32)
-        every = mx.concatenate([tokens, new])[:, None]
-        stops = accumulate((len(chunk.tokens) for chunk in chunks), initial=len(batch))
+        new: list[int] = []
+        steps = [BatchStep(batch, 1, 1)] if len(batch) else []
         wanted = list(range(len(batch)))
-        for stop, chunk in zip([*stops][1:], chunks, strict=True):
-            wanted += [stop - 1] * chunk.choices
+        for chunk in chunks:
+            real = len(chunk.tokens)
+            step = self._padded(chunk)
+            wanted += [len(batch) + len(new) + real - 1] * chunk.choices
+            new += [*chunk.tokens, *[0] * (step - real)]
+            steps.append(BatchStep(chunk.cache, step, real))
         where = mx.array(wanted, mx.int32)
-        steps = [(chunk.cache, len(chunk.tokens)) for chunk in chunks]
+        every = mx.concatenate([tokens, mx.array(new, mx.int32)])[:, None]
         with (
-            packed([(batch, 1), *steps] if len(batch) else steps) as layers,
+            packed(steps) as layers,
             self._only(lambda x: x[where]),
         ):
             logits = self._model(every, cache=layers)
@@ -89,11 +95,17 @@ class Forward:
             logits = logits[where]
         return logits[:, -1] if wanted else None
 
+    def _padded(self, chunk: Chunk) -> int:
+        """Tokens that a chunk is computed with; what is short or is not the last is left alone."""
+        real = len(chunk.tokens)
+        pads = chunk.choices and 2 * real > self._multiple
+        return rounded_up(real, self._multiple) if pads else real
+
     def _only(self, select: Select) -> AbstractContextManager[None]:
         return self._head.only(select) if self._head else nullcontext()
 
 
-def fitted(model: Any, make_cache: Callable[[], BatchCache]) -> Forward:
+def fitted(model: Any, make_cache: Callable[[], BatchCache], multiple: int = 1) -> Forward:
     """The way to call a model that does least, of those that give the logits of plain calls."""
     plain = Forward(model, None, packs=False)
     expected = _tried(plain, make_cache)
@@ -101,7 +113,7 @@ def fitted(model: Any, make_cache: Callable[[], BatchCache]) -> Forward:
     for ours, packs in ((head, True), (None, True), (head, False)):
         if packs and not make_cache().pads:
             continue  # a state goes from token to token
-        forward = Forward(model, ours, packs)
+        forward = Forward(model, ours, packs, multiple)
         try:
             if _alike(_tried(forward, make_cache), expected):
                 return _told(forward)

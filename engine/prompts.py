@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.capacity import Capacity
+from chairlift.cache.capacity import Capacity, rounded_up
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap import Swap
 from chairlift.engine.forward import Chunk
@@ -16,12 +16,21 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class Prompts:
-    """The caches of sequences whose prompt is being computed, one row each."""
+    """The caches of sequences whose prompt is being computed, one row each.
+
+    Args:
+        multiple: their tokens are a multiple of this; see ``Forward``.
+    """
 
     def __init__(
-        self, make_cache: Callable[[], BatchCache], prefixes: Prefixes, swap: Swap[Sequence]
+        self,
+        make_cache: Callable[[], BatchCache],
+        prefixes: Prefixes,
+        swap: Swap[Sequence],
+        multiple: int = 1,
     ) -> None:
         self._make_cache = make_cache
+        self._multiple = multiple
         self._prefixes = prefixes
         self._swap = swap
         self._caches: dict[Sequence, BatchCache] = {}
@@ -60,9 +69,9 @@ class Prompts:
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
     def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
-        """A cache exactly as large as the prompt will need, with what is there of it."""
+        """A cache as large as the prompt will need, with what is there of it."""
         cache = self._make_cache()
-        cache.resize(Capacity(1, sequence.wanted))
+        cache.resize(Capacity(1, rounded_up(sequence.wanted, self._multiple)))
         swapped = self._swap.covers(sequence)
         state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)
         cache.join(state)

@@ -20,6 +20,7 @@ from chairlift.engine.loader import LoadedModel, load_model
 from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.engine.warm import warm
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
@@ -65,6 +66,7 @@ def serve_loaded(
             if geometry.pads or not prefix_bytes
             else CHECKPOINT_TOKENS[device.kind()],
             chunk_multiple=device.CHUNK_MULTIPLE[device.kind()],
+            whole=device.WHOLE[device.kind()],
             ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
             stretch=0.0 if config.max_step_ms else device.STRETCH[device.kind()],
@@ -90,6 +92,9 @@ def serve_loaded(
     )
     store = _store(config, loaded, source, layers)
     swap = _swap(config, layers)
+    if device.kind() == "gpu":
+        on_progress("compiling kernels")
+        warm(EngineCore(loaded.model, vocabulary, limits))
     core = EngineCore(
         loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap
     )

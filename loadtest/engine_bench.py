@@ -39,6 +39,7 @@ from chairlift.engine.device import (
     DEFAULT_CHUNK,
     DEFAULT_STEP_SECONDS,
     STRETCH,
+    WHOLE,
     kind,
 )
 from chairlift.engine.messages import SamplingParams, Submit
@@ -95,6 +96,7 @@ class Ours:
             kv_bytes,
             probed.geometry,
             chunk_multiple=CHUNK_MULTIPLE[kind()],
+            whole=WHOLE[kind()],
             ahead=AHEAD[kind()],
             step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
             stretch=STRETCH[kind()],

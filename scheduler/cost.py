@@ -14,18 +14,26 @@ REMEMBERED = 64
 
 class Work(NamedTuple):
     """What a step computes: ``rows`` gain a token and attend to ``context`` tokens in all; of
-    prompts ``tokens`` are computed, which attend to ``pairs`` of a token and one before it.
+    so many ``prompts`` ``tokens`` are computed, which attend to ``pairs`` of a token and one before
+    it.
     """
 
     rows: int = 0
     context: int = 0
     tokens: int = 0
     pairs: int = 0
+    prompts: int = 0
 
     def with_chunk(self, begun: int, tokens: int) -> Work:
         """The same with the ``tokens`` of a prompt that follow its first ``begun``."""
         pairs = tokens * begun + tokens * (tokens + 1) // 2
-        return Work(self.rows, self.context, self.tokens + tokens, self.pairs + pairs)
+        return Work(
+            self.rows,
+            self.context,
+            self.tokens + tokens,
+            self.pairs + pairs,
+            self.prompts + 1,
+        )
 
     @property
     def scaled(self) -> tuple[float, ...]:
@@ -34,7 +42,14 @@ class Work(NamedTuple):
         What cannot be told apart yet is put down to the first of them: prompts are cut short then,
         and soon it can.
         """
-        return (self.tokens / 512, self.pairs / 262144, self.rows / 64, self.context / 65536, 1.0)
+        return (
+            self.tokens / 512,
+            self.pairs / 262144,
+            self.prompts / 2,
+            self.rows / 64,
+            self.context / 65536,
+            1.0,
+        )
 
 
 _SIZE = len(Work().scaled)
@@ -77,7 +92,7 @@ class CostModel:
 
     def tokens_within(self, work: Work, seconds: float, begun: int) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit a step."""
-        expected = self.seconds(work)
+        expected = self.seconds(work.with_chunk(begun, 0))
         each = self.seconds(work.with_chunk(begun, 1)) - expected
         if expected >= seconds:
             return 0.0

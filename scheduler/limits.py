@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry, bucket, resized
+from chairlift.cache.capacity import (
+    COLUMN_STEP,
+    Capacity,
+    KVGeometry,
+    bucket,
+    resized,
+    rounded_up,
+)
 
 # Seconds that one step of priority is worth.
 PRIORITY_AGEING = 10.0
@@ -18,11 +25,13 @@ class Limits:
 
     ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
     which cannot be cut can be kept there; None where there are none. A chunk that does not end its
-    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many. Rows are
-    given ``ahead`` columns more than they need yet, if there is memory. Beside rows
-    that run, prompts are cut so that a step takes no longer than ``step_seconds``, or ``stretch``
-    times what the rows alone would take if that is longer, as far as can be foreseen. Who waits is
-    due ``ageing`` seconds later for each step that its priority is above 0.
+    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many, and prompts
+    are given memory in such multiples. With ``whole``, a prompt of which a step of its own could
+    hold more is not begun beside others. Rows are given ``ahead`` columns more than they need yet,
+    if there is memory. Beside rows that run, prompts are cut so that a step takes no longer than
+    ``step_seconds``, or ``stretch`` times what the rows alone would take if that is longer, as far
+    as can be foreseen. Who waits is due ``ageing`` seconds later for each step that its priority is
+    above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -34,6 +43,7 @@ class Limits:
     geometry: KVGeometry
     checkpoint: int | None = None
     chunk_multiple: int = 1
+    whole: bool = False
     ahead: int = 0
     step_seconds: float = math.inf
     stretch: float = 0.0
@@ -96,7 +106,8 @@ class Limits:
 
     def prefill_bytes(self, capacity: Capacity) -> int:
         """Bytes that a batch of prompts takes; its windows have to hold a whole chunk as well."""
-        return self.geometry.reserved(capacity, self.max_step_tokens)
+        columns = rounded_up(capacity.columns, self.chunk_multiple)
+        return self.geometry.reserved(Capacity(capacity.rows, columns), self.max_step_tokens)
 
     def choose(
         self, need: Capacity, hoped: Capacity, now: Capacity, besides: int = 0

@@ -21,6 +21,7 @@ class StepCost:
     context: float
     token: float
     pair: float
+    prompt: float = 0.0
 
     def seconds(self, work: Work) -> float:
         """What a step of this work takes."""
@@ -30,12 +31,13 @@ class StepCost:
             + self.context * work.context
             + self.token * work.tokens
             + self.pair * work.pairs
+            + self.prompt * work.prompts
         )
 
     def alone(self, prompt: int, output: int, chunk: int) -> float:
         """What a request takes that has the machine for itself, its prompt cut into chunks."""
         prompt_work = Work().with_chunk(0, prompt)
-        prefill = self.seconds(prompt_work) + self.step * ((prompt - 1) // chunk)
+        prefill = self.seconds(prompt_work) + (self.step + self.prompt) * ((prompt - 1) // chunk)
         steps = output - 1
         context = steps * prompt + steps * output // 2
         return prefill + steps * (self.step + self.row) + self.context * context

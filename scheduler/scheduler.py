@@ -155,7 +155,7 @@ class Scheduler:
             (prefill if sequence in prefill else decode).remove(sequence)
             preempted.append(sequence)
             room = self._room(decode, prefill, now)
-        work = Work(len(decode), room.context)
+        alone = work = Work(len(decode), room.context)
         seconds = self._seconds(work)
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
@@ -174,6 +174,9 @@ class Scheduler:
             begin = self._begin(sequence, prefill)
             tokens = 0 if begin is None else self._chunk(sequence, begin, work, seconds)
             if begin is None or not tokens:
+                break
+            cut = tokens < sequence.wanted - begin
+            if self.limits.whole and cut and self._chunk(sequence, begin, alone, seconds) > tokens:
                 break
             capacity = fits
             prefill.append(sequence)

@@ -37,6 +37,7 @@ from chairlift.engine.messages import (
 )
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.engine.warm import warm
 from chairlift.scheduler.limits import Limits
 
 
@@ -353,3 +354,18 @@ def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.Monkey
             [ours] = cpu.attend([part], 0.3, None)
             assert ours is not None
             assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_warm_engine_has_served_and_is_idle() -> None:
+    bench = Bench(tiny_model("qwen3"))
+    sampled: list[int] = []
+    ours = bench.core.batch.sample
+
+    def watched(logits: mx.array) -> Any:
+        sampled.append(logits.shape[0])
+        return ours(logits)
+
+    bench.core.batch.sample = watched  # type: ignore[method-assign]
+    warm(bench.core)
+    assert bench.core.idle
+    assert {1, 2} <= set(sampled), "alone and beside others"

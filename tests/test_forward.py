@@ -64,11 +64,13 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
     return results
 
 
+@pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool) -> None:
+def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool, multiple: int) -> None:
+    """Whether the last chunks of prompts are padded or not."""
     model = _model(kind, tied)
-    together = fitted(model, partial(make_batch, model))
+    together = fitted(model, partial(make_batch, model), multiple)
     assert together.packs
     assert together.narrows
     for seed in (3, 17, 38):

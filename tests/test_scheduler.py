@@ -120,6 +120,16 @@ def test_a_prompt_that_gets_the_rest_of_a_step_goes_on_before_the_next() -> None
     assert [s.request_id for s in plans[1].joins] == ["b", "c"]
 
 
+def test_a_prompt_is_not_begun_with_less_than_a_step_of_its_own_could_hold() -> None:
+    line = Line(Limits(8, 64, 2_000_000, GEOMETRY, chunk_multiple=8, whole=True))
+    for name, prompt in (("a", 40), ("b", 30), ("c", 100), ("d", 4)):
+        line.scheduler.add(_sequence(name, prompt))
+    plans = [line.step() for _ in range(4)]
+    chunks = [{s.request_id: n for s, n in plan.chunks.items()} for plan in plans]
+    # "b" would fit beside "a" with 16 tokens, and "c" beside "b" with 40; "d" fits whole.
+    assert chunks == [{"a": 40}, {"b": 30}, {"c": 56, "d": 4}, {"c": 44}]
+
+
 def test_recurrent_prompts_stop_at_the_checkpoints_and_leave_the_rest_to_others() -> None:
     line = Line(Limits(8, 64, 2_000_000, KVGeometry(100, row_bytes=10), checkpoint=16))
     for name, prompt in (("a", 20), ("b", 16), ("c", 40)):
