@@ -101,7 +101,8 @@ class Matrix:
             *(room.pieces_address, inputs, self._packed, inputs),
             *(0.0, room.products_address, outputs),
         )
-        product, second, third = room.products
+        product: Floats = room.products[0]
+        second, third = room.products[1:]
         second += third
         product += second
         return product
