@@ -35,7 +35,7 @@ def ours(model: Path) -> ServerSpec:
 
 
 def mlx_lm(model: Path, streams: int) -> ServerSpec:
-    """mlx_lm.server with the same weights and BLAS, and rows for all streams in every step.
+    """mlx_lm.server with the same weights in float32, the same BLAS, and rows for all streams.
 
     Raises:
         ServerError: the model cannot be converted.
@@ -58,7 +58,7 @@ def mlx_lm(model: Path, streams: int) -> ServerSpec:
         # Nothing here may be looked for on a network.
         env={"HF_HUB_OFFLINE": "1"},
         notes=(
-            "the weights and BLAS that ours has",
+            "the weights in float32, and the BLAS that ours has",
             f"decode and prompt concurrency {streams}",
             "full length because its copy of the model names no end-of-text token"
             " (it has no ignore_eos; logit_bias would cost it time in every step)",

@@ -27,6 +27,7 @@ from chairlift.engine.errors import ModelError
 from chairlift.engine.messages import Abort, StepStats
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.scheduler.room import Room
 from chairlift.scheduler.sequence import Sequence
 
 PLENTY = 1 << 26
@@ -100,16 +101,15 @@ def _submit(bench: Bench) -> None:
 
 
 def _squeeze(bench: Bench, most: int) -> None:
-    """A step for which there is memory for so many sequences only."""
-    scheduler = bench.core.scheduler
-    fitting = scheduler._capacity
+    """A step for which there is memory for so many rows only."""
+    fitting = Room.capacity
 
-    def capacity(decode: list[Sequence], prefill: list[Sequence], *rest: Any) -> Capacity | None:
-        full = len(decode) + len(prefill) > most
-        return None if full else fitting(decode, prefill, *rest)
+    def capacity(room: Room, more: Sequence | None = None) -> Capacity | None:
+        full = room.rows + (more.rows if more else 0) > most
+        return None if full else fitting(room, more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "_capacity", capacity)
+        patch.setattr(Room, "capacity", capacity)
         bench.step()
 
 
