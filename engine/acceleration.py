@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine import attention, cpu, cuda_attention, device
+from chairlift.engine import attention, cpu, cuda_attention, device, host_attention
 from chairlift.engine.cuda_kernel import decode_attention
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,9 @@ def accelerate(model: Any, exactly: bool = True) -> bool:
         Whether the model is eager now; see ``engine.cpu``.
     """
     if device.kind() == "cpu":
-        return cpu.install(model, exactly)
+        eager = cpu.install(model, exactly)
+        host_attention.install(model)
+        return eager
     attention.install(model, cuda_attention.attend if cuda_kernels_work() else None)
     return False
 

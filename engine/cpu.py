@@ -81,19 +81,41 @@ def _grouped(part: Part) -> mx.array:
 
 def _attended(part: Part, grouped: mx.array, scale: float) -> mx.array:
     rows, heads, step, _ = part.queries.shape
-    _, shared, seen, _ = part.keys.shape
-    apart = (rows, shared, heads // shared, step, seen)
-    hidden = _hidden(part.mask, step, seen)
-    if rows > 1 or step * seen <= FEW:
-        weights = products(view(grouped), view(part.keys).swapaxes(-1, -2), scale)
-        sums = _exponentials(weights.reshape(apart), hidden)
-        mixed = products(weights, view(part.values))
-    else:  # few and large products: MLX does one after the other with all cores
-        scores = (grouped * scale) @ part.keys.swapaxes(-1, -2)
-        sums = _exponentials(view(scores).reshape(apart), hidden)
-        mixed = view(scores @ part.values)
-    mixed /= sums.reshape(rows, shared, -1, 1)
+    mixed = attended(view(grouped), part.keys, part.values, part.mask, step, scale)
     return mx.array(mixed.reshape(rows, heads, step, -1))
+
+
+def attended(
+    grouped: Floats,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array | str | None,
+    step: int,
+    scale: float,
+) -> Floats:
+    """Attention where the host computes it.
+
+    Args:
+        grouped: queries ``[rows, key heads, query heads of each * step, dim]``.
+        keys, values: ``[rows, key heads, columns, dim]``.
+
+    Returns:
+        ``[rows, key heads, query heads of each * step, value dim]``, in memory of its own.
+    """
+    rows, shared, queries, _ = grouped.shape
+    seen = keys.shape[2]
+    apart = (rows, shared, queries // step, step, seen)
+    hidden = _hidden(mask, step, seen)
+    if rows > 1 or step * seen <= FEW:
+        weights = products(grouped, view(keys).swapaxes(-1, -2), scale)
+        sums = _exponentials(weights.reshape(apart), hidden)
+        mixed = products(weights, view(values))
+    else:  # few and large products: MLX does one after the other with all cores
+        scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
+        sums = _exponentials(view(scores).reshape(apart), hidden)
+        mixed = view(scores @ values)
+    mixed /= sums.reshape(rows, shared, -1, 1)
+    return mixed
 
 
 def _hidden(mask: mx.array | str | None, step: int, seen: int) -> NDArray[np.bool_] | None:
@@ -159,12 +181,34 @@ class SharedRope(Module):
         whole = mx.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
         return whole.astype(x.dtype)
 
+    def rotate(self, x: Floats, offset: mx.array) -> Floats:
+        """The same for one token a row, ``[rows, heads, dim]``, all of whose numbers turn."""
+        tables = self._tables
+        cos, sin = self._table(offset, 1)
+        if "host" not in tables:
+            tables["host"] = view(cos)[:, :, 0], view(sin)[:, :, 0]
+        cosines, sines = tables["host"]
+        half = self._dims // 2
+        first, second = x[..., :half], x[..., half:]
+        turned = np.empty(x.shape, np.float32)
+        np.multiply(first, cosines, out=turned[..., :half])
+        turned[..., :half] -= second * sines
+        np.multiply(first, sines, out=turned[..., half:])
+        turned[..., half:] += second * cosines
+        return turned
+
+    @property
+    def dims(self) -> int:
+        """How many of a head's numbers turn."""
+        return self._dims
+
     def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
         tables = self._tables
         if tables.get("offset") is not offset or tables.get("length") != length:
             start = offset if isinstance(offset, mx.array) else mx.array([offset])
             positions = (start[:, None] + mx.arange(length)) * self._scale
             angles = positions[:, None, :, None] * self._frequencies
+            tables.clear()
             tables |= {"offset": offset, "length": length, "cos": mx.cos(angles)}
             tables["sin"] = mx.sin(angles)
         return tables["cos"], tables["sin"]

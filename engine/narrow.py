@@ -55,21 +55,21 @@ class Products:
 class _Narrow(Module):
     """A layer of a group that has its products computed together."""
 
-    _products: Products
+    products: Products
     _index: int
 
     def _join(self, products: Products, index: int) -> None:
-        self._products, self._index = products, index
+        self.products, self._index = products, index
 
 
 class NarrowLinear(_Narrow, Linear):
     """``x @ weight.T + bias``."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if not _few(x):
+        if not few(x):
             whole: mx.array = Linear.__call__(self, x)
             return whole
-        product = self._products.take(x, self._index)
+        product = self.products.take(x, self._index)
         return product + self.bias if "bias" in self else product
 
 
@@ -78,10 +78,10 @@ class NarrowEmbedding(_Narrow, Embedding):
 
     def as_linear(self, x: mx.array) -> mx.array:
         """``x @ weight.T``."""
-        if not _few(x):
+        if not few(x):
             whole: mx.array = Embedding.as_linear(self, x)
             return whole
-        return self._products.take(x, self._index)
+        return self.products.take(x, self._index)
 
 
 _KINDS: dict[type, type] = {Linear: NarrowLinear, Embedding: NarrowEmbedding}
@@ -112,7 +112,7 @@ def install(model: Any, exactly: bool) -> bool:
     for layer in layers:
         _group(layer)
     for layer in wanted:
-        if not hasattr(layer, "_products"):
+        if not hasattr(layer, "products"):
             layer._join(Products([layer]), 0)
     fused = sum(_fuse(layer) for layer in layers)
     log.info("in bfloat16 for few tokens: %d layers, %d times three as one", len(wanted), fused)
@@ -147,12 +147,12 @@ def _fuse(layer: Any) -> bool:
     theirs: Any = type(layer)
 
     def fused(own: Any, x: mx.array) -> mx.array:
-        if not _few(x):
+        if not few(x):
             whole: mx.array = theirs.__call__(own, x)
             return whole
-        matrix = own.gate_proj._products.matrix
+        matrix = own.gate_proj.products.matrix
         mixed = swiglu(*matrix.apart(matrix(_tokens(x))))
-        return _array(own.down_proj._products.matrix(mixed), x)
+        return _array(own.down_proj.products.matrix(mixed), x)
 
     x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
     if not mx.allclose(fused(layer, x), layer(x), rtol=1e-3, atol=1e-3).item():
@@ -161,7 +161,8 @@ def _fuse(layer: Any) -> bool:
     return True
 
 
-def _few(x: mx.array) -> bool:
+def few(x: mx.array) -> bool:
+    """Whether ``[..., inputs]`` are few tokens."""
     return x.size <= FEW * x.shape[-1]
 
 
