@@ -25,7 +25,7 @@ def _any_layer_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "ministral3"])
 def test_rows_decode_as_before(name: str) -> None:
-    """Rows of several lengths, through growth and round the ring; some layers are not taken over."""
+    """Rows of several lengths, through growth and round the ring; some layers are left alone."""
     ours, theirs = _model(name), _model(name)
     host_attention.install(ours)
     expected = _decode(theirs)
