@@ -90,4 +90,5 @@ def _alike(layer: Any, decode: Any) -> bool:
         except Exception as error:  # a model's own code, which may raise anything
             log.debug("an attention layer is of another form: %s", error)
             return False
-    return bool(mx.allclose(*results, rtol=1e-3, atol=1e-3).item())
+    theirs, ours = results
+    return bool(mx.allclose(ours, theirs, rtol=1e-3, atol=1e-3).item())
