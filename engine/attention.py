@@ -42,7 +42,8 @@ def install(model: Any, attend: Attend | None = None) -> bool:
         Whether there was one to replace.
     """
     found = False
-    for names in {id(names): names for names in map(names_of, model.modules())}.values():
+    layers = (layer for layer in model.modules() if callable(layer))
+    for names in {id(names): names for names in map(names_of, layers)}.values():
         if _NAME in names:
             original = names[_NAME]
             names[_NAME] = _ours(getattr(original, "replaces", original), attend)

@@ -205,7 +205,7 @@ class SharedRope(Module):
     def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
         tables = self._tables
         if tables.get("offset") is not offset or tables.get("length") != length:
-            start = offset if isinstance(offset, mx.array) else mx.array([offset])
+            start = mx.array(offset).reshape(-1)
             positions = (start[:, None] + mx.arange(length)) * self._scale
             angles = positions[:, None, :, None] * self._frequencies
             tables.clear()

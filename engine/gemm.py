@@ -37,12 +37,14 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     n = b.shape[3]
     transposed = b.strides[3] != b.itemsize
     leading = b.strides[3 if transposed else 2] // b.itemsize
+    # From one head to the next over all rows; an axis of one has a stride that means nothing.
+    distance = b.strides[1] if heads > 1 else b.strides[0]
     result = np.empty((rows, heads, m, n), np.float32)
     batched(
         *(ROW_MAJOR, AS_IT_IS, TRANSPOSED if transposed else AS_IT_IS),
         *(m, n, k, scale),
         *(a.ctypes.data, k, m * k),
-        *(b.ctypes.data, leading, b.strides[1] // b.itemsize),
+        *(b.ctypes.data, leading, distance // b.itemsize),
         *(0.0, result.ctypes.data, n, m * n),
         rows * heads,
     )
@@ -50,8 +52,10 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
 
 
 def _lies_well(b: Floats) -> bool:
+    rows, heads, *_ = b.shape
     row, head, *matrix = b.strides
-    return row == head * b.shape[1] and b.itemsize in matrix
+    even = rows == 1 or heads == 1 or row == head * heads
+    return even and b.itemsize in matrix
 
 
 @functools.cache

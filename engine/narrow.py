@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 # Tokens that are few; and numbers from which a layer is worth it.
 FEW = 64
 LEAST = 1 << 16
+LOOK = 16
 # Of the free memory, what the weights may take once more.
 SHARE = 0.25
 # Layers that read the same input, by what mlx-lm's model files call them.
@@ -123,8 +124,13 @@ def _wanted(layer: Any, exactly: bool) -> bool:
     """Whether a layer is one that is worth it, and may be."""
     if type(layer) not in _KINDS or layer.weight.dtype != mx.float32 or layer.weight.size < LEAST:
         return False
-    rounded = layer.weight.astype(mx.bfloat16).astype(mx.float32)
-    return not exactly or bool(mx.array_equal(rounded, layer.weight).item())
+    # A few numbers tell of most layers what they are.
+    return not exactly or all(map(_exact, (layer.weight[:LOOK], layer.weight)))
+
+
+def _exact(weight: mx.array) -> bool:
+    rounded = weight.astype(mx.bfloat16).astype(mx.float32)
+    return bool(mx.array_equal(rounded, weight).item())
 
 
 def _group(layer: Any) -> None:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
+from chairlift.engine.acceleration import accelerate
 from chairlift.engine.adapters import ADAPTED
 from conformance.configs import reason_not_applicable
 from conformance.driver import Batch, UnsupportedKind
@@ -26,6 +27,7 @@ Outcome = Literal["passed", "failed", "not applicable"]
 # Of the largest logit. Float32 through a few layers is some 1e-6 off; a wrong mask 1e-2 and more.
 TOLERANCE = 2e-3
 SEEDS = (0, 1)
+_OWN_CHUNKS = "mlx-lm alone gives other logits for other chunks of the prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
     try:
         for seed in seeds:
             _check_schedule(model, seed, findings)
+        _check_accelerated(model, seeds[0], findings)
     except UnsupportedKind as error:
         return Result(name, "failed", caches, str(error))
     except Exception as error:
@@ -130,10 +133,21 @@ def _check_schedule(model: Any, seed: int, findings: _Findings) -> None:
         sequence = schedule.sequences[number]
         one_by_one = alone(model, sequence, list, [1] * sequence.prefilled)
         if _difference(solo[number], one_by_one):
-            findings.notes.add("mlx-lm alone gives other logits for other chunks of the prompt")
+            findings.notes.add(_OWN_CHUNKS)
             if not _difference(one_by_one, together[number]):
                 continue
         findings.differences.append(_describe(model, schedule, number, difference))
+
+
+def _check_accelerated(model: Any, seed: int, findings: _Findings) -> None:
+    """The batch once more, with what the engine does sooner than mlx-lm on this device."""
+    schedule = random_schedule(seed, pads=Batch(model).pads)
+    solo, _ = _both(model, schedule, trace=False)
+    accelerate(model)
+    together = batched(model, schedule, [record.fed for record in solo], list)
+    if _OWN_CHUNKS not in findings.notes:
+        for number, difference in _differing(solo, together).items():
+            findings.differences.append(f"accelerated, sequence {number}: {difference}")
 
 
 def _both(model: Any, schedule: Schedule, trace: bool) -> tuple[list[Record], list[Record]]:

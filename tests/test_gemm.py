@@ -1,0 +1,37 @@
+"""Many small products at once are those that NumPy makes one by one, however the second lies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chairlift.engine.gemm import Floats, products
+
+
+def _tokens_first(rows: int, heads: int, k: int, n: int) -> Floats:
+    """As a model makes keys: token by token, all heads of one behind each other."""
+    return _numbers(rows, k, heads, n).swapaxes(1, 2)
+
+
+def _part_of_a_buffer(rows: int, heads: int, k: int, n: int) -> Floats:
+    return _numbers(rows + 1, heads, k + 3, n)[:rows, :, 1 : k + 1]
+
+
+def _as_it_is(rows: int, heads: int, k: int, n: int) -> Floats:
+    return _numbers(rows, heads, k, n)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("lie", [_tokens_first, _part_of_a_buffer, _as_it_is])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_products(rows: int, heads: int, lie: object, transposed: bool) -> None:
+    assert callable(lie)
+    a = _numbers(rows, heads, 5, 16 if transposed else 7)
+    b = lie(rows, heads, 7, 16)
+    b = b.swapaxes(-1, -2) if transposed else b
+    assert np.allclose(products(a, b, 0.5), 0.5 * a @ b, rtol=1e-4, atol=1e-4)
+
+
+def _numbers(*shape: int) -> Floats:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
