@@ -115,14 +115,11 @@ class Matrix:
     def _packed(self) -> int:
         """Where the packed weights lie.
 
-        In pages of the system's, since MKL asks for several times the memory that it touches; in
-        large ones, of which fewer have to be looked up.
+        In pages of the system's, since MKL asks for several times the memory that it touches.
         """
         outputs, inputs = self.stops[-1], self._weights[0].shape[1]
         size = self._routines.pack_get_size(_SECOND, _ROWS, outputs, inputs)
-        pages = mmap.mmap(-1, size)
-        pages.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = np.frombuffer(pages, np.uint8)
+        self._memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
         whole = mx.concatenate(list(self._weights)).astype(mx.bfloat16)
         numbers = view(whole.view(mx.uint16))
         address: int = self._memory.ctypes.data

@@ -94,7 +94,7 @@ def serve_loaded(
     swap = _swap(config, layers)
     if device.kind() == "gpu":
         on_progress("compiling kernels")
-        warm(EngineCore(loaded.model, vocabulary, limits))
+        warm(EngineCore(loaded.model, vocabulary, limits, quantization=quantization))
     core = EngineCore(
         loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap
     )

@@ -68,7 +68,8 @@ def _layers(count: int, size: int) -> KVGeometry:
     return KVGeometry(count * size, layer_bytes={None: size})
 
 
-# The costs are fitted by hand to docs/performance.md, the limits are those of engine/device.py.
+# The costs are fitted by hand to docs/performance.md, the limits are those of engine/device.py. The
+# H200's are of the engine before it computed prompts whole: 50 ms a step, a token launch-bound.
 MACHINES = {
     # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 32, 64 and 256 rows at a
     # context of 512 take 6.7, 8.9, 10.2 and 18.2 ms, 500 prompt tokens beside 96 rows 55 ms. What
