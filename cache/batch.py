@@ -35,6 +35,7 @@ class BatchCache:
         view: turns the list of layers into what the model expects, where it nests them.
         grouped_masks: masks are ``[rows, 1, 1, queries, columns]``, for scores that have an axis
             for the query heads of a key head.
+        plain: what attention layers are that are neither quantized nor chunked.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class BatchCache:
         quantization: Quantization | None = None,
         view: Callable[[Sequence[Any]], Sequence[Any]] = list,
         grouped_masks: bool = False,
+        plain: type[LayerCache] = LayerCache,
     ) -> None:
         self.kinds = tuple(kinds)
+        self._plain = plain
         windows = [kind.window for kind in kinds if not kind.recurrent]
         self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
         self._parts = [self._layer(kind, quantization) for kind in kinds]
@@ -68,7 +71,7 @@ class BatchCache:
         if quantization:
             packed = QuantizedChunkedLayer if kind.chunked else QuantizedLayer
             return packed(ring, quantization)
-        return ChunkedLayer(ring) if kind.chunked else LayerCache(ring)
+        return ChunkedLayer(ring) if kind.chunked else self._plain(ring)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -77,6 +80,11 @@ class BatchCache:
     def pads(self) -> bool:
         """Whether rows may take padding in a step: not if there is a state for it to enter."""
         return not self._states
+
+    @property
+    def queued(self) -> bool:
+        """Whether all layers are; see ``LayerCache.queued``."""
+        return all(isinstance(part, LayerCache) and part.queued for part in self._parts)
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +153,7 @@ class BatchCache:
                 layer.put(row, _state(piece))
             elif isinstance(piece, KVPiece):
                 held = piece.newest(layer.ring.columns)
-                layer.put(row, held)
+                self._moves += layer.put(row, held)
                 layer.ring.lengths[row] = held.tokens
 
     def rewind(self, row: int, offset: int) -> bool:
@@ -183,15 +191,11 @@ class BatchCache:
         freed = sorted(row for row in rows if row < remaining)
         movers = [row for row in range(remaining, len(self)) if row not in rows]
         order = list(range(remaining))
-        for row, mover in zip(freed, movers, strict=True):
+        moves = list(zip(movers, freed, strict=True))
+        for mover, row in moves:
             order[row] = mover
         for layer in self._attention:
-            ring = layer.ring
-            # All are read before any is written: what is read must not depend on a write.
-            held = [layer.get(row, ring.cursor, ring.lengths[row]).copy() for row in movers]
-            for row, moved in zip(freed, held, strict=True):
-                self._moves += moved.arrays
-                layer.put(row, moved)
+            self._moves += layer.move(moves)
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
@@ -201,7 +205,8 @@ class BatchCache:
         return order
 
     def take_moves(self) -> list[mx.array]:
-        """Copies of rows on the move, to be evaluated before what is built on the buffers next.
+        """What rows on the move and rows that join need to have evaluated, before anything else is
+        built on the buffers.
 
         NOTE: MLX writes into a buffer in place only if nothing else, not even an operation that is
         still running, holds it; else it copies the buffer whole. A row that moves within a buffer
@@ -294,6 +299,7 @@ class BatchCache:
                 continue
             kept = ring.spans(ring.cursor, min(columns, max(ring.lengths, default=0)))
             held = Capacity(capacity.rows, columns)
+            mx.async_eval(self._moves)  # which may be what writes to the old buffers
             for layer in self._attention:
                 if layer.ring is ring and layer.resize(held, kept):
                     # One after the other, or the old and the new ones of all would be held at once.

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import (
 )
 
 from chairlift.cache.batch import BatchCache
+from chairlift.cache.layer import LayerCache
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
@@ -38,7 +39,11 @@ def layer_kinds(model: Any) -> list[LayerKind]:
     return [_kind(cache) for cache in _flat(_wanted(model))]
 
 
-def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCache:
+def make_batch(
+    model: Any,
+    quantization: Quantization | None = None,
+    plain: type[LayerCache] = LayerCache,
+) -> BatchCache:
     """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind.
 
     NOTE: a model file that takes a single sequence for granted has to be adapted before
@@ -52,6 +57,7 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
         quantization,
         lambda layers: _nested(caches, iter(layers)),
         grouped_masks=name in GROUPED_MASKS,
+        plain=plain,
     )
 
 

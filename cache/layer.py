@@ -34,6 +34,10 @@ class LayerCache:
     files run unchanged. What all layers of a kind share, they read from one ``Ring``.
     """
 
+    # Whether buffers are written to without MLX: reads and writes happen in the order in which they
+    # are evaluated, and a step may be evaluated while the one before still runs.
+    queued = False
+
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.keys: mx.array | None = None
@@ -136,13 +140,31 @@ class LayerCache:
         """Lets go of what a step has read: MLX writes in place only into what nobody holds."""
         self._fetched = None
 
-    def put(self, row: int, held: KVPiece) -> None:
-        """Copies one row's tokens into the columns just behind the cursor; touches no other row."""
+    def put(self, row: int, held: KVPiece) -> list[mx.array]:
+        """Copies one row's tokens into the columns just behind the cursor; touches no other row.
+
+        Returns:
+            What has to be evaluated for it, if the buffers are not enough.
+        """
         if not held.keys.shape[1]:
-            return
+            return []
         if self.keys is None or self.values is None:
             self._allocate(held.keys, held.values)
         self._write(slice(row, row + 1), self.ring.cursor, held.keys, held.values)
+        return []
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
+        """Copies rows over others, ``(row, to)`` each; no row is in two of the moves.
+
+        Returns:
+            What has to be evaluated for it, before anything is built on the buffers.
+        """
+        # All are read before any is written: what is read must not depend on a write.
+        cursor, lengths = self.ring.cursor, self.ring.lengths
+        held = [self.get(row, cursor, lengths[row]).copy() for row, _ in moves]
+        for (_, to), moved in zip(moves, held, strict=True):
+            self.put(to, moved)
+        return [array for moved in held for array in moved.arrays]
 
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.

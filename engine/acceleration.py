@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from chairlift.engine import attention, cpu, cuda_attention, device, host_attention
-from chairlift.engine.cuda_kernel import decode_attention
+from chairlift.cache.layer import LayerCache
+from chairlift.engine import attention, cpu, cuda_attention, cuda_rows, device, host_attention
+from chairlift.engine.cuda_kernel import KeysValues, decode_attention
+from chairlift.engine.cuda_layer import CudaLayer
+from chairlift.engine.cuda_rows import RowMove
 
 log = logging.getLogger(__name__)
 
@@ -16,21 +19,28 @@ log = logging.getLogger(__name__)
 TOLERANCE = 0.02
 
 
-def accelerate(model: Any, exactly: bool = True) -> bool:
+class Acceleration(NamedTuple):
+    """Whether the model is eager now, see ``engine.cpu``, and what layers its rows should have."""
+
+    eager: bool
+    row_layer: type[LayerCache] = LayerCache
+
+
+def accelerate(model: Any, exactly: bool = True) -> Acceleration:
     """Gives a model this device's own attention and activations, where there are some.
 
     Args:
         exactly: no weight may be rounded; see ``engine.narrow``.
-
-    Returns:
-        Whether the model is eager now; see ``engine.cpu``.
     """
     if device.kind() == "cpu":
         eager = cpu.install(model, exactly)
         host_attention.install(model)
-        return eager
-    attention.install(model, cuda_attention.attend if cuda_kernels_work() else None)
-    return False
+        return Acceleration(eager)
+    if not cuda_kernels_work():
+        attention.install(model)
+        return Acceleration(False)
+    attention.install(model, cuda_attention.attend)
+    return Acceleration(False, CudaLayer)
 
 
 def cuda_kernels_work() -> bool:
@@ -39,7 +49,7 @@ def cuda_kernels_work() -> bool:
         return False
     try:
         right = all(_agrees(rows, sinks) for rows in (1, 256) for sinks in (False, True))
-        right = right and all(_chunk_agrees(old) for old in (0, 50))
+        right = right and all(_chunk_agrees(old) for old in (0, 50)) and _rows_agree()
     except Exception as error:  # a compiler, a driver, a device
         log.warning("no CUDA kernel for attention, MLX's own is used: %s", error)
         return False
@@ -49,7 +59,10 @@ def cuda_kernels_work() -> bool:
 
 
 def _agrees(rows: int, with_sinks: bool) -> bool:
-    """Few rows are split among blocks, many are not; the ring wraps for some of the rows."""
+    """Few rows are split among blocks, many are not; the ring wraps for some of the rows.
+
+    The newest column is written before the reference reads the buffers.
+    """
     heads, key_heads, columns, dim = 8, 2, 256, 128
     key = mx.random.key(rows)
     queries = mx.random.normal((rows, heads, 1, dim), mx.bfloat16, key=key)
@@ -61,11 +74,29 @@ def _agrees(rows: int, with_sinks: bool) -> bool:
     behind = (cursor - 1 - mx.arange(columns)) % columns
     mask = (behind[None] < lengths[:, None])[:, None, None]
     scale = dim**-0.5
-    ours = decode_attention(queries, keys, values, lengths, cursor, scale, sinks)
+    held, newest = KeysValues(keys, values), slice(99, 100)
+    new = KeysValues(*(mx.contiguous(array[:, :, newest]) for array in held))
+    for array in held:
+        array[:, :, newest] = 0
+    mx.eval(new, held)
+    ours = decode_attention(queries, new, held, lengths, cursor, scale, sinks)
+    mx.eval(ours)
     theirs = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=scale, mask=mask, sinks=sinks
     )
     return bool(mx.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE).item())
+
+
+def _rows_agree() -> bool:
+    """A row that is put into buffers round the ring, and copied over another one."""
+    held = KeysValues(*(mx.zeros((3, 2, 8, 64), mx.bfloat16) for _ in range(2)))
+    new = KeysValues(*(mx.random.normal((1, 2, 9, 64), mx.bfloat16)[:, :, 4:] for _ in range(2)))
+    for written in (cuda_rows.put(held, new, 1, 6), cuda_rows.move(held, [RowMove(1, 2, 6, 5)])):
+        mx.eval(written)
+    columns = mx.array([6, 7, 0, 1, 2])
+    pairs = zip(held, new, strict=True)
+    rows = [(array[row][:, columns], part[0]) for array, part in pairs for row in (1, 2)]
+    return all(mx.array_equal(ours, theirs).item() for ours, theirs in rows)
 
 
 def _chunk_agrees(old: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.kinds import make_batch
+from chairlift.cache.layer import LayerCache
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.swap import Swap
@@ -30,7 +31,6 @@ from chairlift.engine.prompts import Prompts
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.sampler import Logprobs
 from chairlift.engine.step import Step
-from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -47,6 +47,8 @@ class EngineCore:
         quantization: of keys and values, in rows and prefixes.
         store: keeps prefixes on disk.
         swap: keeps the states of preempted rows; None: they are computed again.
+        row_layer: the layers of the decode batch, where the model allows them; see
+            ``engine.acceleration``.
     """
 
     def __init__(
@@ -59,9 +61,12 @@ class EngineCore:
         quantization: Quantization | None = None,
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
+        row_layer: type[LayerCache] = LayerCache,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
-        cache = make_cache()
+        self.forward, cache = fitted(
+            model, make_cache, partial(make_cache, plain=row_layer), limits.chunk_multiple
+        )
         self.limits = limits
         self.requests = Requests()
         self.prefixes = Prefixes(cache.kinds, prefix_bytes, store)
@@ -72,12 +77,11 @@ class EngineCore:
         self.batch = DecodeBatch(
             cache, vocabulary, lambda sequence: self.requests.of(sequence).sampler_row(sequence)
         )
-        self.forward = fitted(model, make_cache, limits.chunk_multiple)
         self._eager = eager
         self._evictions = 0
         self._running = Step()
         # The work of the running step until it is there, and when the one before was.
-        self._work: Work | None = None
+        self._work = NO_WORK
         self._ended = 0.0
         self._stats = StepStats()
 
@@ -112,7 +116,7 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Plans and dispatches a step, and reads the one before, whose tokens it returns."""
         lap = _Laps(self._stats.phases)
-        if not self._work:
+        if self._work == NO_WORK:
             self._ended = lap.start
         self.prefixes.take_fetched()
         for sequence in self.swap.work():
@@ -124,14 +128,17 @@ class EngineCore:
             lap.end("wait")
         step = self._build(plan)
         lap.end("launch")
-        self._wait()
-        lap.end("wait")
+        if not step.queued:
+            self._running.release()
+            self._wait()
+            lap.end("wait")
         step.dispatch()
-        self._work = plan.work if plan.work != NO_WORK else None
         self.scheduler.commit(plan)
         lap.end("launch")
+        self._wait()
+        lap.end("wait")
         outputs = self._read(self._running)
-        self._running = step
+        self._running, self._work = step, plan.work
         self.swap.settle()
         lap.end("output")
         return StepOutput(outputs, self._report(plan, lap.total))
@@ -139,13 +146,13 @@ class EngineCore:
     def _wait(self) -> None:
         """Until the running step is there. The scheduler learns how long after the one before."""
         self._running.wait()
-        if self._work:
+        if self._work != NO_WORK:
             ended = time.monotonic()
             self.scheduler.learn(self._work, ended - self._ended)
             self._stats.ended_prefill_tokens = self._work.tokens
             self._stats.ended_rows = self._work.rows
             self._stats.ended_seconds = ended - self._ended
-            self._ended, self._work = ended, None
+            self._ended, self._work = ended, NO_WORK
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
@@ -163,6 +170,7 @@ class EngineCore:
                 if not self.swap.covers(sequence):
                     self.prefixes.keep(sequence, self.batch.cache, row)
         first = [*self.prefixes.take_pending(), *self.swap.pending]
+        mx.async_eval(first)
         if plan.capacity != self.batch.cache.capacity:
             # Else they would keep the old buffers of all layers while the new ones are made.
             mx.eval(first)
@@ -176,7 +184,9 @@ class EngineCore:
         # handle, waiting for this step would compute what the next one writes.
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
         written += [*self.prefixes.take_pending(), *self.batch.cache.states]
-        return Step(list(self.batch.rows), sampled, first, written)
+        # A prompt that goes on has a cache that the running step may still write to.
+        queued = self.batch.cache.queued and plan.chunks.keys() <= plan.cached.keys()
+        return Step(list(self.batch.rows), sampled, first, written, queued)
 
     def _count_begun(self, plan: Plan) -> None:
         """Tells where what is not computed of the sequences that begin comes from."""

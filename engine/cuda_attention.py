@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import Part
-from chairlift.engine.cuda_kernel import DTYPES, HEAD_DIMS, decode_attention
+from chairlift.engine.cuda_kernel import KeysValues, decode_attention
+from chairlift.engine.cuda_layer import CudaLayer
 
 # Prompts' chunks are padded to a multiple of this many tokens, and had better begin at one.
 CHUNK_MULTIPLE = 128
@@ -23,26 +23,30 @@ FEW_SCORES = 1 << 21
 def attend(
     parts: Sequence[Part], scale: float, sinks: mx.array | None
 ) -> Sequence[mx.array | None]:
-    """See ``engine.attention.Attend``: one query a row, or a prompt's chunk that sees all before.
+    """See ``engine.attention.Attend``: rows of a ``CudaLayer``, prompts' chunks without ``sinks``.
 
-    Head dims of ``HEAD_DIMS`` for the one, none of ``sinks`` for the other.
+    Raises:
+        ValueError: a mask of rows is not one of ours.
     """
+    if any(isinstance(part.layer, CudaLayer) for part in parts):
+        # One CUDA graph a layer, and the same for all of them: MLX keeps those that it has met, and
+        # one that it has not takes milliseconds. Nothing here waits for the running step.
+        mx.async_eval([array for part in parts for array in part[1:4]])
     return [_attended(part, scale, sinks) for part in parts]
 
 
 def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | None:
-    if part.queries.shape[2] > 1:
-        causal = isinstance(part.mask, str) and sinks is None
-        return chunk_attention(part.queries, part.keys, part.values, scale) if causal else None
     layer = part.layer
-    lengths = layer.seen(part.mask)
-    if lengths is None or not _suits(layer, part.queries):
-        return None
-    assert layer.keys is not None
-    assert layer.values is not None
-    return decode_attention(
-        part.queries, layer.keys, layer.values, lengths, layer.newest, scale, sinks
-    )
+    if isinstance(layer, CudaLayer):
+        lengths = layer.seen(part.mask)
+        if lengths is None:
+            raise ValueError("rows attend by a mask of the model's own")
+        new = KeysValues(part.keys, part.values)
+        return decode_attention(
+            part.queries, new, layer.buffers, lengths, layer.newest, scale, sinks
+        )
+    causal = part.queries.shape[2] > 1 and isinstance(part.mask, str) and sinks is None
+    return chunk_attention(part.queries, part.keys, part.values, scale) if causal else None
 
 
 def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
@@ -99,16 +103,3 @@ def _products(queries: mx.array, keys: mx.array, values: mx.array, scale: float)
     scores = mx.where(visible, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
     weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, key_heads, -1, whole)
     return (weights @ values).reshape(rows, heads, new, -1)
-
-
-def _suits(layer: LayerCache, queries: mx.array) -> bool:
-    """Whether the buffers hold keys and values as they are, in a form that the kernel knows."""
-    if type(layer) is not LayerCache or layer.keys is None or layer.values is None:
-        return False
-    keys, values = layer.keys, layer.values
-    return (
-        keys.dtype == values.dtype == queries.dtype
-        and keys.dtype in DTYPES
-        and keys.shape == values.shape
-        and keys.shape[3] in HEAD_DIMS
-    )

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+# Of these, where keys are of two bytes, tensor cores take.
+TENSOR_DIMS = (64, 128)
 WARPS = 4
 # Query heads that a block does at once: what they need of a thread's registers allows no more.
 MOST_HEADS = 8
@@ -24,16 +26,44 @@ MOST_HEADS = 8
 ENOUGH_BLOCKS = 512
 LEAST_COLUMNS = 64
 
+
+class KeysValues(NamedTuple):
+    """Keys and values of the same shape and type."""
+
+    keys: mx.array
+    values: mx.array
+
+
 _HEADER = """
 template <typename T> struct alignas(16) Eight { T v[8]; };
+struct alignas(16) Four { unsigned v[4]; };
+
+template <typename T> __device__ inline unsigned pair(T low, T high) {
+  return reinterpret_cast<unsigned short&>(low) |
+      (static_cast<unsigned>(reinterpret_cast<unsigned short&>(high)) << 16);
+}
+
+// Adds eight rows of 16 numbers, times 16 columns of eight: of a thread's row the columns c, c + 1.
+template <bool BFLOAT>
+__device__ inline void multiply(
+    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
+  float unused0, unused1;
+  if constexpr (BFLOAT) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
+        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
+        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
+        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
+        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
+  }
+}
 """
 
 # Grid: (split, key head and group, row). Scores are in powers of two: scale has log2(e) in it.
-_SOURCE = """
-  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
-  constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
-  constexpr int DEEP = 4;             // and one behind the other
-  constexpr int STRIDE = WARPS * SIDE;
+_BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   const int columns = keys_shape[2], key_heads = keys_shape[1];
   const int splits = gridDim.x, split = blockIdx.x, row = blockIdx.z;
@@ -41,13 +71,32 @@ _SOURCE = """
   const int head = blockIdx.y * HEADS;  // the first of the group
   const int heads = gridDim.y * HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int side = lane / LANES, at = (lane % LANES) * 8;
-  const bool busy = at < DIM;
   const int held = lengths[row];
   const int first = (long)held * split / splits, last = (long)held * (split + 1) / splits;
   int start = cursor[0] - held;
   if (start < 0) start += columns;
+  const int newest = cursor[0] - 1;
+  const long own = ((long)row * key_heads + key_head) * columns;
+  const long fresh = ((long)row * key_heads + key_head) * DIM;
+  if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
+    const int at = threadIdx.x * 8;
+    const long where = (own + newest) * DIM + at;  // that nobody reads in this step
+    *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
+        *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
+    *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
+        *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
+  }
+  __shared__ float all_mixed[WARPS][HEADS][DIM];
+  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
+"""
 
+# By multiplications of one number after the other: any type, any dim.
+_PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
+  constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
+  constexpr int DEEP = 4;             // and one behind the other
+  constexpr int STRIDE = WARPS * SIDE;
+  const int side = lane / LANES, at = (lane % LANES) * 8;
+  const bool busy = at < DIM;
   float query[HEADS][8], mixed[HEADS][8], high[HEADS], sum[HEADS];
   #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
@@ -64,7 +113,6 @@ _SOURCE = """
       sum[h] = 1.f;
     }
   }
-  const long own = ((long)row * key_heads + key_head) * columns;
   for (int base = first; base < last; base += STRIDE * DEEP) {
     float score[DEEP][HEADS];
     Eight<T> key[DEEP], value[DEEP];
@@ -72,9 +120,10 @@ _SOURCE = """
     for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
       int column = start + min(base + d * STRIDE + warp * SIDE + side, last - 1);
       if (column >= columns) column -= columns;
-      const long where = (own + column) * DIM + (busy ? at : 0);
-      key[d] = *reinterpret_cast<const Eight<T>*>(keys + where);
-      value[d] = *reinterpret_cast<const Eight<T>*>(values + where);
+      const bool is_new = column == newest;
+      const long where = (is_new ? fresh : (own + column) * DIM) + (busy ? at : 0);
+      key[d] = *reinterpret_cast<const Eight<T>*>((is_new ? new_keys : keys) + where);
+      value[d] = *reinterpret_cast<const Eight<T>*>((is_new ? new_values : values) + where);
     }
     #pragma unroll
     for (int d = 0; d < DEEP; ++d) {
@@ -133,8 +182,6 @@ _SOURCE = """
       high[h] = higher;
     }
   }
-  __shared__ float all_mixed[WARPS][HEADS][DIM];
-  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
   if (side == 0) {
     #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
@@ -145,6 +192,112 @@ _SOURCE = """
       if (lane == 0) { all_high[warp][h] = high[h]; all_sum[warp][h] = sum[h]; }
     }
   }
+"""
+
+# By tensor cores. Of what they multiply, a thread has two neighbours in each of two columns; which
+# dims those are is the same for queries and keys, and chosen so that it reads 16 bytes at a time.
+# Of values it has four columns, whose neighbours it pairs. Weights are split in two, whose sum has
+# 16 bits, so that little is lost. Rows are query heads, eight at most: the other eight are zeros.
+_TENSOR = """
+  const int g = lane / 4, c = lane % 4;
+  const bool busy = g < HEADS;
+  Four query[DIM / 32];
+  float mixed[DIM / 8][2], high = LEAST, sum = 0.f;
+  #pragma unroll
+  for (int j = 0; j < DIM / 32; ++j) {
+    const T* from = queries + ((long)row * heads + head + (busy ? g : 0)) * DIM + 32 * j + 8 * c;
+    query[j] = *reinterpret_cast<const Four*>(from);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) query[j].v[i] = busy ? query[j].v[i] : 0;
+  }
+  #pragma unroll
+  for (int i = 0; i < DIM / 8; ++i) mixed[i][0] = mixed[i][1] = 0.f;
+  if (SINKS && split == 0 && warp == 0 && busy) {
+    high = sinks[head + g] * 1.4426950408889634f;
+    sum = c == 0 ? 1.f : 0.f;
+  }
+  for (int base = first + warp * 16; base < last; base += WARPS * 16) {
+    Four key[2][DIM / 32], value[4][DIM / 64];
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      int column = start + min(base + g + 8 * k, last - 1);
+      if (column >= columns) column -= columns;
+      const T* from = column == newest ? new_keys + fresh : keys + (own + column) * DIM;
+      #pragma unroll
+      for (int j = 0; j < DIM / 32; ++j)
+        key[k][j] = *reinterpret_cast<const Four*>(from + 32 * j + 8 * c);
+    }
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      int column = start + min(base + 2 * c + k % 2 + k / 2 * 8, last - 1);
+      if (column >= columns) column -= columns;
+      const T* from = column == newest ? new_values + fresh : values + (own + column) * DIM;
+      #pragma unroll
+      for (int j = 0; j < DIM / 64; ++j)
+        value[k][j] = *reinterpret_cast<const Four*>(from + 64 * j + 8 * g);
+    }
+    float score[2][2] = {};
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      #pragma unroll
+      for (int j = 0; j < DIM / 32; ++j) {
+        const unsigned *q = query[j].v, *from = key[k][j].v;
+        multiply<BFLOAT>(score[k], q[0], q[1], from[0], from[1]);
+        multiply<BFLOAT>(score[k], q[2], q[3], from[2], from[3]);
+      }
+    }
+    float higher = high;
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const bool real = base + 2 * c + k % 2 + k / 2 * 8 < last;
+      float& own_score = score[k / 2][k % 2];
+      own_score = real ? own_score * scale[0] : NEVER;
+      higher = fmaxf(higher, own_score);
+    }
+    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
+    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
+    const float faded = exp2f(high - higher);
+    high = higher;
+    sum *= faded;
+    #pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) { mixed[i][0] *= faded; mixed[i][1] *= faded; }
+    unsigned weight[2], rest[2];
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float one = exp2f(score[k][0] - higher), two = exp2f(score[k][1] - higher);
+      sum += one + two;
+      const T one_high = static_cast<T>(one), two_high = static_cast<T>(two);
+      weight[k] = pair(one_high, two_high);
+      rest[k] = pair(
+          static_cast<T>(one - static_cast<float>(one_high)),
+          static_cast<T>(two - static_cast<float>(two_high)));
+    }
+    #pragma unroll
+    for (int j = 0; j < DIM / 64; ++j) {
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int half = i % 2 ? 0x7632 : 0x5410;
+        const unsigned near = __byte_perm(value[0][j].v[i / 2], value[1][j].v[i / 2], half);
+        const unsigned far = __byte_perm(value[2][j].v[i / 2], value[3][j].v[i / 2], half);
+        multiply<BFLOAT>(mixed[8 * j + i], weight[0], weight[1], near, far);
+        multiply<BFLOAT>(mixed[8 * j + i], rest[0], rest[1], near, far);
+      }
+    }
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  if (busy) {
+    #pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) {
+      const int dim = i / 8 * 64 + 16 * c + i % 8;
+      all_mixed[warp][g][dim] = mixed[i][0];
+      all_mixed[warp][g][dim + 8] = mixed[i][1];
+    }
+    if (c == 0) { all_high[warp][g] = high; all_sum[warp][g] = sum; }
+  }
+"""
+
+_END = """
   __syncthreads();
   for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
     const int h = i / DIM, dim = i % DIM;
@@ -188,8 +341,8 @@ _MERGE = """
 
 def decode_attention(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    new: KeysValues,
+    held: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
@@ -199,7 +352,8 @@ def decode_attention(
 
     Args:
         queries: ``[rows, heads, 1, dim]``.
-        keys, values: ``[at least rows, key heads, columns, dim]``, whole and contiguous buffers.
+        new: ``[rows, key heads, 1, dim]``, of the newest column, into which they are written.
+        held: ``[at least rows, key heads, columns, dim]``, whole and contiguous buffers.
         lengths: ``[rows]`` int32, how many columns each row's query sees, its own included.
         cursor: ``[1]`` int32, the column behind the newest, in ``[1, columns]``.
         scale: of the scores.
@@ -208,8 +362,9 @@ def decode_attention(
     Returns:
         ``[rows, heads, 1, dim]`` of the queries' type.
     """
-    _compile(queries.dtype, queries.shape[3], queries.shape[1] // keys.shape[1], sinks is not None)
-    return _attend(queries, keys, values, lengths, cursor, scale, sinks)
+    group = queries.shape[1] // held.keys.shape[1]
+    _compile(queries.dtype, queries.shape[3], group, sinks is not None)
+    return _attend(queries, new, held, lengths, cursor, scale, sinks)
 
 
 @functools.cache
@@ -218,14 +373,15 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     queries = mx.zeros((1, group, 1, dim), dtype)
     one, sinks = mx.ones((1,), mx.int32), mx.zeros((group,)) if with_sinks else None
     for columns in (1, 2 * LEAST_COLUMNS):
-        keys = mx.zeros((1, 1, columns, dim), dtype)
-        mx.eval(_attend(queries, keys, keys, one, one, 1.0, sinks))
+        new, held = (mx.zeros((1, 1, width, dim), dtype) for width in (1, columns))
+        both = KeysValues(new, new), KeysValues(held, held)
+        mx.eval(_attend(queries, *both, one, one, 1.0, sinks))
 
 
 def _attend(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    new: KeysValues,
+    held: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
@@ -233,18 +389,19 @@ def _attend(
 ) -> mx.array:
     """The same; how many blocks share a row's columns depends on how many rows there are."""
     rows, heads, _, dim = queries.shape
-    key_heads, columns = keys.shape[1], keys.shape[2]
+    _, key_heads, columns, _ = held.keys.shape
     group = heads // key_heads
     together = next(n for n in range(min(group, MOST_HEADS), 0, -1) if group % n == 0)
     blocks = heads // together
     splits = min(-(-ENOUGH_BLOCKS // (rows * blocks)), max(1, columns // LEAST_COLUMNS))
     partial = splits > 1
+    tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
     out: mx.array
-    out, weights = _kernel()(
+    out, weights = _kernel(tensor)(
         inputs=[
             queries,
-            keys,
-            values,
+            *new,
+            *held,
             lengths,
             cursor,
             _scale(scale),
@@ -257,6 +414,7 @@ def _attend(
             ("WARPS", WARPS),
             ("PARTIAL", partial),
             ("SINKS", sinks is not None),
+            *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
         grid=(splits * WARPS * 32, blocks, rows),
         threadgroup=(WARPS * 32, 1, 1),
@@ -281,13 +439,23 @@ def _attend(
 
 
 @functools.cache
-def _kernel() -> Any:
+def _kernel(tensor: bool) -> Any:
     return mx.fast.cuda_kernel(
-        name="chairlift_decode",
-        input_names=["queries", "keys", "values", "lengths", "cursor", "scale", "sinks"],
+        name="chairlift_decode_tensor" if tensor else "chairlift_decode",
+        input_names=[
+            "queries",
+            "new_keys",
+            "new_values",
+            "keys",
+            "values",
+            "lengths",
+            "cursor",
+            "scale",
+            "sinks",
+        ],
         output_names=["out", "weights"],
         header=_HEADER,
-        source=_SOURCE,
+        source=_BEGIN + (_TENSOR if tensor else _PLAIN) + _END,
     )
 
 

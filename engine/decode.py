@@ -65,17 +65,20 @@ class DecodeBatch:
         leaving = {row for row in range(held) if self.rows[row] not in staying}
         order = self.cache.leave(leaving)
         moves = self.cache.take_moves()
+        mx.async_eval(moves)
         self._resize(capacity)
         for row in range(held, len(self.rows)):
             if self.rows[row] in staying:
                 self.cache.join(self.arriving[self.rows[row]])
                 order.append(row)
         self.arriving = {}
+        puts = self.cache.take_moves()
+        mx.async_eval(puts)
         if joins or order != list(range(len(self.rows))):
             self._tokens = self._tokens[mx.array(order, mx.int32)]
             self._sampler.rearrange(order, [self._sampler_row(sequence) for sequence in joins])
             self.rows = [self.rows[row] for row in order] + list(joins)
-        return moves
+        return moves + puts
 
     def sample(self, logits: mx.array) -> Sampled:
         """A token for each row, those that arrive included; nothing is computed yet.

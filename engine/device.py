@@ -23,7 +23,7 @@ DEFAULT_CHUNK = {"cpu": 512, "gpu": 1024}
 # Beside running rows a step takes no longer than this, or so many times what the rows alone take.
 # On the CPU chunks are cut by tokens only: by time (0.4 s) gaps between tokens were a third of what
 # they are, but throughput was 8 % less.
-DEFAULT_STEP_SECONDS = {"cpu": math.inf, "gpu": 0.04}
+DEFAULT_STEP_SECONDS = {"cpu": math.inf, "gpu": 0.033}
 STRETCH = {"cpu": 0.0, "gpu": 1.75}
 # Columns given to rows ahead of their tokens, so that buffers grow seldom. On the CPU attention
 # reads the whole ring where rows lie across its end, and a wide one costs time.

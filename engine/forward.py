@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -105,33 +106,54 @@ class Forward:
         return self._head.only(select) if self._head else nullcontext()
 
 
-def fitted(model: Any, make_cache: Callable[[], BatchCache], multiple: int = 1) -> Forward:
-    """The way to call a model that does least, of those that give the logits of plain calls."""
+class Fitted(NamedTuple):
+    """How to call a model, and the caches of its rows."""
+
+    forward: Forward
+    rows: BatchCache
+
+
+def fitted(
+    model: Any,
+    make_cache: Callable[[], BatchCache],
+    make_rows: Callable[[], BatchCache],
+    multiple: int = 1,
+) -> Fitted:
+    """The way to call a model that does least, of those that give the logits of plain calls.
+
+    Args:
+        make_rows: makes the caches that rows should have, if they give these logits too.
+    """
     plain = Forward(model, None, packs=False)
-    expected = _tried(plain, make_cache)
+    expected = _tried(plain, make_cache, make_cache)
     head = Head(model)
-    for ours, packs in ((head, True), (None, True), (head, False)):
-        if packs and not make_cache().pads:
+    forms = [(head, True), (None, True), (head, False), (None, False)]
+    for (ours, packs), make in product(forms, (make_rows, make_cache)):
+        if packs and not make().pads:
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)
         try:
-            if _alike(_tried(forward, make_cache), expected):
-                return _told(forward)
+            if _alike(_tried(forward, make_cache, make), expected):
+                return _told(Fitted(forward, make()))
         except Exception as error:  # a model's own code, which may raise anything
             log.debug("a model call of another form fails: %s", error)
-    return _told(plain)
+    return _told(Fitted(plain, make_cache()))
 
 
-def _told(forward: Forward) -> Forward:
-    calls = "one for rows and prompts" if forward.packs else "one for the rows and each prompt"
-    logits = "where they are wanted" if forward.narrows else "for every token"
-    log.info("model calls of a step: %s; logits: %s", calls, logits)
-    return forward
+def _told(fit: Fitted) -> Fitted:
+    calls = "one for rows and prompts" if fit.forward.packs else "one for the rows and each prompt"
+    logits = "where they are wanted" if fit.forward.narrows else "for every token"
+    steps = "launched while the one before runs" if fit.rows.queued else "one after the other"
+    log.info("model calls of a step: %s; logits: %s; steps: %s", calls, logits, steps)
+    return fit
 
 
-def _tried(forward: Forward, make_cache: Callable[[], BatchCache]) -> mx.array:
+def _tried(
+    forward: Forward, make_cache: Callable[[], BatchCache], make_rows: Callable[[], BatchCache]
+) -> mx.array:
     """The logits of two prompts that end in one step, and of their rows beside a third prompt."""
-    batch, *prompts = (make_cache() for _ in range(4))
+    batch = make_rows()
+    prompts = [make_cache() for _ in range(3)]
     for prompt in prompts:
         prompt.join(columns=4)
     first = forward(
@@ -142,7 +164,7 @@ def _tried(forward: Forward, make_cache: Callable[[], BatchCache]) -> mx.array:
     mx.eval(first, *(prompt.state for prompt in prompts))
     for prompt in prompts[:2]:
         batch.join(prompt.extract(0))
-    mx.eval(batch.state)
+    mx.eval(batch.take_moves(), batch.state)
     second = forward(batch, mx.array([6, 7], mx.int32), [Chunk(prompts[2], [2, 6, 1, 3], 1)])
     assert first is not None
     assert second is not None

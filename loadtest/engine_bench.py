@@ -31,7 +31,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.engine.acceleration import accelerate
+from chairlift.engine.acceleration import Acceleration, accelerate
 from chairlift.engine.core import EngineCore
 from chairlift.engine.device import (
     AHEAD,
@@ -45,12 +45,15 @@ from chairlift.engine.device import (
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.probe import Probed, probe
 from chairlift.loadtest.shapes import SHAPES, config_of, random_model
+from chairlift.loadtest.timeline import Timeline, record
 from chairlift.scheduler.limits import Limits
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # Steps of pure decode that are timed, and those before them, which warm up.
 TIMED, WARM = 30, 10
 PROGRESS_SECONDS = 5.0
+# Steps that a second cannot be over.
+LONGEST = 2000
 
 
 class Request(NamedTuple):
@@ -88,7 +91,13 @@ class Ours:
     """Chairlift's engine, without a prefix cache; ``paced`` cuts prompts beside running rows."""
 
     def __init__(
-        self, model: Any, probed: Probed, eager: bool, kv_bytes: int, rows: int, paced: bool
+        self,
+        model: Any,
+        probed: Probed,
+        acceleration: Acceleration,
+        kv_bytes: int,
+        rows: int,
+        paced: bool,
     ) -> None:
         limits = Limits(
             rows,
@@ -101,7 +110,8 @@ class Ours:
             step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
             stretch=STRETCH[kind()],
         )
-        self._core = EngineCore(model, probed.vocabulary, limits, eager)
+        eager, row_layer = acceleration
+        self._core = EngineCore(model, probed.vocabulary, limits, eager, row_layer=row_layer)
         self._added = 0
         self.reserved = 0
 
@@ -189,9 +199,17 @@ def mixed(engine: Engine, requests: list[Request], what: str) -> Load:
     return load
 
 
-def decode_step(engine: Engine, rows: int, context: int, vocabulary: int) -> float:
-    """The median milliseconds of a step in which so many rows of that context gain a token."""
-    requests = list(_requests(rows, (context, context), (TIMED + WARM + 200,) * 2, vocabulary, 1))
+class Decode(NamedTuple):
+    """The median milliseconds of a step, and what a second of steps looked like after that."""
+
+    step_ms: float
+    timeline: Timeline | None
+
+
+def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
+    """Steps in which so many rows of that context gain a token."""
+    output = WARM + TIMED + (LONGEST if timeline else 200)
+    requests = list(_requests(rows, (context, context), (output, output), vocabulary, 1))
     engine.add(requests)
     while engine.step().tokens < rows:
         pass
@@ -201,7 +219,7 @@ def decode_step(engine: Engine, rows: int, context: int, vocabulary: int) -> flo
         assert engine.step().tokens == rows
         if step >= WARM:
             times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+    return Decode(statistics.median(times), record(engine.step) if timeline else None)
 
 
 class Device(NamedTuple):
@@ -248,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-gb", type=float, default=60.0)
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 32, 64, 256])
     parser.add_argument("--context", type=int, default=512, help="of pure decode steps")
+    parser.add_argument(
+        "--timeline", type=int, nargs="*", default=[], help="rows of --decode to watch for a second"
+    )
     parser.add_argument("--only", choices=("ours", "mlx-lm"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes/s (default: H200)")
@@ -267,12 +288,12 @@ def main() -> int:
         return 2
     parameters: Any = tree_flatten(model.parameters())
     weights = sum(array.nbytes for _, array in parameters)
-    eager = accelerate(model)
+    acceleration = accelerate(model)
     probed = probe(model, config["model_type"])
     device = Device(options.bandwidth, options.flops)
     kv_bytes = int(options.kv_gb * 1e9)
     engines: dict[str, Callable[..., Engine]] = {
-        "ours": partial(Ours, model, probed, eager, kv_bytes),
+        "ours": partial(Ours, model, probed, acceleration, kv_bytes),
         "mlx-lm": partial(Peer, model),
     }
     report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
@@ -281,12 +302,16 @@ def main() -> int:
             continue
         figures: dict[str, Any] = {}
         for rows in options.decode:
-            took = decode_step(
-                make(rows=rows, paced=False), rows, options.context, probed.vocabulary
-            )
+            engine = make(rows=rows, paced=False)
+            timed = rows in options.timeline
+            took, timeline = decode_step(engine, rows, options.context, probed.vocabulary, timed)
             least = device.decode_ms(weights, probed.geometry, rows, options.context)
             figures[f"decode_{rows}_rows_ms"] = took
             print(f"{name:8} {rows:4} rows: {took:8.2f} ms a step (least {least:.2f})", flush=True)
+            if timeline is not None:
+                print(f"{name:8} {rows:4} rows: {timeline.summary}", flush=True)
+                figures[f"timeline_{rows}_rows"] = timeline._asdict()
+            del engine
             _forget()
         if options.requests:
             requests = list(

@@ -1,0 +1,72 @@
+"""A layer of the decode batch on CUDA, whose buffers our kernels write to where they are.
+
+Seen from MLX its buffers never change: they only ever go into operations. So nothing copies them,
+whoever holds them, and a step can be launched while the one before still runs. What keeps reads and
+writes in order is the device's queue: everything that reads or writes these buffers is launched in
+the order in which it has to happen (see ``put``). Within a step each layer is written and read by
+one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from chairlift.cache.layer import LayerCache
+from chairlift.cache.snapshot import KVPiece
+from chairlift.engine import cuda_rows
+from chairlift.engine.cuda_kernel import DTYPES, HEAD_DIMS, KeysValues
+from chairlift.engine.cuda_rows import RowMove
+
+
+class CudaLayer(LayerCache):
+    """See ``LayerCache``. Steps are of one token a row; attention writes it.
+
+    Raises:
+        ValueError: keys and values are not of a form that the kernels know.
+    """
+
+    queued = True
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Keeps a step's ``[rows, heads, 1, dim]`` for attention, and returns them as they are."""
+        self._check(keys, values)
+        if keys.shape[2] != 1:
+            raise ValueError(f"steps are of one token a row, not {keys.shape[2]}")
+        if self.keys is None:
+            self._allocate(keys, values)
+        self._fetched = keys, values
+        return self._fetched
+
+    def put(self, row: int, held: KVPiece) -> list[mx.array]:
+        """See ``LayerCache.put``."""
+        if not held.keys.shape[1]:
+            return []
+        self._check(held.keys, held.values)
+        if self.keys is None:
+            self._allocate(held.keys, held.values)
+        column = (self.ring.cursor - held.tokens) % self.ring.columns
+        return [cuda_rows.put(self.buffers, KeysValues(held.keys, held.values), row, column)]
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
+        """See ``LayerCache.move``."""
+        ring = self.ring
+        held = [
+            RowMove(row, to, (ring.cursor - tokens) % ring.columns, tokens)
+            for row, to in moves
+            if (tokens := ring.lengths[row])
+        ]
+        return [cuda_rows.move(self.buffers, held)] if self.keys is not None and held else []
+
+    @property
+    def buffers(self) -> KeysValues:
+        """What is held of all rows, once anything has been written."""
+        assert self.keys is not None
+        assert self.values is not None
+        return KeysValues(self.keys, self.values)
+
+    def _check(self, keys: mx.array, values: mx.array) -> None:
+        alike = keys.shape == values.shape and keys.dtype == values.dtype
+        if not alike or keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
+            raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")
