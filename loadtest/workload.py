@@ -12,8 +12,8 @@ import numpy as np
 
 from chairlift.loadtest.words import WORDS
 
-# Text is sized by adding or dropping as many words as tokens are wrong. Most words are one token,
-# so two rounds do it; where a tokenizer never gets there, a few tokens off are no matter.
+# Text is sized by adding or dropping the words that as many tokens as are wrong take on average.
+# Two rounds mostly do it; where a tokenizer never gets there, a few tokens off are no matter.
 _SIZING_ROUNDS = 4
 _SIZING_CONCURRENCY = 16
 
@@ -74,10 +74,11 @@ async def random_requests(
                 tokens = await count_tokens(prompt)
                 if tokens is None or tokens == input_len:
                     break
+                wrong = max(1, round(abs(tokens - input_len) * len(words) / tokens))
                 if tokens < input_len:
-                    words += _draw_words(input_len - tokens, stream)
+                    words += _draw_words(wrong, stream)
                 else:
-                    del words[max(1, len(words) - (tokens - input_len)) :]
+                    del words[max(1, len(words) - wrong) :]
             built()
             return Request(prompt, input_len if tokens is None else tokens, output_len)
 

@@ -14,12 +14,16 @@ _ROUND = (1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From ``low`` to ``high``, evenly or by powers of ten; ``unit`` says of what."""
+    """From ``low`` to ``high``, evenly or by powers of ten; ``unit`` says of what.
+
+    ``whole`` is an axis of things that are counted: there is no half of them.
+    """
 
     low: float
     high: float
     unit: str
     log: bool = False
+    whole: bool = False
 
     def position(self, value: float) -> float:
         """Where a value lies, 0 at ``low`` and 1 at ``high``; outside it lies at the end."""
@@ -32,11 +36,11 @@ class Axis:
     def ticks(self) -> list[float]:
         """Round numbers to write beside it, ascending."""
         if not self.log:
-            step = _round_up((self.high - self.low) / _TICKS)
+            step = _step(self.high - self.low, self.whole)
             first = math.ceil(self.low / step)
             return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
         decades = math.log10(self.high / self.low)
-        digits = (1, 2, 5) if decades < 2 else (1,)
+        digits = (1, 2, 5) if decades < 3 else (1,)
         every = max(1, round(decades / _TICKS))
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         found = [d * 10.0**p for p in powers if p % every == 0 for d in digits]
@@ -44,15 +48,11 @@ class Axis:
 
 
 def axis_from_zero(most: float, unit: str, whole: bool = False) -> Axis:
-    """A linear axis that holds 0 to ``most``; at least to 1 if it counts ``whole`` things."""
-    if whole:
-        most = max(1.0, most)
+    """A linear axis from 0 to the first round number that is not below ``most``."""
     if most <= 0:
-        return Axis(0.0, 1.0, unit)
-    step = _round_up(most / _TICKS)
-    if whole:
-        step = max(1.0, step)
-    return Axis(0.0, step * math.ceil(most / step - 1e-9), unit)
+        return Axis(0.0, 1.0, unit, whole=whole)
+    step = _step(most, whole)
+    return Axis(0.0, step * math.ceil(most / step - 1e-9), unit, whole=whole)
 
 
 def axis_around(values: Iterable[float], unit: str) -> Axis:
@@ -73,6 +73,11 @@ def shown(value: float) -> str:
     if value >= 1e4:
         return f"{value / 1e3:g}k"
     return f"{value:g}" if value >= 1e-4 or value == 0 else f"{value:.0e}"
+
+
+def _step(length: float, whole: bool) -> float:
+    step = _round_up(length / _TICKS)
+    return max(1.0, step) if whole else step
 
 
 def _round_up(value: float) -> float:

@@ -10,20 +10,21 @@ from chairlift.loadtest.plots.axis import Axis, shown
 from chairlift.loadtest.plots.markup import Element, element, path
 
 # In SVG's own units. Small, so that the text is still legible where a phone shrinks the whole.
-WIDTH, HEIGHT = 420.0, 270.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 404.0, 34.0, 226.0
+WIDTH, HEIGHT = 420.0, 262.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 404.0, 28.0, 220.0
 
 # Colours and dashes are the style sheet's; each kind differs in both, or in its shape.
 Ink = Literal["one", "two", "quiet", "bad"]
 
-_names = itertools.count()
+Shape = Literal["line", "stroke"]
 
 
 class Key(NamedTuple):
-    """An entry of the legend."""
+    """An entry of the legend, which stands outside the picture, where it can wrap."""
 
     ink: Ink
     text: str
+    shape: Shape
 
 
 class Stroke(NamedTuple):
@@ -46,7 +47,7 @@ class Chart:
         self.x = x
         self.y = y
         self._marks: list[Element] = []
-        self._keys: list[Key] = []
+        self.keys: list[Key] = []
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """The point of the picture."""
@@ -55,9 +56,9 @@ class Chart:
             BOTTOM - (BOTTOM - TOP) * self.y.position(y),
         )
 
-    def add_key(self, ink: Ink, text: str) -> None:
+    def add_key(self, ink: Ink, text: str, shape: Shape = "line") -> None:
         """Tells what a colour means."""
-        self._keys.append(Key(ink, text))
+        self.keys.append(Key(ink, text, shape))
 
     def add_line(self, points: Sequence[tuple[float, float]], ink: Ink) -> None:
         """A line through points; nothing where there are fewer than two."""
@@ -124,17 +125,15 @@ class Chart:
 
     def svg(self) -> Element:
         """The picture."""
-        name = f"chart{next(_names)}"
         return element(
             "svg",
-            element("title", self.title, id=f"{name}-title"),
-            element("desc", self.description, id=f"{name}-text"),
+            element("title", self.title),
+            element("desc", self.description),
             *self._frame(),
             *self._marks,
-            *self._legend(),
             viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
             role="img",
-            aria_labelledby=f"{name}-title {name}-text",
+            aria_label=f"{self.title}. {self.description}",
         )
 
     def _frame(self) -> list[Element]:
@@ -162,18 +161,3 @@ class Chart:
             ),
             element("text", self.y.unit, x=4, y=14, class_="unit"),
         ]
-
-    def _legend(self) -> list[Element]:
-        made = []
-        right = RIGHT
-        for key in reversed(self._keys):
-            # Seven units a letter is more than any font takes at this size.
-            right -= 7 * len(key.text)
-            made.append(element("text", key.text, x=right, y=14, class_="label"))
-            made.append(
-                element(
-                    "path", d=path([(right - 22, 10), (right - 5, 10)]), class_=f"key {key.ink}"
-                )
-            )
-            right -= 34
-        return made

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.loadtest.metrics import METRIC_NAMES, Reply
-from chairlift.loadtest.plots.axis import axis_around, axis_from_zero
+from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero
 from chairlift.loadtest.plots.chart import BOTTOM, TOP, Chart, Ink, Stroke
 from chairlift.loadtest.result import BenchRun
 
@@ -70,10 +70,13 @@ def distribution_of(name: str, run: BenchRun) -> Chart:
         edges = np.geomspace(x.low, x.high, _BARS + 1)
     counts, _ = np.histogram(np.clip(values, x.low, x.high), edges)
     median, high = _percentiles(values or [0.0])
+    below = sum(value < x.low for value in values)
+    # Tokens that a client reads together have no gap between them.
+    pressed = f" The first bar holds {below} below {x.low:g} ms, too." if below else ""
     chart = Chart(
         f"Distribution of {short}",
         f"{words} of {len(values)} {what}: median {median:.1f} ms, 99th percentile {high:.1f} ms,"
-        f" most {max(values, default=0):.1f} ms.",
+        f" most {max(values, default=0):.1f} ms.{pressed}",
         x,
         axis_from_zero(float(counts.max()), what, whole=True),
     )
@@ -102,7 +105,7 @@ def queue_over_time(run: BenchRun) -> Chart:
         "Rows and queue",
         f"Over {length:.1f} seconds: at most {most[0]:.0f} requests in flight by the clients,"
         f" {told}.",
-        axis_from_zero(length, "seconds"),
+        Axis(0.0, length or 1.0, "seconds"),
         axis_from_zero(max(most), "requests", whole=True),
     )
     lines: tuple[tuple[str, Ink, list[tuple[float, float]]], ...] = (
@@ -128,7 +131,7 @@ def requests_over_time(run: BenchRun) -> Chart:
         f"{len(drawn)} of {len(order)} requests in the order of their arrival, over {length:.1f}"
         f" seconds; {outcomes.completed} were completed, {outcomes.failed} failed,"
         f" {outcomes.cancelled} were cancelled.",
-        axis_from_zero(length, "seconds"),
+        Axis(0.0, length or 1.0, "seconds"),
         axis_from_zero(len(drawn), "requests", whole=True),
     )
     held: list[Stroke] = []
@@ -138,7 +141,7 @@ def requests_over_time(run: BenchRun) -> Chart:
     for row, reply in enumerate(drawn):
         y, sent, end = row + 0.5, reply.start - start, reply.end - start
         first = reply.chunk_times[0] - start if reply.chunk_times else end
-        if reply.queue_time > 0:
+        if run.config.max_concurrency is not None:
             held.append(Stroke(sent - reply.queue_time, sent, y))
         waiting.append(Stroke(sent, first, y))
         (streaming if reply.ok else lost).append(Stroke(first, end, y))
@@ -151,7 +154,7 @@ def requests_over_time(run: BenchRun) -> Chart:
     )
     for text, ink, strokes in layers:
         if strokes:
-            chart.add_key(ink, text)
+            chart.add_key(ink, text, "stroke")
             chart.add_strokes(strokes, ink, thickness)
     return chart
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.plots.chart import Chart
+from chairlift.loadtest.plots.chart import Chart, Key
 from chairlift.loadtest.plots.figures import (
     distribution_of,
     queue_over_time,
@@ -108,12 +108,18 @@ def _grid(charts: Sequence[Chart]) -> Element:
 
 
 def _figure(chart: Chart) -> Element:
+    keys = [element("div", *map(_key, chart.keys), class_="keys")] if chart.keys else []
     return element(
         "figure",
         element("figcaption", chart.title),
+        *keys,
         chart.svg(),
         element("p", chart.description),
     )
+
+
+def _key(key: Key) -> Element:
+    return element("span", element("i", class_=f"swatch {key.shape} {key.ink}"), key.text)
 
 
 def _table(runs: Sequence[BenchRun]) -> Element:

@@ -31,6 +31,11 @@ figure, .wide {
 figure { padding: .75rem; }
 figcaption { font-weight: 600; margin-bottom: .25rem; }
 figure p { color: var(--muted); font-size: .85rem; }
+.keys { display: flex; flex-wrap: wrap; gap: 0 1rem; font-size: .85rem; }
+.swatch { display: inline-block; width: 1.2rem; margin-right: .35rem; vertical-align: .25em; }
+.swatch { border-top: 3px solid currentColor; }
+.swatch.line.two { border-top-style: dashed; }
+.swatch.line.quiet { border-top-style: dotted; }
 .wide { overflow-x: auto; }
 .grid + .wide { margin-top: 1rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
@@ -47,17 +52,21 @@ summary { cursor: pointer; font-weight: 600; padding: .5rem 0; }
 
 svg { display: block; width: 100%; height: auto; }
 svg text { font-size: 12px; fill: var(--muted); }
-svg .label { fill: var(--text); }
-.axis, .rule, .line, .key, .stroke { fill: none; stroke: currentColor; }
+svg .label {
+  fill: var(--text); paint-order: stroke; stroke: var(--card); stroke-width: 4px;
+  stroke-linejoin: round;
+}
+.axis, .rule, path.line, path.stroke { fill: none; stroke: currentColor; }
 .axis { color: var(--muted); }
 .rule { color: var(--rule); }
-.line, .key { stroke-width: 2; stroke-linejoin: round; }
+.line { stroke-width: 2; stroke-linejoin: round; }
+.stroke.quiet { opacity: .4; }
 .bar, .dot { fill: currentColor; }
 .one { color: var(--one); }
 .two { color: var(--two); }
 .quiet { color: var(--quiet); }
 .bad { color: var(--bad); }
-.line.two, .key.two { stroke-dasharray: 6 3; }
-.line.quiet, .key.quiet { stroke-width: 1.25; stroke-dasharray: 2 2; }
+.line.two { stroke-dasharray: 6 3; }
+.line.quiet { stroke-width: 1.25; stroke-dasharray: 2 2; }
 .dot.two { fill: var(--card); stroke: currentColor; stroke-width: 2; }
 """
