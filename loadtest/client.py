@@ -22,6 +22,7 @@ from chairlift.loadtest.workload import Request
 # A whole reply, in seconds; vLLM's value: no load test of interest takes longer.
 DEFAULT_TIMEOUT = 6 * 60 * 60.0
 _CONNECT_TIMEOUT = 30.0
+_FETCH_TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 # Servers close idle connections (llama.cpp's after 5 s), and a request sent at that moment is
 # lost. So ours are closed first, after these seconds.
 _KEEPALIVE = 1.0
@@ -125,7 +126,7 @@ class OpenAIClient:
             ServerError: it cannot be reached, or refuses.
         """
         try:
-            async with self._session.get(url) as response:
+            async with self._session.get(url, timeout=_FETCH_TIMEOUT) as response:
                 if response.status != 200:
                     raise ServerError(f"GET {url}: {await _http_error(response)}")
                 return await response.text()

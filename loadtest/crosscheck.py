@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from chairlift.loadtest.client import OpenAIClient
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.progress import Progress
 from chairlift.loadtest.server_metrics import RUNNING, Scrape, parse_scrape
 from chairlift.loadtest.workload import Request
 
@@ -71,9 +72,14 @@ class CrossCheck:
             raise ServerError(f"{address} has no {', '.join(missing)}")
         return cls(client, address, before)
 
-    async def end(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Check]:
-        """Compares, once the server has settled: at once if all agrees, after seconds if not."""
-        prompts = await self._partial_prompts(requests, replies)
+    async def end(
+        self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
+    ) -> list[Check]:
+        """Compares, once the server has settled: at once if all agrees, after seconds if not.
+
+        ``shown`` is whether progress is.
+        """
+        prompts = await self._untold_prompts(requests, replies, shown)
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             after = parse_scrape(await self._client.fetch(self._address))
@@ -83,14 +89,20 @@ class CrossCheck:
                 return checks
             await asyncio.sleep(_SETTLE_PERIOD)
 
-    async def _partial_prompts(
-        self, requests: Sequence[Request], replies: Sequence[Reply]
-    ) -> list[int | None]:
+    async def _untold_prompts(
+        self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
+    ) -> dict[int, int | None]:
         """The prompt tokens of each reply that has not told them itself, by /tokenize."""
-        return [
-            None if _told(reply) else await self._client.count_prompt(request)
-            for request, reply in zip(requests, replies, strict=True)
-        ]
+        untold = [i for i, reply in enumerate(replies) if not _told(reply)]
+        counts = {}
+        progress = Progress(
+            len(untold), "counting", unit="prompts cut off", shown=shown and bool(untold)
+        )
+        async with progress:
+            for i in untold:
+                counts[i] = await self._client.count_prompt(requests[i])
+                progress.add_done()
+        return counts
 
 
 def _told(reply: Reply) -> bool:
@@ -102,11 +114,11 @@ def compare(
     after: Scrape,
     requests: Sequence[Request],
     replies: Sequence[Reply],
-    prompts: Sequence[int | None],
+    prompts: Mapping[int, int | None],
 ) -> list[Check]:
     """What must be true of the difference of two readings around a run.
 
-    ``prompts`` has the prompt tokens of replies without usage, where they are known.
+    ``prompts`` has, by number, the prompt tokens of replies without usage; None is unknown.
     """
 
     def grown(name: str, **labels: str) -> float:
@@ -117,13 +129,14 @@ def compare(
     # Some of the failed may never have reached the engine.
     failed = len(replies) - completed - cancelled
     prompt_low = prompt_high = generated_low = generated_high = 0.0
-    for request, reply, prompt in zip(requests, replies, prompts, strict=True):
+    for i, (request, reply) in enumerate(zip(requests, replies, strict=True)):
         if reply.ok and reply.usage_tokens is not None:
             prompt_low += reply.prompt_tokens
             prompt_high += reply.prompt_tokens
             generated_low += reply.usage_tokens
             generated_high += reply.usage_tokens
             continue
+        prompt = prompts[i]
         prompt_low += 0 if reply.error or prompt is None else prompt
         prompt_high += math.inf if prompt is None else prompt
         # Every chunk has a token at least; tokens that were on their way are in none.

@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="model name to ask for (default: the first of GET /v1/models)")
     add("--api-key", help="bearer token (default: the environment's OPENAI_API_KEY)")
     add("--label", help="a name for this run, kept in the result file")
-    _add_dataset(add)
-    _add_load(add)
-    _add_report(add)
+    _add_dataset(parser.add_argument_group("what is sent").add_argument)
+    _add_load(parser.add_argument_group("when, and by whom").add_argument)
+    _add_report(parser.add_argument_group("what is told of it").add_argument)
 
 
 def _add_dataset(add: Add) -> None:
@@ -107,10 +107,10 @@ def _add_load(add: Add) -> None:
     add(
         "--ramp-up-strategy",
         choices=["linear", "exponential"],
-        help="the rate climbs from one request to the next",
+        help="the rate climbs from request to request: by the same number, or the same factor",
     )
-    for bound in ("start", "end"):
-        add(f"--ramp-up-{bound}-rps", type=float, metavar="RATE", help=f"its {bound}")
+    add("--ramp-up-start-rps", type=float, metavar="RATE", help="from so many requests a second")
+    add("--ramp-up-end-rps", type=float, metavar="RATE", help="to so many")
     add(
         "--sweep",
         metavar="FLAG=A,B,...",

@@ -97,7 +97,7 @@ async def _end_check(
     config: BenchConfig, check: CrossCheck, sent: list[Request], replies: list[Reply]
 ) -> list[Check] | None:
     try:
-        checks = await check.end(sent, replies)
+        checks = await check.end(sent, replies, not config.disable_tqdm)
     except ServerError as error:
         if config.check_metrics:
             raise

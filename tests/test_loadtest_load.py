@@ -229,13 +229,13 @@ def test_what_clients_saw_is_compared_exactly_and_what_they_left_within_bounds()
     failed = Reply(9, chunk_times=[0.1] * 2, error="it broke off")
     before = parse_scrape(_scrape(5, 5, 500, 500))
 
-    def verdicts(replies: list[Reply], after: str, prompts: list[int | None]) -> list[str]:
+    def verdicts(replies: list[Reply], after: str, prompts: dict[int, int | None]) -> list[str]:
         checks = compare(before, parse_scrape(after), requests[: len(replies)], replies, prompts)
         return [f"{check.expected}: {check.server:.0f}, {check.holds}" for check in checks]
 
-    exact = verdicts([whole, whole], _scrape(7, 5, 520, 539), [None, None])
+    exact = verdicts([whole, whole], _scrape(7, 5, 520, 539), {})
     assert exact == ["2: 2, True", "2: 2, True", "20: 20, True", "40: 39, False"]
-    bounded = verdicts([whole, left], _scrape(6, 6, 520, 527), [None, 10])
+    bounded = verdicts([whole, left], _scrape(6, 6, 520, 527), {1: 10})
     assert bounded == [
         "at least 1, at most 2: 1, True",
         "2: 2, True",
@@ -243,14 +243,14 @@ def test_what_clients_saw_is_compared_exactly_and_what_they_left_within_bounds()
         "at least 26, at most 40: 27, True",
     ]
     # Nobody knows whether the failed one reached the engine, nor its prompt without /tokenize.
-    unsure = verdicts([whole, failed], _scrape(6, 5, 510, 520), [None, 10])
+    unsure = verdicts([whole, failed], _scrape(6, 5, 510, 520), {1: 10})
     assert unsure == [
         "at least 1, at most 2: 1, True",
         "at least 1, at most 2: 1, True",
         "at least 10, at most 20: 10, True",
         "at least 22, at most 40: 20, False",
     ]
-    assert verdicts([left], _scrape(5, 6, 400, 510), [None])[2] == "at least 0: -100, False"
+    assert verdicts([left], _scrape(5, 6, 400, 510), {0: None})[2] == "at least 0: -100, False"
 
 
 def test_disagreement_is_printed_and_an_error_only_where_it_is_asked_for(

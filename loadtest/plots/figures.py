@@ -140,7 +140,8 @@ def requests_over_time(run: BenchRun) -> Chart:
     lost: list[Stroke] = []
     for row, reply in enumerate(drawn):
         y, sent, end = row + 0.5, reply.start - start, reply.end - start
-        first = reply.chunk_times[0] - start if reply.chunk_times else end
+        # One that came to nothing is not whole from its beginning.
+        first = reply.chunk_times[0] - start if reply.chunk_times else sent
         if run.config.max_concurrency is not None:
             held.append(Stroke(sent - reply.queue_time, sent, y))
         waiting.append(Stroke(sent, first, y))
