@@ -96,7 +96,7 @@ class CrossCheck:
         untold = [i for i, reply in enumerate(replies) if not _told(reply)]
         counts = {}
         progress = Progress(
-            len(untold), "counting", unit="prompts cut off", shown=shown and bool(untold)
+            len(untold), "left and failed", unit="prompts", shown=shown and bool(untold)
         )
         async with progress:
             for i in untold:

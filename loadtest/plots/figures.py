@@ -132,7 +132,7 @@ def requests_over_time(run: BenchRun) -> Chart:
         f" seconds; {outcomes.completed} were completed, {outcomes.failed} failed,"
         f" {outcomes.cancelled} were cancelled.",
         Axis(0.0, length or 1.0, "seconds"),
-        axis_from_zero(len(drawn), "requests", whole=True),
+        Axis(0.0, max(1.0, len(drawn)), "requests", whole=True),
     )
     held: list[Stroke] = []
     waiting: list[Stroke] = []
