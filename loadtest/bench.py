@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,7 +37,7 @@ async def run_load(
         async with slot:
             reply = await client.complete(request, progress.add_chunk)
         reply.queue_time = reply.start - arrival
-        progress.add_done(ok=reply.ok)
+        progress.add_reply(reply)
         return reply
 
     async with progress, asyncio.TaskGroup() as group:
@@ -50,3 +51,33 @@ async def run_load(
         replies = [await task for task in tasks]
         duration = time.perf_counter() - start
     return LoadResult(replies, duration)
+
+
+async def run_loop(
+    client: OpenAIClient,
+    requests: Sequence[Request],
+    concurrency: int,
+    seconds: float,
+    progress: Progress,
+) -> LoadResult:
+    """Keeps ``concurrency`` requests in flight until ``seconds`` are over, and awaits the last.
+
+    Request i is followed by i + 1, and the last by the first: so many replies come back.
+    """
+    replies: dict[int, Reply] = {}
+    numbers = itertools.count()
+
+    async def send_on(end: float) -> None:
+        while time.perf_counter() < end:
+            number = next(numbers)
+            reply = await client.complete(requests[number % len(requests)], progress.add_chunk)
+            replies[number] = reply
+            progress.add_reply(reply)
+
+    async with progress:
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(send_on(start + seconds))
+        duration = time.perf_counter() - start
+    return LoadResult([replies[number] for number in sorted(replies)], duration)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from chairlift.loadtest.arrivals import Ramp
 from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.metrics import GOODPUT_METRICS, METRIC_NAMES
 
 Backend = Literal["openai", "openai-chat"]
+DatasetName = Literal["random", "prefix_repetition", "sharegpt", "custom", "trace"]
+
+# These are read from a file.
+FILE_DATASETS = ("sharegpt", "custom", "trace")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """The flags of ``vllm bench serve`` that apply, under their names.
+    """The flags of ``vllm bench serve`` that apply, under their names, and some of our own.
 
-    Lengths are tokens, ``request_rate`` is requests a second (inf: all at once), ``goodput`` maps
-    ttft, tpot or e2el to the most milliseconds a good request takes.
+    Lengths are tokens, ``request_rate`` is requests a second (inf: all at once), ``duration`` is
+    seconds in which requests are sent, ``cancel_rate`` and ``slow_reader_rate`` are parts of 1,
+    ``goodput`` maps ttft, tpot or e2el to the most milliseconds a good request takes.
 
     Raises:
         UsageError: a value is out of range, or two contradict each other.
@@ -28,16 +35,28 @@ class BenchConfig:
     model: str | None = None
     api_key: str | None = None
     label: str | None = None
-    dataset_name: Literal["random", "custom"] = "random"
+    dataset_name: DatasetName = "random"
     dataset_path: str | None = None
     num_prompts: int = 1000
     num_warmups: int = 0
+    duration: float | None = None
     request_rate: float = math.inf
     burstiness: float = 1.0
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None
+    ramp_up_start_rps: float | None = None
+    ramp_up_end_rps: float | None = None
+    cancel_rate: float = 0.0
+    slow_reader_rate: float = 0.0
+    slow_reader_bytes_per_s: float = 512.0
     max_concurrency: int | None = None
     random_input_len: int = 1024
     random_output_len: int = 128
     random_range_ratio: float = 0.0
+    prefix_repetition_prefix_len: int = 256
+    prefix_repetition_suffix_len: int = 256
+    prefix_repetition_num_prefixes: int = 10
+    prefix_repetition_output_len: int = 128
+    sharegpt_output_len: int | None = None
     custom_output_len: int | None = None
     ignore_eos: bool = False
     temperature: float | None = None
@@ -49,51 +68,14 @@ class BenchConfig:
     save_detailed: bool = False
     result_dir: str | None = None
     result_filename: str | None = None
+    html: str | None = None
+    metrics_url: str | None = None
+    check_metrics: bool = False
     verify: bool = False
     disable_tqdm: bool = False
 
     def __post_init__(self) -> None:
-        for wrong, message in (
-            (self.num_prompts < 1, "--num-prompts must be at least 1"),
-            (self.num_warmups < 0, "--num-warmups must not be negative"),
-            (not self.request_rate > 0, "--request-rate must be greater than 0"),
-            (not self.burstiness > 0, "--burstiness must be greater than 0"),
-            (
-                self.max_concurrency is not None and self.max_concurrency < 1,
-                "--max-concurrency must be at least 1",
-            ),
-            (self.random_input_len < 1, "--random-input-len must be at least 1"),
-            (self.random_output_len < 1, "--random-output-len must be at least 1"),
-            (
-                not 0 <= self.random_range_ratio < 1,
-                "--random-range-ratio must be at least 0 and below 1",
-            ),
-            (
-                self.custom_output_len is not None and self.custom_output_len < 1,
-                "--custom-output-len must be at least 1",
-            ),
-            (
-                not self.endpoint.endswith("/completions"),
-                f"--endpoint must end with /completions or /chat/completions, not {self.endpoint}",
-            ),
-            (
-                self.dataset_name == "custom" and self.dataset_path is None,
-                "--dataset-name custom needs --dataset-path",
-            ),
-            (
-                self.dataset_name == "random" and self.dataset_path is not None,
-                "--dataset-path goes with --dataset-name custom",
-            ),
-            (
-                self.verify and self.temperature not in (None, 0.0),
-                f"--verify compares greedy replies; it contradicts --temperature"
-                f" {self.temperature}",
-            ),
-            (
-                not all(0 <= p <= 100 for p in self.metric_percentiles),
-                "--metric-percentiles are between 0 and 100",
-            ),
-        ):
+        for wrong, message in (*self._out_of_range(), *self._contradictions()):
             if wrong:
                 raise UsageError(message)
         for name, limit in self.goodput.items():
@@ -108,6 +90,121 @@ class BenchConfig:
                     f"--percentile-metrics {name}: choose from {', '.join(METRIC_NAMES)}"
                 )
 
+    def _out_of_range(self) -> Iterator[tuple[bool, str]]:
+        for name in (
+            *("num_prompts", "max_concurrency", "random_input_len", "random_output_len"),
+            *("prefix_repetition_prefix_len", "prefix_repetition_suffix_len"),
+            *("prefix_repetition_num_prefixes", "prefix_repetition_output_len"),
+            *("sharegpt_output_len", "custom_output_len"),
+        ):
+            count = getattr(self, name)
+            yield count is not None and count < 1, f"{_flag(name)} must be at least 1"
+        for name in ("request_rate", "burstiness", "slow_reader_bytes_per_s"):
+            yield not getattr(self, name) > 0, f"{_flag(name)} must be greater than 0"
+        for name in ("duration", "ramp_up_start_rps", "ramp_up_end_rps"):
+            value = getattr(self, name)
+            yield (
+                value is not None and not 0 < value < math.inf,
+                f"{_flag(name)} must be greater than 0, and a number",
+            )
+        for name in ("cancel_rate", "slow_reader_rate"):
+            part = getattr(self, name)
+            yield not 0 <= part <= 1, f"{_flag(name)} is a part of 1: between 0 and 1"
+        yield self.num_warmups < 0, "--num-warmups must not be negative"
+        yield (
+            not 0 <= self.random_range_ratio < 1,
+            "--random-range-ratio must be at least 0 and below 1",
+        )
+        yield (
+            not self.endpoint.endswith("/completions"),
+            f"--endpoint must end with /completions or /chat/completions, not {self.endpoint}",
+        )
+        yield (
+            not all(0 <= p <= 100 for p in self.metric_percentiles),
+            "--metric-percentiles are between 0 and 100",
+        )
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        needs_path = self.dataset_name in FILE_DATASETS
+        yield (
+            needs_path and self.dataset_path is None,
+            f"--dataset-name {self.dataset_name} needs --dataset-path",
+        )
+        yield (
+            not needs_path and self.dataset_path is not None,
+            f"--dataset-path goes with --dataset-name {', '.join(FILE_DATASETS)}",
+        )
+        yield (
+            self.verify and self.temperature not in (None, 0.0),
+            f"--verify compares greedy replies; it contradicts --temperature {self.temperature}",
+        )
+        start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
+        given = [value is not None for value in (self.ramp_up_strategy, start, end)]
+        yield (
+            any(given) and not all(given),
+            "--ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps go together",
+        )
+        yield (
+            start is not None and end is not None and start >= end,
+            "--ramp-up-start-rps must be below --ramp-up-end-rps",
+        )
+        yield (
+            any(given) and not math.isinf(self.request_rate),
+            "--ramp-up-strategy gives the rates; leave out --request-rate",
+        )
+        yield (
+            self.dataset_name == "trace" and (any(given) or not math.isinf(self.request_rate)),
+            "a trace says when requests arrive; leave out --request-rate and --ramp-up-strategy",
+        )
+        yield (
+            self.loops and self.max_concurrency is None,
+            "--duration needs --request-rate, --ramp-up-strategy, a trace or --max-concurrency",
+        )
+
+    @property
+    def ramp(self) -> Ramp | None:
+        """The climb of the rate, if it is not constant."""
+        strategy, start, end = self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps
+        if strategy is None or start is None or end is None:
+            return None
+        return Ramp(strategy, start, end)
+
+    @property
+    def loops(self) -> bool:
+        """Whether requests follow upon each other until the duration is over."""
+        return (
+            self.duration is not None
+            and math.isinf(self.request_rate)
+            and self.ramp_up_strategy is None
+            and self.dataset_name != "trace"
+        )
+
+    @property
+    def request_count(self) -> int:
+        """How many requests are made: what the duration takes at the given rates, if they are."""
+        if self.duration is None or self.loops or self.dataset_name == "trace":
+            return self.num_prompts
+        if self.ramp is not None:
+            return self.ramp.count(self.duration)
+        return max(1, round(self.request_rate * self.duration))
+
+    @property
+    def load(self) -> str:
+        """Rate and concurrency in a few words."""
+        if self.dataset_name == "trace":
+            rate = "trace"
+        elif self.ramp is not None:
+            rate = f"{self.ramp.start:g} to {self.ramp.end:g} req/s"
+        else:
+            rate = "" if math.isinf(self.request_rate) else f"{self.request_rate:g} req/s"
+        clients = "" if self.max_concurrency is None else f"{self.max_concurrency} at once"
+        return ", ".join(filter(None, (rate, clients))) or "all at once"
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the server's metrics are read."""
+        return self.metrics_url or f"{self.base_url.rstrip('/')}/metrics"
+
     @property
     def backend(self) -> Backend:
         """vLLM's name for the kind of endpoint."""
@@ -121,4 +218,8 @@ class BenchConfig:
     @property
     def ignores_eos(self) -> bool:
         """Random prompts always run to the wanted length, as in vLLM: they end nowhere sensible."""
-        return self.ignore_eos or self.dataset_name == "random"
+        return self.ignore_eos or self.dataset_name in ("random", "prefix_repetition", "trace")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -18,7 +18,9 @@ class Reply:
     ``chunk_times`` holds the arrival of every chunk that carried a token; ``end`` is when the
     reply was complete. ``queue_time`` is what the client itself held the request back for the sake
     of ``--max-concurrency``. The token counts are the server's usage where it sends one; else the
-    workload's own and the number of chunks. ``error`` is empty for a reply that is whole.
+    workload's own and the number of chunks. ``error`` says how it failed. ``cancelled``: the client
+    left in the middle, as it was told to; ``slow``: it read slowly, so that its times are its own
+    doing.
     """
 
     prompt_tokens: int
@@ -29,14 +31,17 @@ class Reply:
     usage_tokens: int | None = None
     text: str = ""
     error: str = ""
+    cancelled: bool = False
+    slow: bool = False
 
     @property
     def ok(self) -> bool:
-        return not self.error
+        """Whether the reply is whole."""
+        return not self.error and not self.cancelled
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the reply; 0 when it failed."""
+        """Tokens of the reply; 0 when it is not whole."""
         if not self.ok:
             return 0
         return len(self.chunk_times) if self.usage_tokens is None else self.usage_tokens
@@ -94,12 +99,15 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class BenchMetrics:
-    """A whole run. Throughputs are per second of ``duration`` (seconds); failed replies count
-    neither their tokens nor their times. ``request_goodput`` is None without an objective."""
+    """A whole run. Throughputs are per second of ``duration`` (seconds); failed and cancelled
+    replies count neither their tokens nor their times, and those of slow readers, who are among
+    the completed, count their tokens only. ``request_goodput`` is None without an objective."""
 
     duration: float
     completed: int
     failed: int
+    cancelled: int
+    slow: int
     total_input_tokens: int
     total_output_tokens: int
     request_goodput: float | None
@@ -128,18 +136,21 @@ def compute_metrics(
 ) -> BenchMetrics:
     """Sums up the replies of a run of ``duration`` seconds; ``goodput`` limits are milliseconds."""
     whole = [reply for reply in replies if reply.ok]
+    timed = [reply for reply in whole if not reply.slow]
     samples = {
-        "ttft": [reply.ttft for reply in whole],
-        "tpot": [tpot for reply in whole if (tpot := reply.tpot) is not None],
-        "itl": [itl for reply in whole for itl in reply.itls],
-        "e2el": [reply.latency for reply in whole],
-        "client_queue_time": [reply.queue_time for reply in whole],
+        "ttft": [reply.ttft for reply in timed],
+        "tpot": [tpot for reply in timed if (tpot := reply.tpot) is not None],
+        "itl": [itl for reply in timed for itl in reply.itls],
+        "e2el": [reply.latency for reply in timed],
+        "client_queue_time": [reply.queue_time for reply in timed],
     }
-    good = sum(_is_good(reply, goodput) for reply in whole)
+    good = sum(_is_good(reply, goodput) for reply in timed)
     return BenchMetrics(
         duration=duration,
         completed=len(whole),
-        failed=len(replies) - len(whole),
+        failed=sum(bool(reply.error) for reply in replies),
+        cancelled=sum(reply.cancelled for reply in replies),
+        slow=len(whole) - len(timed),
         total_input_tokens=sum(reply.prompt_tokens for reply in whole),
         total_output_tokens=sum(reply.output_tokens for reply in whole),
         request_goodput=good / duration if goodput else None,

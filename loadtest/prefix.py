@@ -71,7 +71,7 @@ async def _time(client: OpenAIClient, request: Request, progress: Progress) -> f
     reply = await client.complete(request, progress.add_chunk)
     if not reply.ok:
         raise ServerError(f"a request failed: {reply.error}")
-    progress.done += 1
+    progress.add_done()
     return reply.ttft
 
 

@@ -11,6 +11,8 @@ from typing import Never, Self
 
 from tqdm import tqdm
 
+from chairlift.loadtest.metrics import Reply
+
 _TERMINAL_PERIOD = 0.3
 _LOG_PERIOD = 5.0
 
@@ -19,14 +21,18 @@ class Progress:
     """Counts what a run has done so far and shows it on stderr while the ``async with`` lasts.
 
     A task of its own shows it, so that a server that hangs is seen to hang, and the clients only
-    ever add to a counter.
+    ever add to a counter. ``total`` is None where the end is a matter of time.
     """
 
-    def __init__(self, total: int, what: str, *, shown: bool = True) -> None:
+    def __init__(
+        self, total: int | None, what: str, *, unit: str = "requests", shown: bool = True
+    ) -> None:
         self.total = total
         self.what = what
+        self.unit = unit
         self.done = 0
         self.failed = 0
+        self.cancelled = 0
         self.chunks = 0
         self._shown = shown
         self._started = time.perf_counter()
@@ -37,16 +43,23 @@ class Progress:
         """A chunk with a token came in, at ``now``."""
         self.chunks += 1
 
-    def add_done(self, *, ok: bool) -> None:
+    def add_done(self) -> None:
+        """One of the ``unit`` is done."""
+        self.done += 1
+
+    def add_reply(self, reply: Reply) -> None:
         """A request ended."""
         self.done += 1
-        self.failed += not ok
+        self.failed += bool(reply.error)
+        self.cancelled += reply.cancelled
 
     async def __aenter__(self) -> Self:
         self._started = time.perf_counter()
         if self._shown:
             if sys.stderr.isatty():
-                self._bar = tqdm(total=self.total, desc=self.what, unit="req", file=sys.stderr)
+                self._bar = tqdm(
+                    total=self.total, desc=self.what, unit=f" {self.unit}", file=sys.stderr
+                )
             self._task = asyncio.create_task(self._show_periodically())
         return self
 
@@ -61,7 +74,8 @@ class Progress:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self._show()
+        if self.done or kind is None:
+            self._show()
         if self._bar is not None:
             self._bar.close()
 
@@ -71,12 +85,16 @@ class Progress:
             self._show()
 
     def _show(self) -> None:
-        elapsed = time.perf_counter() - self._started
-        rate = f"{self.chunks / elapsed:.0f} chunks/s" if elapsed > 0 else ""
-        failed = f", {self.failed} failed" if self.failed else ""
+        elapsed = max(time.perf_counter() - self._started, 1e-9)
+        told = [f"{self.chunks / elapsed:.0f} chunks/s"] if self.chunks else []
+        for count, name in ((self.failed, "failed"), (self.cancelled, "cancelled")):
+            if count:
+                told.append(f"{count} {name}")
         if self._bar is None:
-            counts = f"{self.done}/{self.total} requests in {elapsed:.0f} s"
-            print(f"{self.what}: {counts}, {rate}{failed}", file=sys.stderr, flush=True)
+            done = self.done if self.total is None else f"{self.done}/{self.total}"
+            rate = f"{self.done / elapsed:.1f} {self.unit}/s"
+            line = ", ".join([f"{done} {self.unit} in {elapsed:.0f} s", rate, *told])
+            print(f"{self.what}: {line}", file=sys.stderr, flush=True)
         else:
             self._bar.n = self.done
-            self._bar.set_postfix_str(rate + failed)
+            self._bar.set_postfix_str(", ".join(told))

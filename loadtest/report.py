@@ -1,19 +1,13 @@
-"""The printed block and the result file, with vLLM's labels and keys."""
+"""What is printed of a run, under vLLM's labels, and of several."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.metrics import METRIC_NAMES, BenchMetrics, Reply
-from chairlift.loadtest.verify import Verification
+from chairlift.loadtest.result import BenchRun
 
 _WIDTH = 50
 
@@ -24,6 +18,10 @@ def result_block(config: BenchConfig, metrics: BenchMetrics) -> str:
         ("Successful requests:", metrics.completed),
         ("Failed requests:", metrics.failed),
     ]
+    if config.cancel_rate:
+        rows.append(("Cancelled requests:", metrics.cancelled))
+    if config.slow_reader_rate:
+        rows.append(("Slow readers (in no latency):", metrics.slow))
     if config.max_concurrency is not None:
         rows.append(("Maximum request concurrency:", config.max_concurrency))
     if not math.isinf(config.request_rate):
@@ -60,83 +58,31 @@ def _row(row: tuple[str, int | float]) -> str:
     return f"{label:<40} {shown:<10}"
 
 
-def result_json(
-    config: BenchConfig,
-    model: str,
-    metrics: BenchMetrics,
-    replies: Sequence[Reply],
-    verification: Verification | None,
-    now: datetime,
-) -> dict[str, Any]:
-    """The result under vLLM's keys; what --save-detailed adds is one list entry a request.
-
-    Times that end in ``_ms`` are milliseconds, all others seconds.
-    """
-    result: dict[str, Any] = {
-        "date": now.strftime("%Y%m%d-%H%M%S"),
-        "endpoint_type": config.backend,
-        "backend": config.backend,
-        "label": config.label,
-        "model_id": model,
-        "num_prompts": config.num_prompts,
-        "request_rate": "inf" if math.isinf(config.request_rate) else config.request_rate,
-        "burstiness": config.burstiness,
-        "max_concurrency": config.max_concurrency,
-        "duration": metrics.duration,
-        "completed": metrics.completed,
-        "failed": metrics.failed,
-        "total_input_tokens": metrics.total_input_tokens,
-        "total_output_tokens": metrics.total_output_tokens,
-        "request_throughput": metrics.request_throughput,
-        "request_goodput": metrics.request_goodput,
-        "output_throughput": metrics.output_throughput,
-        "total_token_throughput": metrics.total_token_throughput,
-        "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
-        "max_concurrent_requests": metrics.max_concurrent_requests,
-    }
-    for name, latency in metrics.latencies.items():
-        result[f"mean_{name}_ms"] = latency.mean
-        result[f"median_{name}_ms"] = latency.median
-        result[f"std_{name}_ms"] = latency.std
-        for p, ms in latency.percentiles.items():
-            result[f"p{p:g}_{name}_ms"] = ms
-    if verification is not None:
-        result["verify_compared"] = verification.compared
-        result["verify_differing"] = len(verification.differences)
-        result["verify_failed"] = verification.failed
-    if config.save_detailed:
-        result |= {
-            "input_lens": [reply.prompt_tokens for reply in replies],
-            "output_lens": [reply.output_tokens for reply in replies],
-            "ttfts": [reply.ttft for reply in replies],
-            "itls": [reply.itls for reply in replies],
-            "latencies": [reply.latency for reply in replies],
-            "queue_times": [reply.queue_time for reply in replies],
-            "start_times": [reply.start for reply in replies],
-            "generated_texts": [reply.text for reply in replies],
-            "errors": [reply.error for reply in replies],
-        }
-    return result
+def failures(replies: Sequence[Reply]) -> str:
+    """How many failed and why the first one did, as a line; nothing if none did."""
+    errors = [reply.error for reply in replies if reply.error]
+    if not errors:
+        return ""
+    return f"{len(errors)} of {len(replies)} requests failed; the first: {errors[0]}\n"
 
 
-def save_result(config: BenchConfig, result: dict[str, Any]) -> Path:
-    """Writes the result file and returns its path; the folder is made if need be.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    concurrency = (
-        f"-concurrency{config.max_concurrency}" if config.max_concurrency is not None else ""
-    )
-    model = os.path.basename(str(result["model_id"]).rstrip("/"))
-    name = config.result_filename or (
-        f"{config.label or config.backend}-{config.request_rate}qps{concurrency}"
-        f"-{model}-{result['date']}.json"
-    )
-    path = Path(config.result_dir or ".") / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the result: {error}") from error
-    return path
+def sweep_table(runs: Sequence[BenchRun]) -> str:
+    """The runs of a sweep, a line each."""
+    head = ("load", "req/s", "tok/s", "TTFT p50", "ITL p50", "E2EL p50", "failed")
+    rows = [
+        (
+            run.config.load,
+            f"{run.metrics.request_throughput:.2f}",
+            f"{run.metrics.output_throughput:.1f}",
+            *(f"{run.metrics.latencies[name].median:.1f}" for name in ("ttft", "itl", "e2el")),
+            str(run.metrics.failed),
+        )
+        for run in runs
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
+    title = " Sweep ".center(len(lines[0]), "=")
+    return "\n".join([title, *lines, "Latencies are milliseconds."])

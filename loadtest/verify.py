@@ -46,7 +46,7 @@ class Verification(NamedTuple):
 def _afresh(request: Request, index: int) -> Request:
     """The request under a cache salt of its own: what its first reply left behind gives nothing."""
     salt = {"cache_salt": f"verify-{uuid.uuid4().hex}-{index}"}
-    return replace(request, body={**request.body, **salt})
+    return replace(request.behaved, body={**request.body, **salt})
 
 
 async def verify_replies(
@@ -57,7 +57,7 @@ async def verify_replies(
 ) -> Verification:
     """Sends every request again, one at a time to a quiet server, and compares text and length.
 
-    Requests whose first reply failed are left out: the run has reported them already.
+    Requests whose first reply is not whole are left out: the run has reported them already.
     """
     compared = failed = 0
     differences = []
@@ -66,7 +66,7 @@ async def verify_replies(
             if not reply.ok:
                 continue
             alone = await client.complete(_afresh(request, index), progress.add_chunk)
-            progress.add_done(ok=alone.ok)
+            progress.add_reply(alone)
             if not alone.ok:
                 failed += 1
                 continue

@@ -1,0 +1,173 @@
+"""Do the server's metrics and its clients agree on what happened?
+
+What a client saw to its end is compared exactly. Of a reply that it left, or that failed, the
+client knows the least and the most that the server may have counted; the server must be between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.server_metrics import RUNNING, Scrape, parse_scrape
+from chairlift.loadtest.workload import Request
+
+ENDED = "vllm:request_success_total"
+PROMPT_TOKENS = "vllm:request_prompt_tokens_sum"
+GENERATED_TOKENS = "vllm:generation_tokens_total"
+
+_COMPLETE = ("stop", "length")
+
+# A server takes a moment to notice that a client has left.
+_SETTLE_SECONDS = 10.0
+_SETTLE_PERIOD = 0.1
+
+
+class Check(NamedTuple):
+    """One number: what the clients know of it, from ``low`` to ``high``, and the server's."""
+
+    name: str
+    low: float
+    high: float
+    server: float
+
+    @property
+    def holds(self) -> bool:
+        return self.low <= self.server <= self.high
+
+    @property
+    def expected(self) -> str:
+        """What the clients know, in words."""
+        if self.low == self.high:
+            return f"{self.low:.0f}"
+        most = "" if math.isinf(self.high) else f", at most {self.high:.0f}"
+        return f"at least {self.low:.0f}{most}"
+
+
+class CrossCheck:
+    """Reads the server's counters before a run, and afterwards compares them with the replies.
+
+    Raises:
+        ServerError: the metrics cannot be read, or vLLM's names are not among them.
+    """
+
+    def __init__(self, client: OpenAIClient, address: str, before: Scrape) -> None:
+        self._client = client
+        self._address = address
+        self._before = before
+
+    @classmethod
+    async def begin(cls, client: OpenAIClient, address: str) -> CrossCheck:
+        """Reads the counters now."""
+        before = parse_scrape(await client.fetch(address))
+        missing = [n for n in (ENDED, PROMPT_TOKENS, GENERATED_TOKENS) if n not in before.samples]
+        if missing:
+            raise ServerError(f"{address} has no {', '.join(missing)}")
+        return cls(client, address, before)
+
+    async def end(
+        self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
+    ) -> list[Check]:
+        """Compares, once the server has settled: at once if all agrees, after seconds if not.
+
+        ``shown`` is whether progress is.
+        """
+        prompts = await self._untold_prompts(requests, replies, shown)
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            after = parse_scrape(await self._client.fetch(self._address))
+            checks = compare(self._before, after, requests, replies, prompts)
+            settled = all(check.holds for check in checks) and not after.total(RUNNING)
+            if settled or time.monotonic() > deadline:
+                return checks
+            await asyncio.sleep(_SETTLE_PERIOD)
+
+    async def _untold_prompts(
+        self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
+    ) -> dict[int, int | None]:
+        """The prompt tokens of each reply that has not told them itself, by /tokenize."""
+        untold = [i for i, reply in enumerate(replies) if not _told(reply)]
+        counts = {}
+        progress = Progress(
+            len(untold), "left and failed", unit="prompts", shown=shown and bool(untold)
+        )
+        async with progress:
+            for i in untold:
+                counts[i] = await self._client.count_prompt(requests[i])
+                progress.add_done()
+        return counts
+
+
+def _told(reply: Reply) -> bool:
+    return reply.ok and reply.usage_tokens is not None
+
+
+def compare(
+    before: Scrape,
+    after: Scrape,
+    requests: Sequence[Request],
+    replies: Sequence[Reply],
+    prompts: Mapping[int, int | None],
+) -> list[Check]:
+    """What must be true of the difference of two readings around a run.
+
+    ``prompts`` has, by number, the prompt tokens of replies without usage; None is unknown.
+    """
+
+    def grown(name: str, **labels: str) -> float:
+        return after.total(name, **labels) - before.total(name, **labels)
+
+    completed = sum(reply.ok for reply in replies)
+    cancelled = sum(reply.cancelled for reply in replies)
+    # Some of the failed may never have reached the engine.
+    failed = len(replies) - completed - cancelled
+    prompt_low = prompt_high = generated_low = generated_high = 0.0
+    for i, (request, reply) in enumerate(zip(requests, replies, strict=True)):
+        if reply.ok and reply.usage_tokens is not None:
+            prompt_low += reply.prompt_tokens
+            prompt_high += reply.prompt_tokens
+            generated_low += reply.usage_tokens
+            generated_high += reply.usage_tokens
+            continue
+        prompt = prompts[i]
+        prompt_low += 0 if reply.error or prompt is None else prompt
+        prompt_high += math.inf if prompt is None else prompt
+        # Every chunk has a token at least; tokens that were on their way are in none.
+        generated_low += len(reply.chunk_times)
+        generated_high += request.output_len
+    return [
+        Check(
+            "requests completed",
+            completed,
+            completed + cancelled + failed,
+            sum(grown(ENDED, finished_reason=reason) for reason in _COMPLETE),
+        ),
+        Check(
+            "requests ended",
+            completed + cancelled,
+            completed + cancelled + failed,
+            grown(ENDED),
+        ),
+        Check("prompt tokens", prompt_low, prompt_high, grown(PROMPT_TOKENS)),
+        Check("generated tokens", generated_low, generated_high, grown(GENERATED_TOKENS)),
+    ]
+
+
+def check_report(checks: Sequence[Check]) -> str:
+    """Each number and whether it agrees."""
+    agree = all(check.holds for check in checks)
+    verdict = "agree" if agree else "DISAGREE (or others use the server, too)"
+    lines = [f"Client and server {verdict}:"]
+    lines += [
+        f"  {check.name}: {check.server:.0f} by the server, {check.expected} by the clients"
+        f"{'' if check.holds else '  <- differs'}"
+        for check in checks
+    ]
+    return "\n".join(lines)

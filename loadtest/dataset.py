@@ -1,0 +1,89 @@
+"""The workload that the flags ask for: what is sent, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from chairlift.loadtest.arrivals import arrival_offsets
+from chairlift.loadtest.behaviour import misbehaving
+from chairlift.loadtest.config import BenchConfig
+from chairlift.loadtest.custom import custom_requests
+from chairlift.loadtest.repetition import prefix_repetition_requests
+from chairlift.loadtest.replay import read_requests, replayed
+from chairlift.loadtest.sharegpt import sharegpt_requests
+from chairlift.loadtest.workload import Request, TokenCounter, draw_lengths, random_requests
+
+
+class Workload(NamedTuple):
+    """Requests, and the seconds from the start at which each arrives, ascending."""
+
+    requests: list[Request]
+    offsets: list[float]
+
+
+async def build_workload(
+    config: BenchConfig, count_tokens: TokenCounter, built: Callable[[], None]
+) -> Workload:
+    """The same for the same flags and tokenizer. ``built`` is called after each request made.
+
+    Raises:
+        UsageError: the data set cannot be used.
+    """
+    rng = np.random.default_rng(config.seed)
+    if config.dataset_name == "trace":
+        path = Path(config.dataset_path or "")
+        rows = read_requests(path, config.num_prompts, config.duration)
+        requests = await replayed(rows, rng, count_tokens, built)
+        offsets = [row.arrival for row in rows]
+    else:
+        requests = await _requests(config, rng, count_tokens, built)
+        offsets = _offsets(config, rng)
+    # Last, so that the same prompts arrive at the same times whoever misbehaves.
+    requests = misbehaving(
+        requests,
+        config.cancel_rate,
+        config.slow_reader_rate,
+        config.slow_reader_bytes_per_s,
+        rng,
+    )
+    return Workload(requests, offsets)
+
+
+async def _requests(
+    config: BenchConfig,
+    rng: np.random.Generator,
+    count_tokens: TokenCounter,
+    built: Callable[[], None],
+) -> list[Request]:
+    count, path = config.request_count, Path(config.dataset_path or "")
+    if config.dataset_name == "custom":
+        return custom_requests(path, count, config.custom_output_len)
+    if config.dataset_name == "sharegpt":
+        return await sharegpt_requests(
+            path, count, config.sharegpt_output_len, rng, count_tokens, built
+        )
+    if config.dataset_name == "prefix_repetition":
+        return await prefix_repetition_requests(
+            count,
+            config.prefix_repetition_prefix_len,
+            config.prefix_repetition_suffix_len,
+            config.prefix_repetition_num_prefixes,
+            config.prefix_repetition_output_len,
+            rng,
+            count_tokens,
+            built,
+        )
+    ratio = config.random_range_ratio
+    input_lens = draw_lengths(config.random_input_len, ratio, count, rng)
+    output_lens = draw_lengths(config.random_output_len, ratio, count, rng)
+    return await random_requests(input_lens, output_lens, rng, count_tokens, built)
+
+
+def _offsets(config: BenchConfig, rng: np.random.Generator) -> list[float]:
+    if config.ramp is not None:
+        return config.ramp.offsets(config.request_count, config.burstiness, rng)
+    return arrival_offsets(config.request_count, config.request_rate, config.burstiness, rng)

@@ -1,0 +1,48 @@
+"""HTML and SVG as a tree of elements: what is text stays text, whatever it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from xml.etree import ElementTree
+
+Element = ElementTree.Element
+
+
+def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
+    """``<tag attribute="…">children</tag>``.
+
+    An attribute's trailing underscore is dropped (``class_``), others become hyphens; numbers are
+    cut to two decimals.
+    """
+    made = Element(tag, {_name(key): _value(value) for key, value in attributes.items()})
+    for child in children:
+        if isinstance(child, str):
+            _append_text(made, child)
+        else:
+            made.append(child)
+    return made
+
+
+def path(points: Iterable[tuple[float, float]]) -> str:
+    """The ``d`` of a line through these points."""
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def html(root: Element) -> str:
+    """A whole document."""
+    return f"<!DOCTYPE html>\n{ElementTree.tostring(root, encoding='unicode', method='html')}\n"
+
+
+def _name(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
+
+
+def _value(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _append_text(parent: Element, text: str) -> None:
+    if len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + text
+    else:
+        parent.text = (parent.text or "") + text

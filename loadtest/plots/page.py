@@ -1,0 +1,167 @@
+"""The page: what was run, the figures of every run, and their numbers in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from chairlift.loadtest.errors import UsageError
+from chairlift.loadtest.plots.chart import Chart, Key
+from chairlift.loadtest.plots.figures import (
+    distribution_of,
+    queue_over_time,
+    requests_over_time,
+    throughput_against,
+)
+from chairlift.loadtest.plots.markup import Element, element, html
+from chairlift.loadtest.plots.style import STYLE
+from chairlift.loadtest.result import BenchRun
+
+_HEAD = (
+    *("load", "completed", "failed", "cancelled", "req/s", "output tok/s"),
+    *("TTFT p50", "ITL p50", "E2EL p50", "server agrees"),
+)
+
+
+def page(runs: Sequence[BenchRun]) -> str:
+    """The report of one run, or of all runs of a sweep, as an HTML document."""
+    first = runs[0]
+    title = f"Load test of {first.model}"
+    parts = [element("h1", title), _about(first)]
+    if len(runs) > 1:
+        curves = [throughput_against(name, runs) for name in ("ttft", "itl")]
+        parts += [element("h2", "Throughput against latency"), _grid(curves)]
+    parts += [element("h2", "Figures"), _table(runs)]
+    if len(runs) == 1:
+        parts += [element("h2", "The run"), *_run(first)]
+    else:
+        parts.append(element("h2", "Each run"))
+        parts += [
+            element("details", element("summary", run.config.load), *_run(run), open="open")
+            for run in runs
+        ]
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        element("style", STYLE),
+    )
+    return html(element("html", head, element("body", element("main", *parts)), lang="en"))
+
+
+def check_writable(path: str) -> None:
+    """Finds out before a long test, rather than after it, whether a report can be written.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(path).open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(f"--html: {error}") from error
+
+
+def save_page(path: str, runs: Sequence[BenchRun]) -> None:
+    """Writes the report.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        Path(path).write_text(page(runs), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--html: {error}") from error
+
+
+def _about(run: BenchRun) -> Element:
+    config = run.config
+    facts = [
+        run.date.strftime("%Y-%m-%d %H:%M"),
+        f"{config.base_url}{config.endpoint}",
+        f"data set {config.dataset_name}",
+        f"seed {config.seed}",
+    ]
+    if config.label:
+        facts.insert(0, config.label)
+    if config.cancel_rate:
+        facts.append(f"{config.cancel_rate:.0%} of the clients leave")
+    if config.slow_reader_rate:
+        facts.append(f"{config.slow_reader_rate:.0%} read slowly")
+    return element("p", " · ".join(facts), class_="muted")
+
+
+def _run(run: BenchRun) -> list[Element]:
+    charts = [
+        distribution_of("ttft", run),
+        distribution_of("itl", run),
+        queue_over_time(run),
+        requests_over_time(run),
+    ]
+    return [_grid(charts), *_checks(run)]
+
+
+def _grid(charts: Sequence[Chart]) -> Element:
+    return element("div", *map(_figure, charts), class_="grid")
+
+
+def _figure(chart: Chart) -> Element:
+    keys = [element("div", *map(_key, chart.keys), class_="keys")] if chart.keys else []
+    return element(
+        "figure",
+        element("figcaption", chart.title),
+        *keys,
+        chart.svg(),
+        element("p", chart.description),
+    )
+
+
+def _key(key: Key) -> Element:
+    return element("span", element("i", class_=f"swatch {key.shape} {key.ink}"), key.text)
+
+
+def _table(runs: Sequence[BenchRun]) -> Element:
+    rows = []
+    for run in runs:
+        metrics = run.metrics
+        medians = [metrics.latencies[name].median for name in ("ttft", "itl", "e2el")]
+        rows.append(
+            (
+                run.config.load,
+                *(str(n) for n in (metrics.completed, metrics.failed, metrics.cancelled)),
+                f"{metrics.request_throughput:.2f}",
+                f"{metrics.output_throughput:.1f}",
+                *(f"{median:.1f}" for median in medians),
+                "not compared" if run.checks is None else "yes" if run.checked else "no",
+            )
+        )
+    note = "Latencies in milliseconds, of whole replies whose clients read as they came."
+    return _wide(note, _HEAD, rows)
+
+
+def _checks(run: BenchRun) -> list[Element]:
+    if run.checks is None:
+        return []
+    rows = [
+        (check.name, check.expected, f"{check.server:.0f}", "yes" if check.holds else "no")
+        for check in run.checks
+    ]
+    note = "What the clients know, and the server's metrics."
+    return [_wide(note, ("counted", "clients", "server", "agree"), rows)]
+
+
+def _wide(note: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
+    """A table that scrolls by itself where the screen is narrow."""
+    table = element(
+        "table",
+        element("caption", note),
+        element("thead", element("tr", *(element("th", name, scope="col") for name in head))),
+        element("tbody", *(element("tr", *map(_cell, row)) for row in rows)),
+    )
+    return element("div", table, class_="wide", tabindex="0", role="region", aria_label=note)
+
+
+def _cell(text: str) -> Element:
+    return element("td", text, class_="wrong") if text == "no" else element("td", text)

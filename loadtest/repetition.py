@@ -1,0 +1,41 @@
+"""The data set prefix_repetition: many prompts over few beginnings, as in ``vllm bench serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from chairlift.loadtest.workload import Request, TokenCounter, random_requests
+
+
+async def prefix_repetition_requests(
+    count: int,
+    prefix_len: int,
+    suffix_len: int,
+    prefixes: int,
+    output_len: int,
+    rng: np.random.Generator,
+    count_tokens: TokenCounter,
+    built: Callable[[], None],
+) -> list[Request]:
+    """``count`` prompts in random order: one of ``prefixes`` beginnings, and an end of its own.
+
+    Lengths are tokens. Every beginning is used as often as the others, or once more.
+    """
+    heads = await random_requests(
+        [prefix_len] * prefixes, [output_len] * prefixes, rng, count_tokens
+    )
+    tails = await random_requests(
+        [suffix_len] * count, [output_len] * count, rng, count_tokens, built
+    )
+    joined = [
+        replace(
+            tail,
+            prompt=f"{heads[i % prefixes].prompt} {tail.prompt}",
+            prompt_len=heads[i % prefixes].prompt_len + tail.prompt_len,
+        )
+        for i, tail in enumerate(tails)
+    ]
+    return [joined[i] for i in rng.permutation(count)]

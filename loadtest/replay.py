@@ -1,0 +1,55 @@
+"""The data set trace: what arrived somewhere, at the times it arrived, with words of our own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from chairlift.loadtest.errors import UsageError
+from chairlift.loadtest.workload import Request, TokenCounter, random_requests
+from chairlift.scheduler import trace
+
+
+def read_requests(path: Path, count: int, seconds: float | None) -> list[trace.Request]:
+    """The first ``count`` requests of a trace, of its first ``seconds`` if they are given.
+
+    Raises:
+        UsageError: the file cannot be read, is no trace, or has none.
+    """
+    try:
+        rows = trace.read_trace(path)
+        if seconds is not None:
+            rows = itertools.takewhile(lambda row: row.arrival < seconds, rows)
+        read = list(itertools.islice(rows, count))
+    except (OSError, trace.TraceError) as error:
+        raise UsageError(f"--dataset-path: {error}") from error
+    if not read:
+        raise UsageError(f"--dataset-path: {path} holds no requests")
+    return read
+
+
+async def replayed(
+    rows: list[trace.Request],
+    rng: np.random.Generator,
+    count_tokens: TokenCounter,
+    built: Callable[[], None],
+) -> list[Request]:
+    """Random prompts of the trace's lengths, with its priorities, each to its output's end.
+
+    A priority of 0 is not sent: few servers know the field.
+    """
+    requests = await random_requests(
+        [row.prompt_tokens for row in rows],
+        [row.output_tokens for row in rows],
+        rng,
+        count_tokens,
+        built,
+    )
+    return [
+        replace(request, body={"priority": row.priority}) if row.priority else request
+        for request, row in zip(requests, rows, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""The result file, under vLLM's keys."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from chairlift.loadtest.config import BenchConfig
+from chairlift.loadtest.errors import UsageError
+from chairlift.loadtest.result import BenchRun
+
+
+def result_json(run: BenchRun) -> dict[str, Any]:
+    """The result under vLLM's keys; what --save-detailed adds is one list entry a request.
+
+    Times that end in ``_ms`` are milliseconds, all others seconds.
+    """
+    config, metrics, replies = run.config, run.metrics, run.replies
+    result: dict[str, Any] = {
+        "date": run.date.strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": config.backend,
+        "backend": config.backend,
+        "label": config.label,
+        "model_id": run.model,
+        "num_prompts": len(replies),
+        "request_rate": "inf" if math.isinf(config.request_rate) else config.request_rate,
+        "burstiness": config.burstiness,
+        "max_concurrency": config.max_concurrency,
+        "duration": metrics.duration,
+        "completed": metrics.completed,
+        "failed": metrics.failed,
+        "cancelled": metrics.cancelled,
+        "slow_readers": metrics.slow,
+        "total_input_tokens": metrics.total_input_tokens,
+        "total_output_tokens": metrics.total_output_tokens,
+        "request_throughput": metrics.request_throughput,
+        "request_goodput": metrics.request_goodput,
+        "output_throughput": metrics.output_throughput,
+        "total_token_throughput": metrics.total_token_throughput,
+        "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
+        "max_concurrent_requests": metrics.max_concurrent_requests,
+    }
+    for name, latency in metrics.latencies.items():
+        result[f"mean_{name}_ms"] = latency.mean
+        result[f"median_{name}_ms"] = latency.median
+        result[f"std_{name}_ms"] = latency.std
+        for p, ms in latency.percentiles.items():
+            result[f"p{p:g}_{name}_ms"] = ms
+    if config.ramp is not None:
+        result["ramp_up_strategy"] = config.ramp.strategy
+        result["ramp_up_start_rps"] = config.ramp.start
+        result["ramp_up_end_rps"] = config.ramp.end
+    if run.checks is not None:
+        result["metrics_agree"] = run.checked
+    if run.verification is not None:
+        result["verify_compared"] = run.verification.compared
+        result["verify_differing"] = len(run.verification.differences)
+        result["verify_failed"] = run.verification.failed
+    if config.save_detailed:
+        result |= {
+            "input_lens": [reply.prompt_tokens for reply in replies],
+            "output_lens": [reply.output_tokens for reply in replies],
+            "ttfts": [reply.ttft for reply in replies],
+            "itls": [reply.itls for reply in replies],
+            "latencies": [reply.latency for reply in replies],
+            "queue_times": [reply.queue_time for reply in replies],
+            "start_times": [reply.start for reply in replies],
+            "generated_texts": [reply.text for reply in replies],
+            "errors": [reply.error for reply in replies],
+        }
+    return result
+
+
+def save_result(config: BenchConfig, result: dict[str, Any]) -> Path:
+    """Writes the result file and returns its path; the folder is made if need be.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    concurrency = (
+        f"-concurrency{config.max_concurrency}" if config.max_concurrency is not None else ""
+    )
+    model = os.path.basename(str(result["model_id"]).rstrip("/"))
+    name = config.result_filename or (
+        f"{config.label or config.backend}-{config.request_rate}qps{concurrency}"
+        f"-{model}-{result['date']}.json"
+    )
+    path = Path(config.result_dir or ".") / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the result: {error}") from error
+    return path

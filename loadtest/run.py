@@ -1,0 +1,131 @@
+"""One run of ``chairlift bench``: makes the workload, sends it, and prints what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from datetime import datetime
+from typing import Any
+
+from chairlift.loadtest.bench import LoadResult, run_load, run_loop
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.config import BenchConfig
+from chairlift.loadtest.crosscheck import Check, CrossCheck, check_report
+from chairlift.loadtest.dataset import Workload, build_workload
+from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.metrics import Reply, compute_metrics
+from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.report import failures, result_block
+from chairlift.loadtest.result import BenchRun
+from chairlift.loadtest.server_metrics import QueuePoller, QueueSample
+from chairlift.loadtest.verify import verification_report, verify_replies
+from chairlift.loadtest.workload import Request
+
+
+async def perform(config: BenchConfig) -> BenchRun:
+    """Sends the load that ``config`` describes and sums it up.
+
+    Raises:
+        UsageError: the data set cannot be used.
+        ServerError: the server cannot be used, or has no metrics that must be checked.
+    """
+    body: dict[str, Any] = {}
+    if config.sent_temperature is not None:
+        body["temperature"] = config.sent_temperature
+    if config.ignores_eos:
+        body["ignore_eos"] = True
+    async with OpenAIClient(
+        config.base_url,
+        config.endpoint,
+        model=config.model,
+        api_key=config.api_key,
+        body=body,
+    ) as client:
+        client.model = client.model or await client.first_model()
+        workload = await _prepare(config, client)
+        await _warm_up(config, client, workload)
+        check = await _begin_check(config, client)
+        date = datetime.now()
+        (replies, duration), samples = await _send(config, client, workload, check is not None)
+        # A loop may have sent only the first requests, or all of them several times.
+        sent = list(itertools.islice(itertools.cycle(workload.requests), len(replies)))
+        metrics = compute_metrics(replies, duration, config.goodput, config.metric_percentiles)
+        # What is known is printed before anything else is asked of a server that may not answer.
+        print(result_block(config, metrics))
+        print(failures(replies), end="")
+        checks = None if check is None else await _end_check(config, check, sent, replies)
+        verification = None
+        if config.verify:
+            progress = Progress(metrics.completed, "verify", shown=not config.disable_tqdm)
+            verification = await verify_replies(client, sent, replies, progress)
+            print(verification_report(verification))
+    return BenchRun(config, client.model, date, metrics, replies, samples, checks, verification)
+
+
+async def _prepare(config: BenchConfig, client: OpenAIClient) -> Workload:
+    if config.dataset_name != "custom" and await client.count_tokens("word") is None:
+        print("The server has no /tokenize: prompts have that many words, not tokens.")
+    count = None if config.dataset_name == "trace" else config.request_count
+    progress = Progress(count, "workload", unit="prompts", shown=not config.disable_tqdm)
+    # A file of prompts is read at once, and needs no tokenizer.
+    async with progress if config.dataset_name != "custom" else contextlib.nullcontext():
+        return await build_workload(config, client.count_tokens, progress.add_done)
+
+
+async def _warm_up(config: BenchConfig, client: OpenAIClient, workload: Workload) -> None:
+    progress = Progress(config.num_warmups, "warm-up", shown=not config.disable_tqdm)
+    async with progress if config.num_warmups else contextlib.nullcontext():
+        for _ in range(config.num_warmups):
+            reply = await client.complete(workload.requests[0].behaved, progress.add_chunk)
+            progress.add_reply(reply)
+            if not reply.ok:
+                raise ServerError(f"the warm-up request failed: {reply.error}")
+
+
+async def _begin_check(config: BenchConfig, client: OpenAIClient) -> CrossCheck | None:
+    try:
+        return await CrossCheck.begin(client, config.metrics_address)
+    except ServerError as error:
+        if config.check_metrics:
+            raise
+        print(f"Not compared with the server's metrics: {error}", file=sys.stderr)
+        return None
+
+
+async def _end_check(
+    config: BenchConfig, check: CrossCheck, sent: list[Request], replies: list[Reply]
+) -> list[Check] | None:
+    try:
+        checks = await check.end(sent, replies, not config.disable_tqdm)
+    except ServerError as error:
+        if config.check_metrics:
+            raise
+        print(f"Not compared with the server's metrics: {error}", file=sys.stderr)
+        return None
+    print(check_report(checks))
+    return checks
+
+
+async def _send(
+    config: BenchConfig, client: OpenAIClient, workload: Workload, has_metrics: bool
+) -> tuple[LoadResult, list[QueueSample]]:
+    poller = QueuePoller(client, config.metrics_address)
+    async with poller if config.html and has_metrics else contextlib.nullcontext():
+        shown = not config.disable_tqdm
+        if config.loops:
+            assert config.duration is not None
+            assert config.max_concurrency is not None
+            result = await run_loop(
+                client,
+                workload.requests,
+                config.max_concurrency,
+                config.duration,
+                Progress(None, f"bench, {config.duration:g} s", shown=shown),
+            )
+        else:
+            progress = Progress(len(workload.requests), "bench", shown=shown)
+            result = await run_load(
+                client, workload.requests, workload.offsets, config.max_concurrency, progress
+            )
+    return result, poller.samples

@@ -1,0 +1,120 @@
+"""A reply, put together from the events of its stream and the times they came at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from chairlift.loadtest.metrics import Reply
+
+_ERROR_LENGTH = 300
+
+# Called with the arrival of each chunk that carries a token, in ``time.perf_counter()`` seconds.
+ChunkListener = Callable[[float], None]
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """The fields of a chunk that the load test reads; msgspec skips the others unparsed."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class ReplyBuilder:
+    """Puts a reply together from the events of its stream."""
+
+    def __init__(self, reply: Reply, on_chunk: ChunkListener) -> None:
+        self.reply = reply
+        self.on_chunk = on_chunk
+        self.texts: list[str] = []
+        self.finished = False
+
+    def add(self, data: bytes, now: float) -> None:
+        """Takes one event that arrived at ``now``; puts a failure into ``reply.error``."""
+        if data == b"[DONE]":
+            self.finished = True
+            return
+        try:
+            event = _decode_event(data)
+        except msgspec.DecodeError as error:
+            shown = shorten(data.decode(errors="replace"))
+            self.reply.error = f"malformed event: {error}: {shown}"
+            return
+        if event.error is not None:
+            self.reply.error = f"error event: {error_text(event.error)}"
+            return
+        if event.usage is not None:
+            self._add_usage(event.usage)
+        if event.choices:
+            self._add_choice(event.choices[0], now)
+
+    def _add_usage(self, usage: _Usage) -> None:
+        if usage.completion_tokens is not None:
+            self.reply.usage_tokens = usage.completion_tokens
+        if usage.prompt_tokens is not None:
+            self.reply.prompt_tokens = usage.prompt_tokens
+
+    def _add_choice(self, choice: _Choice, now: float) -> None:
+        delta = choice.delta
+        text = choice.text or ""
+        if delta is not None:
+            text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
+        if choice.finish_reason is not None:
+            self.finished = True
+        # NOTE: the role's chunk comes before any token, and the chunk that only says why the
+        # reply ended comes after all of them: counting either would flatter TTFT or ITL. A token
+        # without text of its own (half a character, a special token) does count; and so does
+        # the closing chunk of a reply whose tokens had no text at all.
+        only_role = delta is not None and delta.role is not None
+        only_end = choice.finish_reason is not None and bool(self.reply.chunk_times)
+        if text or not (only_role or only_end):
+            self.reply.chunk_times.append(now)
+            self.on_chunk(now)
+        self.reply.end = now
+        if text:
+            self.texts.append(text)
+
+    def build(self) -> Reply:
+        """The reply, with an error if its stream broke off."""
+        self.reply.text = "".join(self.texts)
+        if self.reply.ok and not self.finished:
+            self.reply.error = "the stream ended before the reply did"
+        elif self.reply.ok and not self.reply.chunk_times:
+            self.reply.error = "the reply held no token"
+        return self.reply
+
+
+def error_text(error: Any) -> str:
+    """What an OpenAI-compatible server's error says, cut to a line's length."""
+    if isinstance(error, dict):
+        error = error.get("message", error)
+    return shorten(str(error))
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text of whatever length."""
+    return text if len(text) <= _ERROR_LENGTH else text[:_ERROR_LENGTH] + "…"

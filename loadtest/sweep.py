@@ -1,0 +1,59 @@
+"""Several runs of the same load test, at different rates or with different numbers of clients."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from chairlift.loadtest.errors import UsageError
+
+FLAGS = ("request-rate", "max-concurrency")
+
+
+class Sweep(NamedTuple):
+    """``flag`` takes one of ``values`` after the other."""
+
+    flag: str
+    values: tuple[float, ...]
+
+    def arguments(self, args: argparse.Namespace) -> list[argparse.Namespace]:
+        """The arguments of each run: run i has the seed of ``args`` plus i.
+
+        With the same prompts in every run, a prefix cache would answer all but the first. A name
+        of a result file gets the value behind it.
+
+        Raises:
+            UsageError: ``args`` sets the flag itself, too.
+        """
+        name = self.flag.replace("-", "_")
+        if getattr(args, name) not in (None, math.inf):
+            raise UsageError(f"--sweep gives each --{self.flag}; leave that flag out")
+        points = []
+        for i, value in enumerate(self.values):
+            given = {**vars(args), name: value, "seed": args.seed + i}
+            if args.result_filename is not None:
+                path = Path(args.result_filename)
+                given["result_filename"] = f"{path.with_suffix('')}-{value:g}{path.suffix}"
+            points.append(argparse.Namespace(**given))
+        return points
+
+
+def parse_sweep(text: str) -> Sweep:
+    """``FLAG=VALUE,VALUE,...`` as a sweep.
+
+    Raises:
+        UsageError: it is none.
+    """
+    flag, _, listed = text.partition("=")
+    if flag not in FLAGS:
+        raise UsageError(f"--sweep {text}: give {' or '.join(f'{f}=A,B,...' for f in FLAGS)}")
+    read = int if flag == "max-concurrency" else float
+    try:
+        values = tuple(map(read, listed.split(",")))
+    except ValueError as error:
+        raise UsageError(f"--sweep {text}: {error}") from error
+    if len(values) < 2 or len(set(values)) < len(values):
+        raise UsageError(f"--sweep {text}: give two or more different values")
+    return Sweep(flag, values)
