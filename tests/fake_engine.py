@@ -84,6 +84,7 @@ class FakeEngine:
     # Steps whose outputs arrive together, as for a reader that was late.
     steps_at_once: int = 1
     unhealthy: str | None = None
+    unfinished: int = 0
     refusal: ChairliftError | None = None
     on_step: Callable[[StepStats], None] = lambda stats: None
     submitted: list[Submit] = field(default_factory=list)
