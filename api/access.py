@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 from chairlift.api.exchange import Exchange
 
 logger = logging.getLogger(__name__)
+server_logger = logging.getLogger("aiohttp.server")
 
 # Asked every few seconds by machines: their lines would hide the others.
 POLLED = frozenset({"/health", "/ping", "/metrics"})
@@ -18,6 +21,18 @@ def log_exchange(exchange: Exchange) -> None:
     level = logging.DEBUG if exchange.route in POLLED else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "answered", extra=_fields(exchange))
+
+
+def hide_bad_http() -> None:
+    """Keeps requests that are not HTTP, with the bytes that were sent, out of aiohttp's log.
+
+    They are answered with a 400 before they are anybody's request.
+    """
+    server_logger.addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _fields(exchange: Exchange) -> dict[str, object]:

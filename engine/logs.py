@@ -10,7 +10,7 @@ import logging
 import sys
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TextIO
 
 from pythonjsonlogger.core import RESERVED_ATTRS, merge_record_extra
 from pythonjsonlogger.json import JsonFormatter
@@ -25,14 +25,19 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 def set_up_logs(level: str, log_format: LogFormat, process: Process) -> None:
     """Has everything of at least ``level`` written to standard error, one line a record."""
-    handler = logging.StreamHandler()
-    handler.addFilter(_add_request_id)
+    logging.basicConfig(level=level.upper(), handlers=[log_handler(log_format, process)])
     if log_format == "json":
-        handler.setFormatter(_json(process))
         sys.excepthook = _log_uncaught
-    else:
-        handler.setFormatter(TextFormatter(process))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def log_handler(
+    log_format: LogFormat, process: Process, stream: TextIO | None = None
+) -> logging.Handler:
+    """Writes records to ``stream``, standard error if None, with the id of their request."""
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(_add_request_id)
+    handler.setFormatter(_json(process) if log_format == "json" else TextFormatter(process))
+    return handler
 
 
 def _json(process: Process) -> JsonFormatter:

@@ -212,7 +212,7 @@ def test_a_kept_row_is_bounded() -> None:
 def test_a_preempted_replay_is_no_preemption(swap: int) -> None:
     model = tiny_model("llama", seed=2)
     measured = Bench(model)
-    kv = 300 * measured.core.limits.geometry.bytes_per_token
+    kv = 500 * measured.core.limits.geometry.bytes_per_token
     for replayed in (False, True):
         bench = Bench(model, kv=kv, swap=swap)
         bench.core.submit(request("user", max_tokens=150))
