@@ -9,7 +9,6 @@ import time
 import uuid
 
 from aiohttp import web
-from prometheus_client.aiohttp import make_aiohttp_handler
 
 from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
@@ -17,6 +16,7 @@ from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, Exchange
 from chairlift.api.openapi import document
 from chairlift.api.routes import ROUTES, Handler
+from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs import REQUEST_ID
 
@@ -34,7 +34,7 @@ def build_app(service: Service) -> web.Application:
         # A model's id may have slashes.
         path = route.path.replace("{id}", "{id:.+}")
         app.router.add_route(route.method, path, route.handler)
-    app.router.add_get("/metrics", make_aiohttp_handler(service.recorder.registry))
+    app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())
     return app
 

@@ -91,6 +91,12 @@ class Recorder:
         """Adds one request that was refused; ``reason`` is one of the table's."""
         self._server["rejected"].labels(reason).inc()
 
+    def record_restart(self, reason: str) -> None:
+        """Adds one engine process that was started in another's place, for one of the table's
+        reasons.
+        """
+        self._server["restarts"].labels(reason).inc()
+
     def record_canary(self, diverged: bool) -> None:
         """Adds one finished row that was compared with its replay."""
         self._server["canary_checked"].inc()

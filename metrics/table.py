@@ -87,6 +87,15 @@ SERVER: tuple[Metric, ...] = (
         "Clients that left before their reply was complete.",
     ),
     Metric(
+        "restarts",
+        "chairlift_engine_restarts",
+        "counter",
+        "Engine processes started in place of one that crashed, that hung, or that ended before it "
+        "was ready.",
+        ("reason",),
+        values=("crash", "hang", "start"),
+    ),
+    Metric(
         "canary_checked",
         "chairlift_canary_rows_checked",
         "counter",
