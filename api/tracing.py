@@ -26,12 +26,14 @@ from chairlift.api.timing import PromptTimes
 # The routes whose requests are traced, and what the conventions call what they do.
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 _PATH = "/v1/traces"
+# How long a batch is tried, and so how long the server's end may wait for a collector that is gone.
+EXPORT_SECONDS = 3.0
 
 
 def otlp_processor(endpoint: str) -> SpanProcessor:
     """Sends spans to a collector, in batches and from a thread; full, it drops them."""
     base = endpoint.rstrip("/").removesuffix(_PATH)
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=base + _PATH))
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=base + _PATH, timeout=EXPORT_SECONDS))
 
 
 class Tracing:

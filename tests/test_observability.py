@@ -6,14 +6,18 @@ import asyncio
 import json
 import math
 import re
+import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 import openai
 import pytest
 import yaml
+from api_server import until
 from openai import AsyncOpenAI
 from prometheus import Prometheus, promtool, scraping
 from prometheus_client.metrics_core import Metric as Family
@@ -95,6 +99,7 @@ class Run(NamedTuple):
     server: Server
     log: Path
     model: str
+    traces: list[bytes]
 
     def scrape(self) -> str:
         """What a Prometheus 2 gets."""
@@ -110,11 +115,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     model = tiny_model_dir(tmp_path_factory.mktemp("models"), "llama")
     folder = tmp_path_factory.mktemp("server")
     flags = ("--max-rows", "2", "--max-queue", "1", "--canary-interval", "0.5")
-    with serving(folder, str(model), *flags, "--log-format", "json") as server:
-        (log,) = folder.glob("*.log")
-        run = Run(server, log, model.name)
-        asyncio.run(use(run))
-        yield run
+    seen = ("--log-format", "json", "--otlp-endpoint")
+    with collecting() as (endpoint, traces), pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        with serving(folder, str(model), *flags, *seen, endpoint) as server:
+            (log,) = folder.glob("*.log")
+            run = Run(server, log, model.name, traces)
+            asyncio.run(use(run))
+            yield run
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, list[bytes]]]:
+    """An OTLP collector's address, and the bodies that it has received."""
+    received: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
 
 
 async def use(run: Run) -> None:
@@ -284,7 +313,12 @@ def test_every_alert_can_be_decided_and_none_fires(prometheus: Prometheus) -> No
         assert prometheus.values(compared), rule["alert"]
 
 
-# Logs
+# Logs and traces
+
+
+async def test_traces_reach_a_collector(run: Run) -> None:
+    await until(lambda: b"decode" in b"".join(run.traces))
+    assert f"text_completion {run.model}".encode() in b"".join(run.traces)
 
 
 def test_both_processes_log_json_about_what_was_asked_and_not_what_was_said(run: Run) -> None:
