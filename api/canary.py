@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 MOST_TOKENS = 1024
 # How often the engine is looked at while there is a row to replay and others run.
 POLL_SECONDS = 0.1
+# How often a replay that gives way is begun: a long row would keep all others from their turn.
+ATTEMPTS = 3
 
 
 class FinishedRow(NamedTuple):
@@ -68,8 +70,8 @@ class Canary:
     """Takes one row of the users' requests every ``interval`` seconds, and replays it.
 
     A replay begins when the engine has nothing else to do, and is given up as soon as anybody
-    submits a request; it begins anew when the engine is idle again. A row for which no idle time
-    was long enough until the next is due is let go. So there is never more than one row in memory.
+    submits a request; it begins anew when the engine is idle again, so many ATTEMPTS, and then the
+    row is let go for the next one. There is never more than one row in memory.
     """
 
     def __init__(self, client: EngineClient, recorder: Recorder, interval: float) -> None:
@@ -98,10 +100,7 @@ class Canary:
             await asyncio.sleep(self._interval)
             row = await self._next_row()
             try:
-                async with asyncio.timeout(self._interval):
-                    await self._check(row)
-            except TimeoutError:
-                logger.debug("the engine was not idle for long enough to replay a row")
+                await self._check(row)
             except Exception:  # whatever it is, the next row may be checked
                 logger.exception("a row could not be replayed")
 
@@ -113,10 +112,20 @@ class Canary:
             self._wanted = self._recording = None
 
     async def _check(self, row: FinishedRow) -> None:
-        tokens = await self._tokens_alone(row)
-        while tokens is None:
-            await asyncio.sleep(POLL_SECONDS)
+        for _ in range(ATTEMPTS):
+            await self._idle()
             tokens = await self._tokens_alone(row)
+            if tokens is not None:
+                self._compare(row, tokens)
+                return
+        logger.debug("the engine was never idle for long enough to replay a row")
+
+    async def _idle(self) -> None:
+        # Nobody tells when it has become so.
+        while self._client.unfinished or self._client.unhealthy is not None:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _compare(self, row: FinishedRow, tokens: list[int]) -> None:
         at = row.divergence(tokens)
         self._recorder.record_canary(diverged=at is not None)
         if at is not None:
@@ -131,9 +140,7 @@ class Canary:
             )
 
     async def _tokens_alone(self, row: FinishedRow) -> list[int] | None:
-        """The tokens of a replay, or None if it could not begin or had to give way."""
-        if self._client.unfinished or self._client.unhealthy is not None:
-            return None
+        """The tokens of a replay, or None if it had to give way, or failed."""
         tokens: list[int] = []
         finished = False
         try:
