@@ -13,6 +13,11 @@ else
 EXTRA ?= cpu,mkl,dev
 endif
 
+# For the tests of dashboard and alerts: Debian's Prometheus, unpacked and not installed, so that no
+# service starts. Elsewhere they use the one that is installed, or tell why they are skipped.
+PROMETHEUS := $(if $(shell command -v apt-get),$(VENV)/prometheus)
+APT := apt-get -qq -o APT::Sandbox::User=root
+
 .PHONY: serve test lint conformance setup clean
 
 setup: $(VENV)/.installed
@@ -25,8 +30,15 @@ $(VENV)/.installed: pyproject.toml
 serve: setup
 	$(BIN)/chairlift serve $(ARGS)
 
-test: setup
+test: setup $(PROMETHEUS)
 	$(BIN)/pytest $(ARGS)
+
+$(VENV)/prometheus: | setup
+	rm -rf $@.deb && mkdir $@.deb
+	(cd $@.deb && ($(APT) download prometheus || ($(APT) update && $(APT) download prometheus)) \
+		&& dpkg --extract prometheus_*.deb files && mv files ../prometheus) \
+		|| echo "no Prometheus: tests of dashboard and alerts will be skipped"
+	rm -r $@.deb
 
 # Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
 conformance: setup

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from chairlift.api.errors import problem_of
+from chairlift.api.exchange import GENERATION
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored
 from chairlift.api.replies import Finish, Usage
@@ -70,6 +71,7 @@ async def answer(
         EngineDead, GenerationFailed: it failed, and nothing was sent yet.
         ConnectionResetError: the client left.
     """
+    http[GENERATION] = generation
     try:
         generation.submit(arrival)
         if request.stream:
@@ -105,7 +107,7 @@ async def _stream(
             raise
         except Exception as error:
             problem = problem_of(error)
-            log_failure(problem.status, error, generation.id)
+            log_failure(problem.status, error)
             await events.fail(problem)
         await events.finish()
     return events.response
@@ -132,9 +134,9 @@ def json_response(reply: msgspec.Struct) -> web.Response:
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
 
-def log_failure(status: int, error: BaseException, request_id: str) -> None:
+def log_failure(status: int, error: BaseException) -> None:
     """Logs what an operator must know of: our own bugs with their trace."""
     if status == 500:
-        logger.error("request %s failed: %s", request_id, error, exc_info=error)
+        logger.error("a request failed: %s", error, exc_info=error)
     elif status > 500:
-        logger.warning("request %s not served: %s", request_id, error)
+        logger.warning("a request was not served: %s", error)

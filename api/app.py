@@ -9,19 +9,20 @@ import time
 import uuid
 
 from aiohttp import web
-from prometheus_client.aiohttp import make_aiohttp_handler
 
+from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
 from chairlift.api.errors import problem_of
+from chairlift.api.exchange import CLIENT_LEFT, Exchange
 from chairlift.api.openapi import document
 from chairlift.api.routes import ROUTES, Handler
+from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
+from chairlift.engine.logs import REQUEST_ID
 
 # What a client's own request id must look like to be sent back and logged.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-# nginx's status for a client that left before its reply; never sent.
-CLIENT_LEFT = 499
+GIVEN_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 
 def build_app(service: Service) -> web.Application:
@@ -33,7 +34,7 @@ def build_app(service: Service) -> web.Application:
         # A model's id may have slashes.
         path = route.path.replace("{id}", "{id:.+}")
         app.router.add_route(route.method, path, route.handler)
-    app.router.add_get("/metrics", make_aiohttp_handler(service.recorder.registry))
+    app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())
     return app
 
@@ -52,8 +53,11 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     """Names every request, turns its errors into replies, and counts it."""
     started = time.monotonic()
     given = request.headers.get("X-Request-Id", "")
-    request[REQUEST_ID] = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-    recorder = request.app[SERVICE].recorder
+    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    request[GIVEN_ID] = request_id
+    logged = REQUEST_ID.set(request_id)
+    service = request.app[SERVICE]
+    recorder = service.recorder
     status = CLIENT_LEFT
     try:
         response = await handler(request)
@@ -67,20 +71,19 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception as error:
         problem = problem_of(error)
         status = problem.status
-        log_failure(status, error, request[REQUEST_ID])
+        log_failure(status, error)
         if problem.rejected is not None:
             recorder.record_rejected(problem.rejected)
         return problem.response()
     finally:
-        recorder.record_http(_route(request), request.method, status, time.monotonic() - started)
-
-
-def _route(request: web.Request) -> str:
-    """The route's pattern: paths that clients make up must not become metric labels."""
-    resource = request.match_info.route.resource
-    return "unmatched" if resource is None else resource.canonical
+        exchange = Exchange.of(request, request_id, status, started)
+        recorder.record_http(exchange.route, exchange.method, status, exchange.seconds)
+        log_exchange(exchange)
+        if service.tracing is not None:
+            service.tracing.record(exchange, request.headers)
+        REQUEST_ID.reset(logged)
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
-    if REQUEST_ID in request:
-        response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if GIVEN_ID in request:
+        response.headers["X-Request-Id"] = request[GIVEN_ID]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import sys
@@ -12,8 +11,10 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from chairlift.api import cli_observability
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
+from chairlift.engine.logs import set_up_logs
 
 _SERVER = ServerSettings()
 _ENGINE = EngineConfig()
@@ -116,6 +117,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
     _add_cache_arguments(parser)
+    cli_observability.add_arguments(parser)
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,9 +184,7 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         config = engine_config(options)
     except ValueError as error:
         parser.error(str(error))
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logs(options.log_level, options.log_format, "api")
     # transformers would advise, in every process, to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from chairlift.api.serve import serve
@@ -195,6 +195,9 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         served_model_name=options.served_model_name,
         max_body_bytes=options.max_body_bytes,
         keep_alive_seconds=options.keep_alive_seconds,
+        log_format=options.log_format,
+        canary_interval=options.canary_interval,
+        otlp_endpoint=options.otlp_endpoint,
     )
     return serve(settings, config)
 

@@ -14,6 +14,7 @@ from chairlift.api.replies import PromptTokensDetails, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
 from chairlift.api.text import StopMatcher, TextStream
+from chairlift.api.timing import Detokenizing, PromptTimes
 from chairlift.engine.interface import TokenStream
 from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
@@ -36,7 +37,9 @@ class _Arrived(NamedTuple):
 class Generation:
     """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
 
-    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``.
+    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``. The
+    engine has ``accepted`` all of them, or it has none. ``times`` are those of the prompts that it
+    was given.
     """
 
     def __init__(
@@ -51,16 +54,19 @@ class Generation:
         self.id = request_id
         self.created = int(time.time())
         self.model = model
+        self.prompts = prompts
+        self.n = request.n
+        self.accepted = False
+        self.times: list[PromptTimes] = []
+        self.detokenizing = Detokenizing()
         self._recorder = recorder
-        self._prompts = prompts
-        self._n = request.n
         self._priority = priority
         self._cache_salt = request.cache_salt or ""
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
         vocabulary = model.vocabulary
         hidden = vocabulary.special_ids.union(vocabulary.end_ids)
-        self._choices = [
+        self.choices = [
             Choice(
                 index,
                 TextStream(
@@ -79,17 +85,19 @@ class Generation:
         Raises:
             QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
         """
-        for number, (tokens, params) in enumerate(self._prompts):
+        for number, (tokens, params) in enumerate(self.prompts):
             submit = Submit(
                 f"{self.id}-{number}",
                 tokens,
                 params,
-                self._n,
+                self.n,
                 arrival,
                 self._cache_salt,
                 self._priority,
             )
-            self._streams.append(self.model.client.submit(submit))
+            self._streams.append(self.model.submit(submit))
+            self.times.append(PromptTimes(arrival))
+        self.accepted = True
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """What is new of the choices, until all have finished: what a step added to each, in order.
@@ -100,17 +108,22 @@ class Generation:
         """
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
-                taken = [self._take(prompt, output) for prompt, new in arrived for output in new]
+                now = time.monotonic()
+                taken = [
+                    self._take(prompt, output, now) for prompt, new in arrived for output in new
+                ]
+                self.detokenizing.add(now)
                 pieces = [piece for piece in taken if piece is not None]
                 if pieces:
                     yield pieces
-                if all(choice.finish for choice in self._choices):
+                if all(choice.finish for choice in self.choices):
                     return
         raise GenerationFailed("the engine ended this request")
 
-    def _take(self, prompt: int, output: TokenOutput) -> Piece | None:
+    def _take(self, prompt: int, output: TokenOutput, now: float) -> Piece | None:
         """The piece that an output makes, or None if there is nothing to tell the client."""
-        choice = self._choices[prompt * self._n + output.index]
+        self.times[prompt].take(output, now)
+        choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
             return None  # it was on its way when a stop string was found
         piece = choice.take(output)
@@ -120,11 +133,11 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far. A prompt is counted once, and so is its cached part, whatever its n."""
-        prompt = sum(len(prompt.tokens) for prompt in self._prompts)
-        completion = sum(choice.tokens for choice in self._choices)
+        prompt = sum(len(prompt.tokens) for prompt in self.prompts)
+        completion = sum(choice.tokens for choice in self.choices)
         cached = sum(
             max(choice.cached_tokens for choice in self._choices_of(number))
-            for number in range(len(self._prompts))
+            for number in range(len(self.prompts))
         )
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
@@ -136,11 +149,11 @@ class Generation:
         for number, stream in enumerate(self._streams):
             stream.close()
             longest = max(choice.tokens for choice in self._choices_of(number))
-            self._recorder.record_prompt(self._n, longest)
+            self._recorder.record_prompt(self.n, longest)
         self._streams = []
 
     def _choices_of(self, prompt: int) -> list[Choice]:
-        return self._choices[prompt * self._n : (prompt + 1) * self._n]
+        return self.choices[prompt * self.n : (prompt + 1) * self.n]
 
     async def _arrivals(self) -> AsyncGenerator[list[_Arrived], None]:
         """The engine's outputs, all of one step together."""

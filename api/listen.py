@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from chairlift.api.access import hide_bad_http
 from chairlift.api.app import build_app
 from chairlift.api.service import Service
 
@@ -18,6 +19,7 @@ async def listen(service: Service) -> web.AppRunner:
         OSError: the address cannot be bound.
     """
     settings = service.settings
+    hide_bad_http()
     runner = web.AppRunner(
         build_app(service),
         # A client that leaves must free its row: its handler is cancelled.

@@ -7,10 +7,10 @@ import gc
 import logging
 import os
 import signal
-import sys
 
 import uvloop
 
+from chairlift.api.canary import Canary
 from chairlift.api.listen import listen
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
@@ -36,6 +36,7 @@ class Server:
         self._config = config
         self._service = Service(settings)
         self._client: EngineClient | None = None
+        self._canary: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -46,14 +47,22 @@ class Server:
             runner = await listen(self._service)
         except OSError as error:
             return _fail(f"cannot listen on {self._settings.host}:{self._settings.port}: {error}")
+        if self._settings.otlp_endpoint is not None:
+            from chairlift.api.tracing import Tracing, otlp_processor
+
+            self._service.tracing = Tracing(otlp_processor(self._settings.otlp_endpoint))
         address = "http://{}:{}".format(*runner.addresses[0][:2])
         logger.info("listening on %s", address)
         try:
             return await self._serve(address)
         finally:
+            if self._canary is not None:
+                self._canary.cancel()
             await runner.cleanup()
             if self._client is not None:
                 await self._client.stop()
+            if self._service.tracing is not None:
+                await asyncio.to_thread(self._service.tracing.close)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():  # asked twice: at once
@@ -84,7 +93,8 @@ class Server:
         config = self._config
         source = await asyncio.to_thread(resolve, config.model, config.trust_remote_code)
         log_level = logging.getLevelName(logger.getEffectiveLevel())
-        client = self._client = ProcessClient(config, source, log_level)
+        log_format = self._settings.log_format
+        client = self._client = ProcessClient(config, source, log_level, log_format)
         starting = asyncio.create_task(client.start(self._on_progress))
         # One turn of the loop, so that the engine starts before the imports take their second.
         await asyncio.sleep(0)
@@ -95,12 +105,21 @@ class Server:
 
         info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
         name = self._settings.served_model_name or source.name
-        model = ServedModel(name, client, Vocabulary(tokenizer, info.vocab_size), info)
+        canary = self._start_canary(client)
+        model = ServedModel(name, client, Vocabulary(tokenizer, info.vocab_size), info, canary)
         # What is loaded now stays: a full collection would hold up all streams for 45 ms.
         gc.collect()
         gc.freeze()
         self._service.model_loaded(model)
         return model
+
+    def _start_canary(self, client: EngineClient) -> Canary | None:
+        interval = self._settings.canary_interval
+        if not interval:
+            return None
+        canary = Canary(client, self._service.recorder, interval)
+        self._canary = asyncio.create_task(canary.run())
+        return canary
 
     def _on_progress(self, text: str) -> None:
         self._service.progress = text
@@ -108,5 +127,5 @@ class Server:
 
 
 def _fail(message: str) -> int:
-    print(f"chairlift: error: {message}", file=sys.stderr, flush=True)
+    logger.critical("%s", message)
     return 1

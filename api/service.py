@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from chairlift.api.canary import Canary
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.settings import ServerSettings
-from chairlift.engine.interface import EngineClient
-from chairlift.engine.messages import ModelInfo
+from chairlift.engine.interface import EngineClient, TokenStream
+from chairlift.engine.messages import ModelInfo, Submit
 from chairlift.metrics.recorder import Recorder
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # it needs the extra "otel"
+    from chairlift.api.tracing import Tracing
 
 VERSION = version("chairlift")
 
@@ -31,7 +35,12 @@ class ServedModel:
     client: EngineClient
     vocabulary: Vocabulary
     info: ModelInfo
+    canary: Canary | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def submit(self, request: Submit) -> TokenStream:
+        """Hands a user's request to the engine; see ``EngineClient.submit``."""
+        return (self.canary or self.client).submit(request)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -50,6 +59,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.recorder = Recorder()
+        self.tracing: Tracing | None = None
         self.progress = "loading the model"
         self._model: ServedModel | None = None
 

@@ -17,6 +17,7 @@ import zmq.asyncio
 
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.logs import LogFormat
 from chairlift.engine.messages import FromEngine, ModelInfo, Shutdown, ToEngine
 from chairlift.engine.process import Start, encode_path
 from chairlift.engine.source import ModelSource
@@ -34,9 +35,15 @@ def _silent(text: str) -> None:
 class ProcessClient(StreamingClient):
     """An engine in its own process: it can be killed, or crash, without this one."""
 
-    def __init__(self, config: EngineConfig, source: ModelSource, log_level: str = "info") -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: ModelSource,
+        log_level: str = "info",
+        log_format: LogFormat = "text",
+    ) -> None:
         super().__init__()
-        self._start = Start(config, source, log_level)
+        self._start = Start(config, source, log_level, log_format)
         self._encoder = msgspec.msgpack.Encoder()
         self._process: asyncio.subprocess.Process | None = None
         self._socket: zmq.asyncio.Socket | None = None

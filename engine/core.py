@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.forward import fitted
 from chairlift.engine.messages import (
     Abort,
+    Begun,
     FinishReason,
     StepOutput,
     StepStats,
@@ -159,6 +160,9 @@ class EngineCore:
         now = time.monotonic()
         for sequence in (*plan.chunks, *plan.joins):
             sequence.scheduled_at = sequence.scheduled_at or now
+        for sequence, tokens in plan.chunks.items():
+            if sequence.first_token_at is None:
+                sequence.chunks.append((now, tokens))
         self._count_begun(plan)
         for sequence in plan.preempted:
             state = self.prompts.state(sequence) or self.batch.state(sequence)
@@ -193,6 +197,8 @@ class EngineCore:
         stats = self._stats
         stats.resumed = {"memory": 0, "disk": 0, "recompute": 0}
         for sequence, cached in plan.cached.items():
+            if sequence.replay:
+                continue
             place = self.swap.place(sequence)
             if sequence.cached is not None:  # it began before
                 stats.resumed[place or "recompute"] += 1
@@ -229,6 +235,7 @@ class EngineCore:
                     reason,
                     reason == "stop",
                     cached_tokens=(sequence.cached or 0) if new else 0,
+                    begun=Begun(sequence.chunks, now) if new else None,
                 )
             )
             if reason is not None:
@@ -245,12 +252,14 @@ class EngineCore:
             self.prefixes.drop(sequence.request_id)
 
     def _time_token(self, sequence: Sequence, now: float) -> None:
-        if sequence.last_token_at is not None:
-            self._stats.inter_token_latencies.append(now - sequence.last_token_at)
-        elif sequence.first_token_at is None:
-            sequence.first_token_at = now
+        last, sequence.last_token_at = sequence.last_token_at, now
+        sequence.first_token_at = sequence.first_token_at or now
+        if sequence.replay:
+            return
+        if last is None:
             self._stats.first_token_latencies.append(now - sequence.arrival)
-        sequence.last_token_at = now
+        else:
+            self._stats.inter_token_latencies.append(now - last)
 
     def _report(self, plan: Plan, duration: float) -> StepStats:
         """Completes this step's stats and begins the next one's."""
@@ -259,11 +268,11 @@ class EngineCore:
         held = cache.capacity.columns * len(cache)
         stats.duration = duration
         stats.rows = len(cache)
-        stats.running = sum(s.rows for s in (*scheduler.running, *scheduler.prefilling))
+        stats.running = sum(s.rows for s in _users((*scheduler.running, *scheduler.prefilling)))
         stats.waiting = scheduler.waiting.rows
-        stats.prefill_tokens = plan.prefill_tokens
-        stats.decode_tokens = len(plan.decode)
-        stats.preemptions = len(plan.preempted)
+        stats.prefill_tokens = sum(plan.chunks[s] for s in _users(plan.chunks))
+        stats.decode_tokens = len(_users(plan.decode))
+        stats.preemptions = len(_users(plan.preempted))
         stats.swapped_bytes = {"memory": self.swap.nbytes, "disk": self.swap.disk_nbytes}
         stats.prefix_bytes = self.prefixes.nbytes
         stats.prefix_evictions = self.prefixes.evictions - self._evictions
@@ -280,6 +289,10 @@ class EngineCore:
         stats.memory_peak = mx.get_peak_memory()
         stats.memory_cache = mx.get_cache_memory()
         return stats
+
+
+def _users(sequences: Iterable[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in sequences if not sequence.replay]
 
 
 class _Laps:

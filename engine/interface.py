@@ -26,7 +26,8 @@ class TokenStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends whatever still runs of this request as "abort". Harmless when nothing does."""
+        """Ends whatever still runs of this request as "abort", and who waits for its outputs waits
+        no longer. Harmless when nothing does."""
         ...
 
 
@@ -41,6 +42,11 @@ class EngineClient(Protocol):
     @property
     def unhealthy(self) -> str | None:
         """Why requests cannot be served now ("loading the model", …), or None when they can."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Choices of all requests that still run or wait."""
         ...
 
     @property

@@ -52,7 +52,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     """A prompt to be continued ``n`` times. ``arrival`` is when the server received it.
 
     ``cache_salt`` keeps tenants apart: a prefix is shared only between requests of the same salt,
-    the empty one being a salt like any other. ``priority`` is its class: lower is earlier.
+    the empty one being a salt like any other. ``priority`` is its class: lower is earlier. A
+    ``replay`` is the server's own: no user's metric counts it, and the prefix cache keeps nothing.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     arrival: float = 0.0
     cache_salt: str = ""
     priority: int = 0
+    replay: bool = False
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -86,6 +88,22 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top: list[tuple[int, float]]
 
 
+class Begun(msgspec.Struct, array_like=True):
+    """How a request came to its first token.
+
+    ``chunks`` are the steps that computed its prompt, at least one: when each was built, and how
+    many prompt tokens it took. ``first_token`` is when that was read.
+    """
+
+    chunks: list[tuple[float, int]]
+    first_token: float
+
+    @property
+    def scheduled(self) -> float:
+        """When its first step was built."""
+        return self.chunks[0][0]
+
+
 class TokenOutput(msgspec.Struct, array_like=True):
     """New tokens of one choice of one request.
 
@@ -93,7 +111,8 @@ class TokenOutput(msgspec.Struct, array_like=True):
     ended the choice is counted in usage and is the last of ``token_ids``; its text is not part of
     the reply, which ``ended_by_token`` tells. ``error`` explains a finish of "error".
     ``cached_tokens`` are the request's prompt tokens that were taken from the prefix cache; it is
-    told with a choice's first output, to each choice the same, and is 0 in the later ones.
+    told with a choice's first output, to each choice the same, and is 0 in the later ones. So is
+    ``begun``, which is None in those.
     """
 
     request_id: str
@@ -104,6 +123,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     ended_by_token: bool = False
     error: str | None = None
     cached_tokens: int = 0
+    begun: Begun | None = None
 
 
 class FinishedChoice(msgspec.Struct, array_like=True):
@@ -132,6 +152,7 @@ class StepStats(msgspec.Struct):
     # Seconds by phase: "schedule", "launch" (building and dispatching the graph), "wait" (for the
     # device), "output" (reading tokens and deciding who has finished).
     phases: dict[str, float] = {}
+    # Rows computed, replays included, which all that follows leaves out but memory and times.
     rows: int = 0
     running: int = 0
     waiting: int = 0

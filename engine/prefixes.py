@@ -93,7 +93,12 @@ class Prefixes:
                 if not self._tree.insert(tokens, snapshot, sequence.cache_salt):
                     break
             if load.nbytes:
-                log.info("read %d bytes of prefixes in %.2f s", load.nbytes, load.seconds)
+                log.info(
+                    "read %d bytes of prefixes in %.2f s",
+                    load.nbytes,
+                    load.seconds,
+                    extra={"completion_id": sequence.request_id},
+                )
             self._read_on()
 
     def drop(self, request_id: str) -> None:
@@ -145,6 +150,8 @@ class Prefixes:
 
     def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
         """Takes over what is new in the caches of a sequence's row."""
+        if sequence.replay:
+            return  # nobody will ask for it
         # A token may have been in flight when the sequence was ended.
         tokens = sequence.tokens[: cache.offsets[row]]
         # A window may lack older tokens at a position that the tree has.

@@ -20,10 +20,9 @@ import zmq
 
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.logs import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
 from chairlift.engine.source import ModelSource
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -32,6 +31,7 @@ class Start(msgspec.Struct, frozen=True):
     config: EngineConfig
     source: ModelSource
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
 
 class SocketInbox:
@@ -84,7 +84,7 @@ def main(address: str) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.connect(address)
     start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
-    logging.basicConfig(level=start.log_level.upper(), format=LOG_FORMAT)
+    set_up_logs(start.log_level, start.log_format, "engine")
     blas = load_fast_blas()
     if blas.warning:
         logging.getLogger(__name__).warning(blas.warning)

@@ -38,7 +38,7 @@ class Request:
         self, sequence: Sequence, reason: FinishReason, now: float
     ) -> Iterator[FinishedChoice]:
         """What the metrics learn of a sequence that ends, once for each choice it stands for."""
-        for _ in range(sequence.rows):
+        for _ in range(0 if sequence.replay else sequence.rows):
             yield FinishedChoice(
                 reason=reason,
                 prompt_tokens=sequence.prompt_tokens,
@@ -75,6 +75,7 @@ class Requests:
             arrival=submit.arrival,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
+            replay=submit.replay,
         )
 
     def of(self, sequence: Sequence) -> Request:

@@ -86,6 +86,7 @@ class Stream:
             self._client.send(Abort(self._request.request_id))
             for index in list(self._running):
                 self._end(index)
+            self._wake.set()
 
     def _end(self, index: int) -> None:
         self._claim.spend(self._running.pop(index))

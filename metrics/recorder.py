@@ -18,7 +18,6 @@ from chairlift.engine.messages import FinishedChoice, ModelInfo, StepStats
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
 
 _MODEL_LABELS = ("model_name", "engine")
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _FAMILIES: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 # A prometheus family or child: its classes share no useful static type.
@@ -76,12 +75,12 @@ class Recorder:
         self._engine.record_prompt(n, longest)
 
     def record_http(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Adds one reply. ``route`` is the route's pattern, never the path a client made up."""
-        key = (route, method if method in _METHODS else "other", status)
+        """Adds one reply. ``route`` and ``method`` are known ones, never what a client made up."""
+        key = (route, method, status)
         pair = self._http.get(key)
         if pair is None:
             pair = (
-                self._server["http_requests"].labels(route, key[1], status),
+                self._server["http_requests"].labels(*key),
                 self._server["http_duration"].labels(route),
             )
             self._http[key] = pair
@@ -91,6 +90,18 @@ class Recorder:
     def record_rejected(self, reason: str) -> None:
         """Adds one request that was refused; ``reason`` is one of the table's."""
         self._server["rejected"].labels(reason).inc()
+
+    def record_restart(self, reason: str) -> None:
+        """Adds one engine process that was started in another's place, for one of the table's
+        reasons.
+        """
+        self._server["restarts"].labels(reason).inc()
+
+    def record_canary(self, diverged: bool) -> None:
+        """Adds one finished row that was compared with its replay."""
+        self._server["canary_checked"].inc()
+        if diverged:
+            self._server["canary_diverged"].inc()
 
     def record_disconnect(self) -> None:
         """Adds one client that left before its reply was complete."""
@@ -145,7 +156,8 @@ class _EngineMetrics:
         )
         # Stats without rows only report that choices were aborted, not that a step ran.
         if stats.rows or stats.prefill_tokens:
-            child["iteration_tokens"].observe(stats.prefill_tokens + stats.decode_tokens)
+            if tokens := stats.prefill_tokens + stats.decode_tokens:  # none of a replay's
+                child["iteration_tokens"].observe(tokens)
             child["rows"].observe(stats.rows)
             child["step_duration.total"].observe(stats.duration)
             for phase, seconds in stats.phases.items():

@@ -86,6 +86,27 @@ SERVER: tuple[Metric, ...] = (
         "counter",
         "Clients that left before their reply was complete.",
     ),
+    Metric(
+        "restarts",
+        "chairlift_engine_restarts",
+        "counter",
+        "Engine processes started in place of one that crashed, that hung, or that ended before it "
+        "was ready.",
+        ("reason",),
+        values=("crash", "hang", "start"),
+    ),
+    Metric(
+        "canary_checked",
+        "chairlift_canary_rows_checked",
+        "counter",
+        "Finished rows whose tokens were compared with those of a replay alone.",
+    ),
+    Metric(
+        "canary_diverged",
+        "chairlift_canary_rows_diverged",
+        "counter",
+        "Of these, rows whose replay alone gave other tokens.",
+    ),
 )
 
 # One series a model: these carry model_name and engine in front of their own labels.

@@ -15,7 +15,8 @@ class Sequence:
     ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, which
     the scheduler gives. ``cached`` is how many of its tokens were there already when it was first
     scheduled; sequences of another ``cache_salt`` give it none. ``shared`` is how many others are
-    known to begin with. Times are seconds of ``time.monotonic()``.
+    known to begin with. ``chunks`` are the steps that computed its prompt: when each was built, and
+    its tokens. Nobody waits for a ``replay``. Times are seconds of ``time.monotonic()``.
     """
 
     request_id: str
@@ -35,6 +36,8 @@ class Sequence:
     prompt_tokens: int = field(default=0)
     forked: bool = False
     finished: bool = False
+    replay: bool = False
+    chunks: list[tuple[float, int]] = field(default_factory=list)
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.detokenizer import byte_detokenizer
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
+    Begun,
     FinishedChoice,
     FinishReason,
     ModelInfo,
@@ -84,6 +86,7 @@ class FakeEngine:
     # Steps whose outputs arrive together, as for a reader that was late.
     steps_at_once: int = 1
     unhealthy: str | None = None
+    unfinished: int = 0
     refusal: ChairliftError | None = None
     on_step: Callable[[StepStats], None] = lambda stats: None
     submitted: list[Submit] = field(default_factory=list)
@@ -162,7 +165,15 @@ class FakeStream:
             script.ended_by_token and last,
             script.error if last else None,
             script.cached_tokens if position == 0 else 0,
+            self._begun() if position == 0 else None,
         )
+
+    def _begun(self) -> Begun:
+        """A quarter of the time until now was spent in the queue; the prompt took two chunks."""
+        now, arrival = time.monotonic(), self._request.arrival
+        quarter = (now - arrival) / 4
+        tokens = len(self._request.prompt) - 1
+        return Begun([(arrival + quarter, tokens), (arrival + 2 * quarter, 1)], now)
 
 
 def model_info(**changes: Any) -> ModelInfo:

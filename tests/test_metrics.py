@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from fake_engine import model_info, step_stats
@@ -11,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.engine.messages import StepStats
 from chairlift.metrics.recorder import Recorder
-from chairlift.metrics.table import ENGINE, MODEL, SERVER, token_buckets
+from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
 
 MODEL_LABELS = {"model_name": "m", "engine": "0"}
 
@@ -34,6 +35,8 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     recorder.record_http("/health", "GET", 200, 0.1)
     recorder.record_disconnect()
     recorder.record_rejected("invalid")
+    recorder.record_restart("crash")
+    recorder.record_canary(diverged=True)
     families = {
         family.name: family
         for family in text_string_to_metric_families(generate_latest(recorder.registry).decode())
@@ -148,22 +151,28 @@ def test_a_choice_that_never_ran_has_only_waited(recorder: Recorder) -> None:
     assert value(recorder, "vllm:request_decode_time_seconds_count") == 0
 
 
-def test_made_up_methods_are_one_label_value(recorder: Recorder) -> None:
-    for method in ("BREW", "WHEN"):
-        recorder.record_http("unmatched", method, 404, 0.1)
-    count = value(
-        recorder,
-        "chairlift_http_requests_total",
-        route="unmatched",
-        method="other",
-        status="404",
-    )
-    assert count == 2
-
-
 def test_token_buckets_end_at_the_context() -> None:
     assert token_buckets(250) == (1, 2, 5, 10, 20, 50, 100, 200, 250)
     assert token_buckets(1) == (1,)
+
+
+def test_a_replays_step_is_the_machines_and_nobody_elses(recorder: Recorder) -> None:
+    recorder.record_step(StepStats(rows=1, duration=0.5))
+    assert value(recorder, "chairlift_batch_rows_count") == 1
+    assert value(recorder, "vllm:iteration_tokens_total_count") == 0
+
+
+def test_the_documentation_lists_every_metric_as_it_is() -> None:
+    page = Path(__file__).parent.parent / "docs" / "observability.md"
+    prefixes = ("| `vllm:", "| `chairlift_")
+    listed = [line for line in page.read_text().splitlines() if line.startswith(prefixes)]
+    assert listed == [_documented(metric) for metric in (*MODEL, *ENGINE, *SERVER)]
+
+
+def _documented(metric: Metric) -> str:
+    name = metric.name + ("_total" if metric.kind == "counter" else "")
+    labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
+    return f"| `{name}{labels}` | {metric.kind} | {metric.help} |"
 
 
 def test_recording_a_step_of_256_rows_is_cheap(recorder: Recorder) -> None:

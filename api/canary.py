@@ -1,0 +1,199 @@
+"""The canary: replays a finished row alone now and then, and counts those whose tokens differ.
+
+What a row's tokens are must not depend on who else is in the batch. The only way to see that it
+does not, on the operator's machine and with the users' requests, is to compute one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator
+from itertools import zip_longest
+from typing import NamedTuple
+
+import msgspec
+
+from chairlift.engine.errors import ChairliftError
+from chairlift.engine.interface import EngineClient, TokenStream
+from chairlift.engine.logs import REQUEST_ID
+from chairlift.engine.messages import MAX_PRIORITY, Submit, TokenOutput
+from chairlift.metrics.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+# So many first tokens of a row's output are kept and computed again, however long it was.
+MOST_TOKENS = 1024
+# How often the engine is looked at while there is a row to replay and others run.
+POLL_SECONDS = 0.1
+# How often a replay that gives way is begun: a long row would keep all others from their turn.
+ATTEMPTS = 3
+
+
+class FinishedRow(NamedTuple):
+    """One choice of a finished request, the id it has in the logs, and its first output tokens."""
+
+    request: Submit
+    request_id: str | None
+    choice: int
+    tokens: list[int]
+
+    def replay(self) -> Submit:
+        """The request that gives the same tokens, out of nobody's prefix and before nobody."""
+        params = self.request.params
+        name = uuid.uuid4().hex
+        return Submit(
+            f"canary-{name}",
+            self.request.prompt,
+            msgspec.structs.replace(
+                params,
+                seed=params.seed + self.choice,
+                max_tokens=len(self.tokens),
+                logprobs=None,
+            ),
+            arrival=time.monotonic(),
+            cache_salt=f"canary-{name}",
+            priority=MAX_PRIORITY,
+            replay=True,
+        )
+
+    def divergence(self, tokens: list[int]) -> int | None:
+        """The first output position where a replay's tokens are others, if there is one."""
+        pairs = zip_longest(self.tokens, tokens)
+        return next((at for at, (mine, other) in enumerate(pairs) if mine != other), None)
+
+
+class Canary:
+    """Takes one row of the users' requests every ``interval`` seconds, and replays it.
+
+    A replay begins when the engine has nothing else to do, and is given up as soon as anybody
+    submits a request; it begins anew when the engine is idle again, so many ATTEMPTS, and then the
+    row is let go for the next one. There is never more than one row in memory.
+    """
+
+    def __init__(self, client: EngineClient, recorder: Recorder, interval: float) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._interval = interval
+        self._wanted: asyncio.Future[FinishedRow] | None = None
+        self._recording: RecordedStream | None = None
+        self._replay: TokenStream | None = None
+
+    def submit(self, request: Submit) -> TokenStream:
+        """Submits a user's request; see ``EngineClient.submit``. A replay gives way first."""
+        if self._replay is not None:
+            self._replay.close()
+        stream = self._client.submit(request)
+        if self._wanted is None or self._wanted.done():
+            return stream
+        if self._recording is not None and not self._recording.ended:
+            return stream
+        self._recording = RecordedStream(stream, request, self._wanted)
+        return self._recording
+
+    async def run(self) -> None:
+        """Checks rows until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
+            row = await self._next_row()
+            try:
+                await self._check(row)
+            except Exception:  # whatever it is, the next row may be checked
+                logger.exception("a row could not be replayed")
+
+    async def _next_row(self) -> FinishedRow:
+        self._wanted = asyncio.get_running_loop().create_future()
+        try:
+            return await self._wanted
+        finally:
+            self._wanted = self._recording = None
+
+    async def _check(self, row: FinishedRow) -> None:
+        for _ in range(ATTEMPTS):
+            await self._idle()
+            tokens = await self._tokens_alone(row)
+            if tokens is not None:
+                self._compare(row, tokens)
+                return
+        logger.debug("the engine was never idle for long enough to replay a row")
+
+    async def _idle(self) -> None:
+        # Nobody tells when it has become so.
+        while self._client.unfinished or self._client.unhealthy is not None:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _compare(self, row: FinishedRow, tokens: list[int]) -> None:
+        at = row.divergence(tokens)
+        self._recorder.record_canary(diverged=at is not None)
+        if at is not None:
+            logger.error(
+                "a row's replay alone gave another token",
+                extra={
+                    "request_id": row.request_id,
+                    "choice": row.choice,
+                    "position": at,
+                    "prompt_tokens": len(row.request.prompt),
+                },
+            )
+
+    async def _tokens_alone(self, row: FinishedRow) -> list[int] | None:
+        """The tokens of a replay, or None if it had to give way, or failed."""
+        tokens: list[int] = []
+        finished = False
+        try:
+            self._replay = self._client.submit(row.replay())
+            async for outputs in self._replay:
+                for output in outputs:
+                    tokens += output.token_ids
+                    finished = output.finish in ("stop", "length")
+        except ChairliftError as error:
+            logger.debug("a replay failed: %s", error)
+        finally:
+            if self._replay is not None:
+                self._replay.close()
+            self._replay = None
+        return tokens if finished else None
+
+
+class RecordedStream:
+    """A user's stream, passed on as it is; one of its choices becomes a ``FinishedRow``."""
+
+    def __init__(
+        self, stream: TokenStream, request: Submit, wanted: asyncio.Future[FinishedRow]
+    ) -> None:
+        self._stream = stream
+        self._row = FinishedRow(request, REQUEST_ID.get(), random.randrange(request.n), [])
+        self._wanted = wanted
+        self.ended = False
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
+        async for outputs in self._stream:
+            for output in outputs:
+                if output.index == self._row.choice and not self.ended:
+                    self._take(output)
+            yield outputs
+
+    def stop(self, index: int) -> None:
+        """See ``TokenStream.stop``."""
+        self._stream.stop(index)
+        if index == self._row.choice:
+            self._end(whole=True)
+
+    def close(self) -> None:
+        """See ``TokenStream.close``."""
+        self._stream.close()
+        self._end(whole=False)
+
+    def _take(self, output: TokenOutput) -> None:
+        tokens = self._row.tokens
+        tokens += output.token_ids[: MOST_TOKENS - len(tokens)]
+        if output.finish is not None:
+            self._end(whole=output.finish in ("stop", "length"))
+
+    def _end(self, whole: bool) -> None:
+        if whole and not self.ended and not self._wanted.done():
+            self._wanted.set_result(self._row)
+        self.ended = True
