@@ -102,14 +102,14 @@ def _submit(bench: Bench) -> None:
 
 def _squeeze(bench: Bench, most: int) -> None:
     """A step for which there is memory for so many rows only."""
-    fitting = Room.capacity
+    fitting = Room.capacities
 
-    def capacity(room: Room, more: Sequence | None = None) -> Capacity | None:
+    def capacities(room: Room, more: Sequence | None = None) -> tuple[Capacity, ...] | None:
         full = room.rows + (more.rows if more else 0) > most
         return None if full else fitting(room, more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Room, "capacity", capacity)
+        patch.setattr(Room, "capacities", capacities)
         bench.step()
 
 
