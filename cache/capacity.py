@@ -10,8 +10,8 @@ from typing import NamedTuple
 COLUMN_STEP = 64
 ROW_STEP = 4
 # A buffer is given back only when it has so many times the rows that its content needs, so that a
-# batch whose size swings does not copy itself with every swing; or so many times the columns, sooner,
-# since where attention reads them all they cost time in every step.
+# batch whose size swings does not copy itself with every swing; sooner if it has so many times the
+# columns, which cost time in every step where attention reads them all.
 SHRINK_ROWS = 16
 SHRINK_COLUMNS = 4
 
@@ -60,7 +60,9 @@ def resized(need: Capacity, now: Capacity) -> Capacity:
 
 def resize_order(now: Sequence[Capacity], then: Sequence[Capacity]) -> list[int]:
     """In which order several buffers get other capacities: who gives memory back goes first."""
-    sizes = [(old.rows * old.columns, new.rows * new.columns) for old, new in zip(now, then, strict=True)]
+    sizes = [
+        (old.rows * old.columns, new.rows * new.columns) for old, new in zip(now, then, strict=True)
+    ]
     return sorted(range(len(sizes)), key=lambda i: sizes[i][1] - sizes[i][0])
 
 

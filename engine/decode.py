@@ -80,9 +80,7 @@ class DecodeBatch:
         band, row = next((band, row) for band, row, own in self._places() if own is sequence)
         return band.extract(row)
 
-    def leaving(
-        self, wanted: Collection[Sequence]
-    ) -> Iterator[tuple[Sequence, BatchCache, int]]:
+    def leaving(self, wanted: Collection[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
         """The sequences of the caches that are not ``wanted`` any more, and their rows."""
         for band, row, sequence in self._places():
             if sequence not in wanted:

@@ -28,10 +28,9 @@ STRETCH = {"cpu": 0.0, "gpu": 1.75}
 # Columns given to rows ahead of their tokens, so that buffers grow seldom. On the CPU attention
 # reads the whole ring where rows lie across its end, and a wide one costs time.
 AHEAD = {"cpu": 0, "gpu": 512}
-# Batches of rows of like length, and the bytes of KV that another one has to save. It costs three
-# operations a layer: on an accelerator their launches take as long as reading these bytes. On the CPU
-# a single band's attention runs on the host from input to output (6 ms a step sooner), which reads
-# its buffers whole.
+# Bands of rows of like length, and the bytes of KV that another one has to save. On an accelerator
+# its three launches a layer take as long as reading these bytes. So does on the CPU what is lost
+# with a second band: attention that runs on the host from input to output, 6 to 8 ms a step.
 BANDS = 4
 BAND_BYTES = {"cpu": 96 << 20, "gpu": 1 << 30}
 # A chunk has a multiple of this many tokens where its shape costs something when it is new.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from chairlift.cache.capacity import Capacity
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NOTHING, Plan
@@ -41,10 +43,10 @@ class Budget:
         changed = [s.wanted for s, band in plan.decode.items() if self._bands.get(s, band) != band]
         copied = limits.geometry.used(changed)
         held = moved + copied + sum(prompts.values()) + self._arriving
-        for band, capacity in enumerate(plan.capacities):
-            wanted = [s.wanted for s, number in plan.decode.items() if number == band]
-            assert capacity.rows >= len(wanted), (capacity, len(wanted))
-            assert capacity.columns >= max(wanted, default=0), (capacity, max(wanted))
+        for band, taken in Counter(plan.decode.values()).items():
+            assert taken <= plan.capacities[band].rows, (taken, plan.capacities[band])
+        for sequence, band in plan.decode.items():
+            assert sequence.wanted <= plan.capacities[band].columns, plan.capacities[band]
         assert rows <= limits.max_rows, (rows, limits)
         assert step_tokens <= limits.max_step_tokens, (step_tokens, limits)
         assert held <= limits.kv_bytes, (held, limits)

@@ -31,9 +31,9 @@ class Limits:
     hold more is not begun beside others. Rows are given ``ahead`` columns more than they need yet,
     if there is memory. Beside rows that run, prompts are cut so that a step takes no longer than
     ``step_seconds``, or ``stretch`` times what the rows alone would take if that is longer, as far
-    as can be foreseen. Rows of unlike length are in ``bands`` batches at most, each of which saves
-    ``band_bytes`` at least. Who waits is due ``ageing`` seconds later for each step that its priority is
-    above 0.
+    as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most, of which each
+    has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each step that its
+    priority is above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -120,7 +120,7 @@ class Limits:
     ) -> tuple[Capacity, ...] | None:
         """The capacities to give bands that must hold ``needs`` and have ``now``; None if none fit.
 
-        They will soon have to hold ``hoped``, which is no less than ``needs``. ``besides`` is bytes
+        They will soon have to hold ``hoped`` as well. ``besides`` is bytes
         taken elsewhere; what moving to other buffers takes for a moment counts too. Roomy sizes
         come first, since growing costs a copy.
         """
@@ -135,7 +135,8 @@ def _sizes(need: Capacity, hoped: Capacity, now: Capacity) -> Iterator[Capacity]
     if not need.rows:
         yield from [Capacity(0, 0)] * 4
         return
-    yield resized(hoped, now)
+    soon = Capacity(max(need.rows, hoped.rows), max(need.columns, hoped.columns))
+    yield resized(soon, now)
     yield resized(need, now)
     yield Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
     yield need

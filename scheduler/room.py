@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from itertools import chain, compress, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
-from chairlift.scheduler.bands import Bands, Lengths, number_of
+from chairlift.scheduler.bands import Bands, numbers_of, recut
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
 # Rows that change their band in one step: copying more of them would hold up all rows.
 MOVES = 2
-
-
-class _Group(NamedTuple):
-    """What a band has to hold, and ``hoped`` is to hold soon."""
-
-    rows: int = 0
-    columns: int = 0
-    hoped: Capacity = Capacity(0, 0)
-
-    def with_more(self, rows: int, columns: int, ahead: int) -> _Group:
-        """The same with so many rows more."""
-        hoped = Capacity(self.hoped.rows, max(self.hoped.columns, ahead))
-        return _Group(self.rows + rows, max(self.columns, columns), hoped)
 
 
 class Room:
@@ -55,54 +43,33 @@ class Room:
     ) -> None:
         self._limits = limits
         self._now = now
+        wanted = [s.wanted for s in decode]
         # Rows of the batch once all have joined, and the tokens of those that are there already.
         self.rows = len(decode)
-        lengths = Lengths(limits)
-        wanted = [s.wanted for s in decode]
         self.context = sum(wanted)
-        own = [(s, n, min(s.most, n + limits.ahead)) for s, n in zip(decode, wanted, strict=True)]
-        for sequence, tokens, ahead in own:
-            lengths.add(ahead, 1, 0 if sequence in arriving else tokens)
-        left = limits.max_rows - self.rows
-        others = []
-        for sequence in coming:
-            rows, ahead = min(left, sequence.rows), self._ahead(sequence)
-            left -= rows
-            others.append((rows, ahead))
-            lengths.add(ahead, rows)
-        taken = {sequence.band for sequence in decode if sequence not in arriving}
-        free = [number for number in range(limits.bands) if number not in taken]
-        self.bands = lengths.cut(bands, free)
-        # Where each row of ``decode`` is in this step, and bytes of those that are copied there.
-        self.places: dict[Sequence, int] = {}
-        self.moved = 0
-        groups = [_Group()] * limits.bands
-        for sequence, tokens, ahead in own:
-            place = number_of(self.bands, ahead)
-            if place != sequence.band and sequence not in arriving:
-                if moves:
-                    moves -= 1
-                    self.moved += limits.geometry.used([tokens])
-                else:
-                    place = sequence.band
-            self.places[sequence] = place
-            groups[place] = groups[place].with_more(1, tokens, ahead)
-        for place, group in enumerate(groups):
-            groups[place] = group._replace(hoped=Capacity(group.rows, group.hoped.columns))
-        for rows, ahead in others:
-            place = number_of(self.bands, ahead)
-            old = groups[place].hoped
-            hoped = Capacity(old.rows + rows, max(old.columns, ahead))
-            groups[place] = groups[place]._replace(hoped=hoped)
-        self._groups = groups
+        columns = [min(s.most, own + limits.ahead) for s, own in zip(decode, wanted, strict=True)]
+        others = [self._columns(s) for s in _fitting(coming, limits.max_rows - self.rows)]
+        there = [s not in arriving for s in decode]
+        taken = {s.band for s in compress(decode, there)}
+        free = (number for number in range(limits.bands) if number not in taken)
+        self.bands = recut(bands, chain(columns, others), compress(columns, there), free, limits)
+        # The band of each row of ``decode`` in this step, and bytes of those that change theirs.
+        self.places = dict(zip(decode, numbers_of(self.bands, columns), strict=True))
+        changed = [s for s in compress(decode, there) if s.band != self.places[s]]
+        self.places |= {s: s.band for s in changed[moves:]}
+        self.moved = limits.geometry.used(s.wanted for s in changed[:moves])
         self._besides = self.moved + sum(map(self._bytes_of, set(arriving.values())))
+        places = list(self.places.values())
+        soon = [*places, *numbers_of(self.bands, others)]
+        self._needs = _held(limits.bands, places, wanted)
+        self._hoped = _held(limits.bands, soon, [*columns, *others])
         for sequence in prefill:
             self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """A prompt is to be computed, and its choices to join the batch."""
         self.rows += sequence.rows
-        self._groups = self._with(sequence)
+        self._needs, self._hoped = self._with(sequence)
         self._besides += self._bytes_of(sequence)
 
     def capacities(self, more: Sequence | None = None) -> tuple[Capacity, ...] | None:
@@ -111,27 +78,46 @@ class Room:
         Beside others ``more`` must leave a few columns to spare, so that who is admitted is not
         preempted at once.
         """
-        groups, besides, spare = self._groups, self._besides, 0
-        if more is not None:
-            groups, besides = self._with(more), besides + self._bytes_of(more)
+        if more is None:
+            needs, hoped, spare, besides = self._needs, self._hoped, 0, self._besides
+        else:
+            needs, hoped = self._with(more)
             spare = COLUMN_STEP if self.rows else 0
-        needs = [Capacity(g.rows, g.columns + spare if g.rows else 0) for g in groups]
-        hoped = [
-            Capacity(max(need.rows, g.hoped.rows), max(need.columns, g.hoped.columns))
-            for need, g in zip(needs, groups, strict=True)
-        ]
+            besides = self._besides + self._bytes_of(more)
+        needs = [Capacity(n.rows, n.columns + spare) if n.rows else n for n in needs]
         return self._limits.choose(needs, hoped, self._now, besides)
 
-    def _with(self, prompt: Sequence) -> list[_Group]:
-        ahead = self._ahead(prompt)
-        place = number_of(self.bands, ahead)
-        groups = list(self._groups)
-        groups[place] = groups[place].with_more(prompt.rows, prompt.wanted, ahead)
-        return groups
+    def _with(self, prompt: Sequence) -> tuple[list[Capacity], list[Capacity]]:
+        """What the bands need with one prompt more, and what is hoped for."""
+        needs, hoped, soon = list(self._needs), list(self._hoped), self._columns(prompt)
+        [place] = numbers_of(self.bands, [soon])
+        _widen(needs, place, prompt.rows, prompt.wanted)
+        _widen(hoped, place, 0, soon)
+        return needs, hoped
 
-    def _ahead(self, sequence: Sequence) -> int:
+    def _columns(self, sequence: Sequence) -> int:
         """The columns that it may be given."""
         return min(sequence.most, sequence.wanted + self._limits.ahead)
 
     def _bytes_of(self, prompt: Sequence) -> int:
         return self._limits.prefill_bytes(Capacity(1, prompt.wanted))
+
+
+def _held(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:
+    """What bands hold whose rows, of so many columns, are at these places."""
+    rows, longest = Counter(places), [0] * bands
+    for place, own in zip(places, columns, strict=True):
+        if own > longest[place]:
+            longest[place] = own
+    return [Capacity(rows[place], own) for place, own in enumerate(longest)]
+
+
+def _widen(bands: list[Capacity], place: int, rows: int, columns: int) -> None:
+    """Makes room in a band for so many rows more."""
+    held = bands[place]
+    bands[place] = Capacity(held.rows + rows, max(held.columns, columns))
+
+
+def _fitting(coming: Iterable[Sequence], rows: int) -> list[Sequence]:
+    """The first of those who come, once for each of so many rows."""
+    return list(islice((s for s in coming for _ in range(s.rows)), rows))

@@ -27,13 +27,14 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: ``decode`` are the rows of the batch that gain a token, and the band that each is in
-    or changes to; ``chunks`` the prompts of which some tokens are computed, and how many. Of a prompt that ends with its chunk, each choice
-    gains its first token in the same step, and joins the batch in the next: ``joins`` has the
-    choices, and the sequence whose state each starts from. Whoever has a row and is not in
-    ``decode`` leaves. ``capacities`` is what each band has to hold, ``bands`` who belongs to which.
-    ``cached`` has the sequences that begin, and how many of their first tokens are not computed: the prefix cache
-    gives them, or the state that was swapped out. ``work`` is what the step comes to.
+    """One step: ``decode`` are the rows of the batch that gain a token, and the band that each is
+    in, or changes to; ``chunks`` the prompts of which some tokens are computed, and how many. Of a
+    prompt that ends with its chunk, each choice gains its first token in the same step, and joins
+    the batch in the next: ``joins`` has the choices, and the sequence whose state each starts from.
+    Whoever has a row and is not in ``decode`` leaves. ``cached`` has the sequences that begin, and
+    how many of their first tokens are not computed: the prefix cache gives them, or the state that
+    was swapped out. ``capacities`` is what each band has to hold, ``bands`` who belongs to which,
+    ``work`` what the step comes to.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -193,9 +194,7 @@ class Scheduler:
             work = self._go_on(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
-        return Plan(
-            chunks, cached, room.places, joins, preempted, capacities, room.bands, work
-        )
+        return Plan(chunks, cached, room.places, joins, preempted, capacities, room.bands, work)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""

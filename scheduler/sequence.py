@@ -13,9 +13,10 @@ class Sequence:
     sampled but not read back yet: they are wanted already, though nobody knows them. Until its
     prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
     ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, and
-    ``band`` the one that its row is in; the scheduler gives them. ``cached`` is how many of its tokens were there already when it was first
-    scheduled; sequences of another ``cache_salt`` give it none. ``shared`` is how many others are
-    known to begin with. Times are seconds of ``time.monotonic()``.
+    ``band`` the one that its row is in, which the scheduler gives. ``cached`` is how many of its
+    tokens were there already when it was first scheduled; sequences of another ``cache_salt`` give
+    it none. ``shared`` is how many others are known to begin with. Times are seconds of
+    ``time.monotonic()``.
     """
 
     request_id: str
