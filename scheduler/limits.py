@@ -120,9 +120,9 @@ class Limits:
     ) -> tuple[Capacity, ...] | None:
         """The capacities to give bands that must hold ``needs`` and have ``now``; None if none fit.
 
-        They will soon have to hold ``hoped`` as well. ``besides`` is bytes
-        taken elsewhere; what moving to other buffers takes for a moment counts too. Roomy sizes
-        come first, since growing costs a copy.
+        They will soon have to hold ``hoped`` as well. ``besides`` is bytes taken elsewhere; what
+        moving to other buffers takes for a moment counts too. Roomy sizes come first, since growing
+        costs a copy.
         """
         sizes = [list(_sizes(*band)) for band in zip(needs, hoped, now, strict=True)]
         for capacities in zip(*sizes, strict=True):

@@ -295,6 +295,11 @@ class Scheduler:
         assert all(self._by_request.values())
         assert len(set(map(id, everyone))) == len(everyone)
         assert sum(s.wanted < s.most for s in self.running) <= self.limits.max_rows
+        numbers, ceilings = zip(*self._bands, strict=True)
+        assert len(set(numbers)) == len(numbers), self._bands
+        assert {*numbers, *(s.band for s in self.running)} <= set(range(self.limits.bands))
+        assert list(ceilings) == sorted(set(ceilings)), self._bands
+        assert ceilings[-1:] == ONE_BAND[0][1:], self._bands
         for sequence in everyone:
             assert not sequence.finished
             assert 0 <= sequence.computed <= sequence.wanted <= sequence.most

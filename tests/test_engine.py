@@ -58,9 +58,12 @@ class Bench:
         swap_files: SwapFiles | None = None,
         offloads: bool = False,
         quantization: Quantization | None = None,
+        bands: int = 1,
+        ahead: int = 0,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
-        limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 64)
+        checkpoint = None if geometry.pads else 64
+        limits = Limits(rows, tokens, kv, geometry, checkpoint, ahead=ahead, bands=bands)
         kinds = [layer.kind for layer in layers]
         store = (
             PrefixStore(directory, 1 << 26, fingerprint("test"), kinds, layers)
