@@ -35,6 +35,8 @@ from chairlift.engine.acceleration import accelerate
 from chairlift.engine.core import EngineCore
 from chairlift.engine.device import (
     AHEAD,
+    BAND_BYTES,
+    BANDS,
     CHUNK_MULTIPLE,
     DEFAULT_CHUNK,
     DEFAULT_STEP_SECONDS,
@@ -100,6 +102,8 @@ class Ours:
             ahead=AHEAD[kind()],
             step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
             stretch=STRETCH[kind()],
+            bands=BANDS,
+            band_bytes=BAND_BYTES[kind()],
         )
         self._core = EngineCore(model, probed.vocabulary, limits, eager)
         self._added = 0

@@ -103,26 +103,25 @@ def recut(
     for band in bands:
         spans.append([group for group in groups if group.ceiling <= band.ceiling])
         groups = groups[len(spans[-1]) :]
+    parts = [_part(span, limits.geometry) for span in spans]
     cuts = (cut for at, span in enumerate(spans) for cut in _cuts(at, span, limits.geometry))
     best = max(cuts, key=lambda cut: cut.saved, default=None)
-    gain = best.saved if best else 0
     full = len(bands) >= limits.bands
-    parts = [_part(span, limits.geometry) for span in spans]
-    whole = sum(part.rows * part.row_bytes for part in parts)
-    price = max(limits.band_bytes, whole // SHARE)
-    pairs = enumerate(pairwise(parts))
-    least = min(pairs, key=lambda pair: pair[1][0].saved(pair[1][1]), default=None)
-    if least is not None:
-        at, (low, high) = least
-        if low.saved(high) * HYSTERESIS < max(price, gain if full else 0):
-            number = bands[at if low.held > high.held else at + 1].number
-            return (*bands[:at], Band(number, bands[at + 1].ceiling), *bands[at + 2 :])
-    number = next((n for n in free if all(n != band.number for band in bands)), None)
-    if best is None or full or number is None or gain < price:
+    price = max(limits.band_bytes, sum(part.rows * part.row_bytes for part in parts) // SHARE)
+    saved = [low.saved(high) for low, high in pairwise(parts)]
+    needed = max(price, best.saved if best and full else 0)
+    if saved and min(saved) * HYSTERESIS < needed:
+        at = saved.index(min(saved))
+        kept = at if parts[at].held > parts[at + 1].held else at + 1
+        band = Band(bands[kept].number, bands[at + 1].ceiling)
+        return (*bands[:at], band, *bands[at + 2 :])
+    unused = (number for number in free if all(number != band.number for band in bands))
+    number = next(unused, None)
+    if best is None or number is None or full or best.saved < price:
         return bands
-    old, ceiling = bands[best.at]
-    numbers = (old, number) if best.low.held > best.high.held else (number, old)
-    pair = Band(numbers[0], best.ceiling), Band(numbers[1], ceiling)
+    old = bands[best.at]
+    numbers = (old.number, number) if best.low.held > best.high.held else (number, old.number)
+    pair = Band(numbers[0], best.ceiling), Band(numbers[1], old.ceiling)
     return (*bands[: best.at], *pair, *bands[best.at + 1 :])
 
 

@@ -225,14 +225,14 @@ def test_quantized_rows_change_bands_bit_by_bit() -> None:
     for bands in (1, 3):
         bench = BandBench(model, quantization=kind.quantization, bands=bands)
         assert bench.core.limits.bands == bands
-        for number in range(16):
+        for number in range(32):
             length, count = [(5, 100), (100, 20), (9, 20), (30, 50)][number % 4]
             prompt = [token % 128 for token in _tokens(number, length)]
             bench.submit(str(number), prompt, count, logprobs=2)
         bench.drain()
         benches.append(bench)
     assert_same(benches[1], benches[0])
-    assert [bench.most for bench in benches] == [1, 3]
+    assert benches[0].most == 1 < benches[1].most
     assert benches[1].moves > 0
 
 
