@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Columns come in multiples of this: growing costs a copy, so it should be rare for short rows too.
 COLUMN_STEP = 64
 ROW_STEP = 4
-# A buffer is given back only when it is this many times larger than what its content needs, so
-# that a batch whose size swings does not copy itself with every swing.
-SHRINK_FACTOR = 16
+# A buffer is given back only when it has so many times the rows that its content needs, so that a
+# batch whose size swings does not copy itself with every swing; sooner if it has so many times the
+# columns, which cost time in every step where attention reads them all.
+SHRINK_ROWS = 16
+SHRINK_COLUMNS = 4
 
 
 class Capacity(NamedTuple):
@@ -51,9 +53,17 @@ def resized(need: Capacity, now: Capacity) -> Capacity:
     roomy = Capacity(bucket(need.rows, ROW_STEP), bucket(need.columns, COLUMN_STEP))
     kept = grown(need, now)
     return Capacity(
-        kept.rows if kept.rows <= SHRINK_FACTOR * roomy.rows else roomy.rows,
-        kept.columns if kept.columns <= SHRINK_FACTOR * roomy.columns else roomy.columns,
+        kept.rows if kept.rows <= SHRINK_ROWS * roomy.rows else roomy.rows,
+        kept.columns if kept.columns <= SHRINK_COLUMNS * roomy.columns else roomy.columns,
     )
+
+
+def resize_order(now: Sequence[Capacity], then: Sequence[Capacity]) -> list[int]:
+    """In which order several buffers get other capacities: who gives memory back goes first."""
+    sizes = [
+        (old.rows * old.columns, new.rows * new.columns) for old, new in zip(now, then, strict=True)
+    ]
+    return sorted(range(len(sizes)), key=lambda i: sizes[i][1] - sizes[i][0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,17 @@ class KVGeometry:
         )
         states = max(now.rows, capacity.rows) * self.row_bytes
         return larger + states + max(copies, default=0)
+
+    def moved_bands(self, now: Sequence[Capacity], then: Sequence[Capacity]) -> int:
+        """Bytes held at most while several batches' buffers, one after the other, are moved."""
+        held = sum(map(self.reserved, now))
+        most = copied = 0
+        for i in resize_order(now, then):
+            held -= self.reserved(now[i])
+            most = max(most, held + self.moved(now[i], then[i]))
+            held += self.reserved(then[i])
+            copied = max(copied, self.moved(then[i], then[i]) - self.reserved(then[i]))
+        return max(most, held + copied)
 
     def _reserved(self, capacity: Capacity, step: int = 1) -> dict[int | None, int]:
         """Bytes of the attention layers by window."""

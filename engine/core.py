@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -65,18 +66,21 @@ class EngineCore:
         row_layer: type[LayerCache] = LayerCache,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
-        self.forward, cache = fitted(
-            model, make_cache, partial(make_cache, plain=row_layer), limits.chunk_multiple
-        )
-        self.limits = limits
+        kinds = make_cache().kinds
+        wanted = partial(make_cache, plain=row_layer)
+        self.forward, make_band = fitted(model, make_cache, wanted, limits.chunk_multiple)
+        # Where bands do not share a model call, each would read all weights again.
+        self.limits = limits = limits if self.forward.packs else replace(limits, bands=1)
         self.requests = Requests()
-        self.prefixes = Prefixes(cache.kinds, prefix_bytes, store)
+        self.prefixes = Prefixes(kinds, prefix_bytes, store)
         cached = self.prefixes.cached if prefix_bytes else None
-        self.swap: Swap[Sequence] = Swap(cache.kinds, 0) if swap is None else swap
+        self.swap: Swap[Sequence] = Swap(kinds, 0) if swap is None else swap
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
         self.prompts = Prompts(make_cache, self.prefixes, self.swap, limits.chunk_multiple)
         self.batch = DecodeBatch(
-            cache, vocabulary, lambda sequence: self.requests.of(sequence).sampler_row(sequence)
+            [make_band() for _ in range(limits.bands)],
+            vocabulary,
+            lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
         self._eager = eager
         self._evictions = 0
@@ -122,7 +126,7 @@ class EngineCore:
         self.prefixes.take_fetched()
         for sequence in self.swap.work():
             self.scheduler.waiting.set_aside(sequence)
-        plan = self.scheduler.plan(self.batch.cache.capacity)
+        plan = self.scheduler.plan(self.batch.capacities)
         lap.end("schedule")
         if self._eager:
             self._wait()
@@ -170,26 +174,26 @@ class EngineCore:
         # First, since what is kept next may evict the prefixes that the plan begins with.
         chunks = self.prompts.chunks(plan)
         if self.prefixes.active:
-            for sequence, row in self.batch.leaving(plan.decode):
+            for sequence, band, row in self.batch.leaving(plan.decode):
                 if not self.swap.covers(sequence):
-                    self.prefixes.keep(sequence, self.batch.cache, row)
+                    self.prefixes.keep(sequence, band, row)
         first = [*self.prefixes.take_pending(), *self.swap.pending]
         mx.async_eval(first)
-        if plan.capacity != self.batch.cache.capacity:
+        if plan.capacities != self.batch.capacities:
             # Else they would keep the old buffers of all layers while the new ones are made.
             mx.eval(first)
-        first += self.batch.arrange(plan.decode, plan.capacity, list(plan.joins))
+        first += self.batch.arrange(plan.decode, plan.capacities, list(plan.joins))
         if self._eager:
             mx.eval(first)
-        logits = self.forward(self.batch.cache, self.batch.tokens, chunks)
+        logits = self.forward(self.batch.bands, self.batch.tokens, chunks)
         self.batch.arriving = self.prompts.states(plan)
         sampled = None if logits is None else self.batch.sample(logits)
         # NOTE: an array that is written to stays the same object in Python: without a copy of the
         # handle, waiting for this step would compute what the next one writes.
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
-        written += [*self.prefixes.take_pending(), *self.batch.cache.states]
+        written += [*self.prefixes.take_pending(), *self.batch.states]
         # A prompt that goes on has a cache that the running step may still write to.
-        queued = self.batch.cache.queued and plan.chunks.keys() <= plan.cached.keys()
+        queued = self.batch.queued and plan.chunks.keys() <= plan.cached.keys()
         return Step(list(self.batch.rows), sampled, first, written, queued)
 
     def _count_begun(self, plan: Plan) -> None:
@@ -264,10 +268,10 @@ class EngineCore:
     def _report(self, plan: Plan, duration: float) -> StepStats:
         """Completes this step's stats and begins the next one's."""
         stats, self._stats = self._stats, StepStats()
-        cache, geometry, scheduler = self.batch.cache, self.limits.geometry, self.scheduler
-        held = cache.capacity.columns * len(cache)
+        batch, geometry, scheduler = self.batch, self.limits.geometry, self.scheduler
+        offsets = batch.offsets
         stats.duration = duration
-        stats.rows = len(cache)
+        stats.rows = len(offsets)
         stats.running = sum(s.rows for s in _users((*scheduler.running, *scheduler.prefilling)))
         stats.waiting = scheduler.waiting.rows
         stats.prefill_tokens = sum(plan.chunks[s] for s in _users(plan.chunks))
@@ -278,10 +282,10 @@ class EngineCore:
         stats.prefix_evictions = self.prefixes.evictions - self._evictions
         self._evictions = self.prefixes.evictions
         self.prefixes.report_store(stats)
-        stats.held_columns = held
-        stats.padded_columns = held - sum(cache.offsets)
-        stats.kv_reserved_bytes = cache.nbytes + self.prompts.nbytes
-        stats.kv_used_bytes = geometry.used(cache.offsets) + geometry.used(
+        stats.held_columns = batch.held_columns
+        stats.padded_columns = batch.held_columns - sum(offsets)
+        stats.kv_reserved_bytes = batch.nbytes + self.prompts.nbytes
+        stats.kv_used_bytes = geometry.used(offsets) + geometry.used(
             s.computed for s in scheduler.prefilling
         )
         stats.kv_limit_bytes = self.limits.kv_bytes

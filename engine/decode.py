@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from itertools import chain
 
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.capacity import Capacity
+from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.scheduler.sequence import Sequence
 
 
 class DecodeBatch:
-    """Rows of sequences, the token each feeds next, and their caches.
+    """Rows of sequences, the token each feeds next, and their caches, a batch for each band.
 
     The tokens stay on the device: a step feeds what the one before sampled, read or not. Behind
-    the rows of the caches come those that arrive: sequences whose prompt ends in the step, which
-    are sampled with the others and have their states copied in before the next.
+    the rows of the bands, one band after the other, come those that arrive: sequences whose prompt
+    ends in the step, which are sampled with the others and have their states copied in before the
+    next.
     """
 
     def __init__(
-        self, cache: BatchCache, vocabulary: int, sampler_row: Callable[[Sequence], SamplerRow]
+        self,
+        bands: Seq[BatchCache],
+        vocabulary: int,
+        sampler_row: Callable[[Sequence], SamplerRow],
     ) -> None:
         self.rows: list[Sequence] = []
-        self.cache = cache
+        self.bands = tuple(bands)
         # What each of the last rows takes with it, for those that have yet to join the caches.
         self.arriving: dict[Sequence, Snapshot] = {}
         self._sampler = Sampler(vocabulary)
@@ -34,51 +39,103 @@ class DecodeBatch:
         self._tokens = mx.zeros((0,), mx.int32)
 
     @property
+    def held(self) -> int:
+        """How many of the rows are in the caches."""
+        return sum(map(len, self.bands))
+
+    @property
     def tokens(self) -> mx.array:
-        """``[rows of the cache]``, what they feed next."""
-        return self._tokens[: len(self.cache)]
+        """``[rows of the caches]``, what they feed next."""
+        return self._tokens[: self.held]
+
+    @property
+    def capacities(self) -> tuple[Capacity, ...]:
+        """Of the bands' buffers."""
+        return tuple(band.capacity for band in self.bands)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Tokens that each row of the caches holds."""
+        return [offset for band in self.bands for offset in band.offsets]
+
+    @property
+    def held_columns(self) -> int:
+        """Columns of the caches' rows, whether they hold a token or not."""
+        return sum(band.capacity.columns * len(band) for band in self.bands)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the caches take."""
+        return sum(band.nbytes for band in self.bands)
+
+    @property
+    def queued(self) -> bool:
+        """Whether all layers are; see ``LayerCache.queued``."""
+        return all(band.queued for band in self.bands)
+
+    @property
+    def states(self) -> list[mx.array]:
+        """Recurrent states, which nothing of a step's logits need depend on: to be evaluated."""
+        return [array for band in self.bands for array in band.states]
 
     def state(self, sequence: Sequence) -> Snapshot:
         """Of one that has a row, or has just arrived; it shares the caches' memory."""
         if sequence in self.arriving:
             return self.arriving[sequence]
-        return self.cache.extract(self.rows.index(sequence))
+        band, row = next((band, row) for band, row, own in self._places() if own is sequence)
+        return band.extract(row)
 
-    def leaving(self, wanted: Seq[Sequence]) -> Iterator[tuple[Sequence, int]]:
+    def leaving(self, wanted: Collection[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
         """The sequences of the caches that are not ``wanted`` any more, and their rows."""
-        staying = set(wanted)
-        for row, sequence in enumerate(self.rows[: len(self.cache)]):
-            if sequence not in staying:
-                yield sequence, row
+        for band, row, sequence in self._places():
+            if sequence not in wanted:
+                yield sequence, band, row
 
     def arrange(
-        self, wanted: Seq[Sequence], capacity: Capacity, joins: Seq[Sequence]
+        self,
+        wanted: Mapping[Sequence, int],
+        capacities: Seq[Capacity],
+        joins: Seq[Sequence],
     ) -> list[mx.array]:
-        """Makes the rows those of ``wanted``: the others leave, those that arrived join. ``joins``
-        arrive in this step.
+        """Makes the rows those of ``wanted``, each in its band: the others leave, those that
+        arrived join, and some change their band. ``joins`` arrive in this step.
 
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
-        staying = set(wanted)
-        held = len(self.cache)
-        leaving = {row for row in range(held) if self.rows[row] not in staying}
-        order = self.cache.leave(leaving)
-        moves = self.cache.take_moves()
-        mx.async_eval(moves)
-        self._resize(capacity)
-        for row in range(held, len(self.rows)):
-            if self.rows[row] in staying:
-                self.cache.join(self.arriving[self.rows[row]])
-                order.append(row)
+        states = self.arriving
+        moves: list[mx.array] = []
+        orders: list[list[int]] = []
+        start = 0
+        for number, band in enumerate(self.bands):
+            own = self.rows[start : start + len(band)]
+            leaving = {row for row, s in enumerate(own) if wanted.get(s) != number}
+            moving = {own[row]: band.extract(row).copy() for row in leaving if own[row] in wanted}
+            states |= moving
+            moves += _begun([array for state in moving.values() for array in state.arrays])
+            orders.append([start + row for row in band.leave(leaving)])
+            start += len(own)
+            moves += _begun(band.take_moves())
+        self._resize(capacities, moves)
+        for row, sequence in enumerate(self.rows):
+            if sequence in states and sequence in wanted:
+                self.bands[wanted[sequence]].join(states[sequence])
+                orders[wanted[sequence]].append(row)
+        for band in self.bands:
+            moves += _begun(band.take_moves())
         self.arriving = {}
-        puts = self.cache.take_moves()
-        mx.async_eval(puts)
+        order = list(chain(*orders))
         if joins or order != list(range(len(self.rows))):
             self._tokens = self._tokens[mx.array(order, mx.int32)]
             self._sampler.rearrange(order, [self._sampler_row(sequence) for sequence in joins])
             self.rows = [self.rows[row] for row in order] + list(joins)
-        return moves + puts
+        return moves
+
+    def _places(self) -> Iterator[tuple[BatchCache, int, Sequence]]:
+        """Each row of the caches: its band, its number there, its sequence."""
+        places = ((band, row) for band in self.bands for row in range(len(band)))
+        for (band, row), sequence in zip(places, self.rows, strict=False):
+            yield band, row, sequence
 
     def sample(self, logits: mx.array) -> Sampled:
         """A token for each row, those that arrive included; nothing is computed yet.
@@ -90,10 +147,22 @@ class DecodeBatch:
         self._tokens = sampled.tokens
         return sampled
 
-    def _resize(self, capacity: Capacity) -> None:
-        if capacity == self.cache.capacity:
+    def _resize(self, capacities: Seq[Capacity], moves: Seq[mx.array]) -> None:
+        """Gives the bands other buffers, one after the other, if they need any."""
+        if tuple(capacities) == self.capacities:
             return
-        if capacity.rows:
-            self.cache.resize(capacity)
-        else:
-            self.cache.reset()
+        # Else they would keep the old buffers while the new ones are made, as would a running step.
+        mx.eval(moves)
+        mx.synchronize()
+        for number in resize_order(self.capacities, capacities):
+            band, capacity = self.bands[number], capacities[number]
+            if not capacity.rows:
+                band.reset()
+            elif capacity != band.capacity:
+                band.resize(capacity)
+
+
+def _begun(arrays: list[mx.array]) -> list[mx.array]:
+    """The same on their way to the device: where layers are queued, in the order that counts."""
+    mx.async_eval(arrays)
+    return arrays

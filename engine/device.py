@@ -28,6 +28,11 @@ STRETCH = {"cpu": 0.0, "gpu": 1.75}
 # Columns given to rows ahead of their tokens, so that buffers grow seldom. On the CPU attention
 # reads the whole ring where rows lie across its end, and a wide one costs time.
 AHEAD = {"cpu": 0, "gpu": 512}
+# Bands of rows of like length, and the bytes of KV that another one has to save. On an accelerator
+# its three launches a layer take as long as reading these bytes. So does on the CPU what is lost
+# with a second band: attention that runs on the host from input to output, 6 to 8 ms a step.
+BANDS = 4
+BAND_BYTES = {"cpu": 96 << 20, "gpu": 1 << 30}
 # A chunk has a multiple of this many tokens where its shape costs something when it is new.
 CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}
 # A prompt more in a step costs launches, which an accelerator waits for.

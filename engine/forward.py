@@ -54,20 +54,25 @@ class Forward:
         """Whether logits are computed where they are wanted only."""
         return self._head is not None
 
-    def __call__(self, batch: BatchCache, tokens: mx.array, chunks: Seq[Chunk]) -> mx.array | None:
+    def __call__(
+        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]
+    ) -> mx.array | None:
         """
         Args:
-            tokens: ``[rows]``, the next of each row of ``batch``.
+            tokens: ``[rows]``, the next of each row of ``bands``, one band after the other.
 
         Returns:
             Logits ``[rows + choices, vocabulary]``; None if there are none.
         """
-        if self.packs and chunks:
-            return self._together(batch, tokens, chunks)
+        bands = [band for band in bands if len(band)]
+        if self.packs and (chunks or len(bands) > 1):
+            return self._together(bands, tokens, chunks)
         logits = []
-        if len(batch):
-            with batch.step(1):
-                logits.append(self._model(tokens[:, None], cache=batch.layers)[:, -1])
+        start = 0
+        for band in bands:
+            own, start = tokens[start : start + len(band), None], start + len(band)
+            with band.step(1):
+                logits.append(self._model(own, cache=band.layers)[:, -1])
         for chunk in chunks:
             new = mx.array([chunk.tokens], mx.int32)
             with chunk.cache.step(len(chunk.tokens)), self._only(lambda x: x[:, -1:]):
@@ -75,14 +80,17 @@ class Forward:
             logits += [last] * chunk.choices
         return mx.concatenate(logits) if logits else None
 
-    def _together(self, batch: BatchCache, tokens: mx.array, chunks: Seq[Chunk]) -> mx.array | None:
+    def _together(
+        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]
+    ) -> mx.array | None:
         new: list[int] = []
-        steps = [BatchStep(batch, 1, 1)] if len(batch) else []
-        wanted = list(range(len(batch)))
+        steps = [BatchStep(band, 1, 1) for band in bands]
+        rows = tokens.shape[0]
+        wanted = list(range(rows))
         for chunk in chunks:
             real = len(chunk.tokens)
             step = self._padded(chunk)
-            wanted += [len(batch) + len(new) + real - 1] * chunk.choices
+            wanted += [rows + len(new) + real - 1] * chunk.choices
             new += [*chunk.tokens, *[0] * (step - real)]
             steps.append(BatchStep(chunk.cache, step, real))
         where = mx.array(wanted, mx.int32)
@@ -107,65 +115,70 @@ class Forward:
 
 
 class Fitted(NamedTuple):
-    """How to call a model, and the caches of its rows."""
+    """How to call a model, and what makes the caches of its rows."""
 
     forward: Forward
-    rows: BatchCache
+    make_band: Callable[[], BatchCache]
 
 
 def fitted(
     model: Any,
     make_cache: Callable[[], BatchCache],
-    make_rows: Callable[[], BatchCache],
+    make_band: Callable[[], BatchCache],
     multiple: int = 1,
 ) -> Fitted:
     """The way to call a model that does least, of those that give the logits of plain calls.
 
     Args:
-        make_rows: makes the caches that rows should have, if they give these logits too.
+        make_band: makes the caches that rows should have, if they give these logits too.
     """
     plain = Forward(model, None, packs=False)
     expected = _tried(plain, make_cache, make_cache)
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
-    for (ours, packs), make in product(forms, (make_rows, make_cache)):
+    for (ours, packs), make in product(forms, (make_band, make_cache)):
         if packs and not make().pads:
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)
         try:
             if _alike(_tried(forward, make_cache, make), expected):
-                return _told(Fitted(forward, make()))
+                return _told(Fitted(forward, make))
         except Exception as error:  # a model's own code, which may raise anything
             log.debug("a model call of another form fails: %s", error)
-    return _told(Fitted(plain, make_cache()))
+    return _told(Fitted(plain, make_cache))
 
 
 def _told(fit: Fitted) -> Fitted:
     calls = "one for rows and prompts" if fit.forward.packs else "one for the rows and each prompt"
     logits = "where they are wanted" if fit.forward.narrows else "for every token"
-    steps = "launched while the one before runs" if fit.rows.queued else "one after the other"
+    steps = (
+        "launched while the one before runs" if fit.make_band().queued else "one after the other"
+    )
     log.info("model calls of a step: %s; logits: %s; steps: %s", calls, logits, steps)
     return fit
 
 
 def _tried(
-    forward: Forward, make_cache: Callable[[], BatchCache], make_rows: Callable[[], BatchCache]
+    forward: Forward, make_cache: Callable[[], BatchCache], make_band: Callable[[], BatchCache]
 ) -> mx.array:
-    """The logits of two prompts that end in one step, and of their rows beside a third prompt."""
-    batch = make_rows()
+    """The logits of two prompts that end in one step, and of their rows beside a third prompt, in
+    two bands.
+    """
+    bands = one, two = make_band(), make_band()
     prompts = [make_cache() for _ in range(3)]
     for prompt in prompts:
         prompt.join(columns=4)
     first = forward(
-        batch,
+        bands,
         mx.zeros((0,), mx.int32),
         [Chunk(prompts[0], [1, 5, 2], 2), Chunk(prompts[1], [4, 3], 1)],
     )
     mx.eval(first, *(prompt.state for prompt in prompts))
-    for prompt in prompts[:2]:
-        batch.join(prompt.extract(0))
-    mx.eval(batch.take_moves(), batch.state)
-    second = forward(batch, mx.array([6, 7], mx.int32), [Chunk(prompts[2], [2, 6, 1, 3], 1)])
+    for band, prompt in ((one, prompts[0]), (two, prompts[1]), (two, prompts[0])):
+        band.join(prompt.extract(0))
+    mx.eval([(band.take_moves(), band.state) for band in bands])
+    tokens = mx.array([6, 7, 6], mx.int32)
+    second = forward(bands, tokens, [Chunk(prompts[2], [2, 6, 1, 3], 1)])
     assert first is not None
     assert second is not None
     return mx.concatenate([first, second]).astype(mx.float32)

@@ -70,6 +70,8 @@ def serve_loaded(
             ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
             stretch=0.0 if config.max_step_ms else device.STRETCH[device.kind()],
+            bands=device.BANDS,
+            band_bytes=device.BAND_BYTES[device.kind()],
             ageing=config.priority_ageing,
         )
     except ValueError as error:

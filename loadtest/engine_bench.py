@@ -35,6 +35,8 @@ from chairlift.engine.acceleration import Acceleration, accelerate
 from chairlift.engine.core import EngineCore
 from chairlift.engine.device import (
     AHEAD,
+    BAND_BYTES,
+    BANDS,
     CHUNK_MULTIPLE,
     DEFAULT_CHUNK,
     DEFAULT_STEP_SECONDS,
@@ -109,6 +111,8 @@ class Ours:
             ahead=AHEAD[kind()],
             step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
             stretch=STRETCH[kind()],
+            bands=BANDS,
+            band_bytes=BAND_BYTES[kind()],
         )
         eager, row_layer = acceleration
         self._core = EngineCore(model, probed.vocabulary, limits, eager, row_layer=row_layer)

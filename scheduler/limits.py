@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from chairlift.cache.capacity import (
@@ -30,8 +31,9 @@ class Limits:
     hold more is not begun beside others. Rows are given ``ahead`` columns more than they need yet,
     if there is memory. Beside rows that run, prompts are cut so that a step takes no longer than
     ``step_seconds``, or ``stretch`` times what the rows alone would take if that is longer, as far
-    as can be foreseen. Who waits is due ``ageing`` seconds later for each step that its priority is
-    above 0.
+    as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most, of which each
+    has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each step that its
+    priority is above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -47,6 +49,8 @@ class Limits:
     ahead: int = 0
     step_seconds: float = math.inf
     stretch: float = 0.0
+    bands: int = 1
+    band_bytes: int = 1
     ageing: float = PRIORITY_AGEING
 
     def __post_init__(self) -> None:
@@ -59,6 +63,8 @@ class Limits:
             )
         if self.step_seconds <= 0:
             raise ValueError(f"max-step-ms must be above 0, not {self.step_seconds * 1e3:g}")
+        if min(self.bands, self.band_bytes) < 1:
+            raise ValueError(f"bands must be above 0: {self.bands} of {self.band_bytes} bytes")
         if not 0 < self.ageing < math.inf:
             raise ValueError(f"priority-ageing must be above 0 seconds, not {self.ageing:g}")
         if self.max_context < COLUMN_STEP:
@@ -110,22 +116,27 @@ class Limits:
         return self.geometry.reserved(Capacity(capacity.rows, columns), self.max_step_tokens)
 
     def choose(
-        self, need: Capacity, hoped: Capacity, now: Capacity, besides: int = 0
-    ) -> Capacity | None:
-        """The capacity to give a batch that must hold ``need`` and has ``now``; None if none fits.
+        self, needs: Seq[Capacity], hoped: Seq[Capacity], now: Seq[Capacity], besides: int = 0
+    ) -> tuple[Capacity, ...] | None:
+        """The capacities to give bands that must hold ``needs`` and have ``now``; None if none fit.
 
-        It will soon have to hold ``hoped``, which is no less than ``need``. ``besides`` is bytes
-        taken elsewhere; what moving to other buffers takes for a moment counts too. Roomy sizes
-        come first, since growing costs a copy.
+        They will soon have to hold ``hoped`` as well. ``besides`` is bytes taken elsewhere; what
+        moving to other buffers takes for a moment counts too. Roomy sizes come first, since growing
+        costs a copy.
         """
-        for capacity in _sizes(need, hoped, now):
-            if self.geometry.moved(now, capacity) + besides <= self.kv_bytes:
-                return capacity
+        sizes = [list(_sizes(*band)) for band in zip(needs, hoped, now, strict=True)]
+        for capacities in zip(*sizes, strict=True):
+            if self.geometry.moved_bands(now, capacities) + besides <= self.kv_bytes:
+                return capacities
         return None
 
 
 def _sizes(need: Capacity, hoped: Capacity, now: Capacity) -> Iterator[Capacity]:
-    yield resized(hoped, now)
+    if not need.rows:
+        yield from [Capacity(0, 0)] * 4
+        return
+    soon = Capacity(max(need.rows, hoped.rows), max(need.columns, hoped.columns))
+    yield resized(soon, now)
     yield resized(need, now)
     yield Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
     yield need

@@ -85,6 +85,8 @@ MACHINES = {
             ahead=512,
             step_seconds=0.05,
             stretch=1.75,
+            bands=4,
+            band_bytes=1 << 30,
         ),
     ),
     # SmolLM2-135M in float32: 30 layers, 3 key heads of 64. A step reads the weights in 45 ms; 16
@@ -97,6 +99,8 @@ MACHINES = {
             max_step_tokens=32 + 512,
             kv_bytes=4_000_000_000,
             geometry=_layers(30, 2 * 3 * 64 * 4),
+            bands=4,
+            band_bytes=96 << 20,
         ),
     ),
 }

@@ -81,7 +81,7 @@ class Measurements:
         if part is None:
             part = self.slices[number] = Slice()
         rows = len(plan.decode)
-        held = plan.capacity.columns * rows
+        held = sum(plan.capacities[band].columns for band in plan.decode.values())
         part.seconds += seconds
         part.row_seconds += rows * seconds
         part.waiting_seconds += waiting * seconds

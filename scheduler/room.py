@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import chain
+from itertools import chain, compress, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
+from chairlift.scheduler.bands import Bands, numbers_of, recut
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
+# Rows that change their band in one step: copying more of them would hold up all rows.
+MOVES = 2
+
 
 class Room:
-    """Finds the capacity of a decode batch that ``prefill`` will join, and others after them.
+    """Finds the capacities of a decode batch that ``prefill`` will join, and others after them.
 
     A step looks at every row once, however many prompts it asks about.
 
     Args:
-        arriving: prompts that are computed, whose state is yet to be copied into rows of
-            ``decode``: what they hold is counted until it has been, as for ``prefill``.
+        arriving: those of ``decode`` whose state is yet to be copied into rows, and the prompts
+            that they come from: what these hold is counted until it has been, as for ``prefill``.
         coming: those that will want a row soon, ``prefill`` or not.
-        now: the capacity that the batch has.
+        now: the capacities that the bands have.
+        bands: those of the step before, in which each row of ``decode`` has its own.
+        moves: rows that may change their band.
     """
 
     def __init__(
@@ -28,56 +35,89 @@ class Room:
         limits: Limits,
         decode: Seq[Sequence],
         prefill: Iterable[Sequence],
-        arriving: Iterable[Sequence],
+        arriving: Mapping[Sequence, Sequence],
         coming: Iterable[Sequence],
-        now: Capacity,
+        now: Seq[Capacity],
+        bands: Bands,
+        moves: int = MOVES,
     ) -> None:
-        coming = list(coming)
+        self._limits = limits
+        self._now = now
         wanted = [s.wanted for s in decode]
         # Rows of the batch once all have joined, and the tokens of those that are there already.
         self.rows = len(decode)
         self.context = sum(wanted)
-        self._limits = limits
-        self._now = now
-        self._longest = max(wanted, default=0)
-        self._ahead = self._columns_ahead(
-            [s.most for s in chain(decode, coming)], [*wanted, *(s.wanted for s in coming)]
-        )
-        self._expected = min(limits.max_rows, self.rows + sum(s.rows for s in coming))
-        self._prompt_bytes = sum(map(self._bytes_of, arriving))
+        columns = [min(s.most, own + limits.ahead) for s, own in zip(decode, wanted, strict=True)]
+        others = [self._columns(s) for s in _fitting(coming, limits.max_rows - self.rows)]
+        there = [s not in arriving for s in decode]
+        taken = {s.band for s in compress(decode, there)}
+        free = (number for number in range(limits.bands) if number not in taken)
+        self.bands = recut(bands, chain(columns, others), compress(columns, there), free, limits)
+        # The band of each row of ``decode`` in this step, and bytes of those that change theirs.
+        self.places = dict(zip(decode, numbers_of(self.bands, columns), strict=True))
+        changed = [s for s in compress(decode, there) if s.band != self.places[s]]
+        self.places |= {s: s.band for s in changed[moves:]}
+        self.moved = limits.geometry.used(s.wanted for s in changed[:moves])
+        self._besides = self.moved + sum(map(self._bytes_of, set(arriving.values())))
+        places = list(self.places.values())
+        soon = [*places, *numbers_of(self.bands, others)]
+        self._needs = _held(limits.bands, places, wanted)
+        self._hoped = _held(limits.bands, soon, [*columns, *others])
         for sequence in prefill:
             self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """A prompt is to be computed, and its choices to join the batch."""
         self.rows += sequence.rows
-        self._longest = max(self._longest, sequence.wanted)
-        self._ahead = max(self._ahead, self._columns_ahead([sequence.most], [sequence.wanted]))
-        self._prompt_bytes += self._bytes_of(sequence)
+        self._needs, self._hoped = self._with(sequence)
+        self._besides += self._bytes_of(sequence)
 
-    def capacity(self, more: Sequence | None = None) -> Capacity | None:
-        """What the batch needs once all have joined, and ``more``; None if the bytes do not allow.
+    def capacities(self, more: Sequence | None = None) -> tuple[Capacity, ...] | None:
+        """What the bands need once all have joined, and ``more``; None if the bytes do not allow.
 
         Beside others ``more`` must leave a few columns to spare, so that who is admitted is not
         preempted at once.
         """
-        if more is None and not self.rows:
-            return Capacity(0, 0)
         if more is None:
-            need = Capacity(self.rows, self._longest)
-            ahead, prompt_bytes = self._ahead, self._prompt_bytes
+            needs, hoped, spare, besides = self._needs, self._hoped, 0, self._besides
         else:
+            needs, hoped = self._with(more)
             spare = COLUMN_STEP if self.rows else 0
-            need = Capacity(self.rows + more.rows, max(self._longest, more.wanted) + spare)
-            ahead = max(self._ahead, self._columns_ahead([more.most], [more.wanted]))
-            prompt_bytes = self._prompt_bytes + self._bytes_of(more)
-        hoped = Capacity(max(need.rows, self._expected), max(need.columns, ahead))
-        return self._limits.choose(need, hoped, self._now, prompt_bytes)
+            besides = self._besides + self._bytes_of(more)
+        needs = [Capacity(n.rows, n.columns + spare) if n.rows else n for n in needs]
+        return self._limits.choose(needs, hoped, self._now, besides)
 
-    def _columns_ahead(self, most: Iterable[int], wanted: Iterable[int]) -> int:
-        """The columns that the longest of these may be given."""
-        ahead = self._limits.ahead
-        return max(map(min, most, [tokens + ahead for tokens in wanted]), default=0)
+    def _with(self, prompt: Sequence) -> tuple[list[Capacity], list[Capacity]]:
+        """What the bands need with one prompt more, and what is hoped for."""
+        needs, hoped, soon = list(self._needs), list(self._hoped), self._columns(prompt)
+        [place] = numbers_of(self.bands, [soon])
+        _widen(needs, place, prompt.rows, prompt.wanted)
+        _widen(hoped, place, 0, soon)
+        return needs, hoped
+
+    def _columns(self, sequence: Sequence) -> int:
+        """The columns that it may be given."""
+        return min(sequence.most, sequence.wanted + self._limits.ahead)
 
     def _bytes_of(self, prompt: Sequence) -> int:
         return self._limits.prefill_bytes(Capacity(1, prompt.wanted))
+
+
+def _held(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:
+    """What bands hold whose rows, of so many columns, are at these places."""
+    rows, longest = Counter(places), [0] * bands
+    for place, own in zip(places, columns, strict=True):
+        if own > longest[place]:
+            longest[place] = own
+    return [Capacity(rows[place], own) for place, own in enumerate(longest)]
+
+
+def _widen(bands: list[Capacity], place: int, rows: int, columns: int) -> None:
+    """Makes room in a band for so many rows more."""
+    held = bands[place]
+    bands[place] = Capacity(held.rows + rows, max(held.columns, columns))
+
+
+def _fitting(coming: Iterable[Sequence], rows: int) -> list[Sequence]:
+    """The first of those who come, once for each of so many rows."""
+    return list(islice((s for s in coming for _ in range(s.rows)), rows))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
+from chairlift.scheduler.bands import ONE_BAND, Bands
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.queue import Queue
-from chairlift.scheduler.room import Room
+from chairlift.scheduler.room import MOVES, Room
 from chairlift.scheduler.sequence import Sequence
 
 # A prompt waits for another that is computed first, if it can save this many tokens by that.
@@ -25,21 +27,23 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: ``decode`` are the rows of the batch that gain a token, ``chunks`` the prompts of
-    which some tokens are computed, and how many. Of a prompt that ends with its chunk, each choice
-    gains its first token in the same step, and joins the batch in the next: ``joins`` has the
-    choices, and the sequence whose state each starts from. Whoever has a row and is not in
-    ``decode`` leaves. ``capacity`` is what the decode batch has to hold. ``cached`` has the
-    sequences that begin, and how many of their first tokens are not computed: the prefix cache
-    gives them, or the state that was swapped out. ``work`` is what the step comes to.
+    """One step: ``decode`` are the rows of the batch that gain a token, and the band that each is
+    in, or changes to; ``chunks`` the prompts of which some tokens are computed, and how many. Of a
+    prompt that ends with its chunk, each choice gains its first token in the same step, and joins
+    the batch in the next: ``joins`` has the choices, and the sequence whose state each starts from.
+    Whoever has a row and is not in ``decode`` leaves. ``cached`` has the sequences that begin, and
+    how many of their first tokens are not computed: the prefix cache gives them, or the state that
+    was swapped out. ``capacities`` is what each band has to hold, ``bands`` who belongs to which,
+    ``work`` what the step comes to.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
     cached: Mapping[Sequence, int] = field(default_factory=dict)
-    decode: list[Sequence] = field(default_factory=list)
+    decode: dict[Sequence, int] = field(default_factory=dict)
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
-    capacity: Capacity = NOTHING
+    capacities: tuple[Capacity, ...] = (NOTHING,)
+    bands: Bands = ONE_BAND
     work: Work = NO_WORK
 
     @property
@@ -85,6 +89,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Of the running, whose states are yet to be copied into the batch, and from where.
         self._arriving: dict[Sequence, Sequence] = {}
+        self._bands = ONE_BAND
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
         self._cost = CostModel()
@@ -111,7 +116,7 @@ class Scheduler:
         sequence.number = next(self._numbers)
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
         prompt = self.limits.prefill_bytes(Capacity(1, sequence.wanted))
-        fits = self.limits.choose(at_once, at_once, NOTHING, besides=prompt) is not None
+        fits = self.limits.choose([at_once], [at_once], [NOTHING], besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
         for queued in [sequence] if shared else sequence.fork():
             self._by_request.setdefault(sequence.request_id, {})[queued] = None
@@ -140,8 +145,8 @@ class Scheduler:
         if not work.tokens:
             self._alone.learn(work, seconds)
 
-    def plan(self, now: Capacity) -> Plan:
-        """What to compute next, when the decode batch has the capacity ``now``.
+    def plan(self, now: Seq[Capacity]) -> Plan:
+        """What to compute next, when the bands of the decode batch have the capacities ``now``.
 
         Changes nothing but who stands aside in the queue.
         """
@@ -149,12 +154,13 @@ class Scheduler:
         decode = [s for s in self.running if s.wanted < s.most]
         prefill = list(self.prefilling)
         preempted = []
-        room = self._room(decode, prefill, now)
-        while (capacity := room.capacity()) is None:
-            sequence = _first_to_yield([*decode, *prefill])
-            (prefill if sequence in prefill else decode).remove(sequence)
-            preempted.append(sequence)
-            room = self._room(decode, prefill, now)
+        room = self._room(decode, prefill, now, MOVES)
+        while (capacities := room.capacities()) is None:
+            if not room.moved:
+                sequence = _first_to_yield([*decode, *prefill])
+                (prefill if sequence in prefill else decode).remove(sequence)
+                preempted.append(sequence)
+            room = self._room(decode, prefill, now, moves=0)
         alone = work = Work(len(decode), room.context)
         seconds = self._seconds(work)
         chunks: dict[Sequence, int] = {}
@@ -168,7 +174,7 @@ class Scheduler:
             rows = room.rows + sequence.rows
             if rows > self.limits.max_rows or self._tokens_left(work, seconds, 0) < 1:
                 break
-            fits = room.capacity(sequence)
+            fits = room.capacities(sequence)
             if fits is None:
                 break
             begin = self._begin(sequence, prefill)
@@ -178,7 +184,7 @@ class Scheduler:
             cut = tokens < sequence.wanted - begin
             if self.limits.whole and cut and self._chunk(sequence, begin, alone, seconds) > tokens:
                 break
-            capacity = fits
+            capacities = fits
             prefill.append(sequence)
             room.add(sequence)
             cached[sequence] = begin
@@ -188,7 +194,7 @@ class Scheduler:
             work = self._go_on(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
         joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
-        return Plan(chunks, cached, decode, joins, preempted, capacity, work)
+        return Plan(chunks, cached, room.places, joins, preempted, capacities, room.bands, work)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
@@ -205,6 +211,9 @@ class Scheduler:
         self.prefilling = [s for s in self.prefilling if s not in ended]
         self.running = [s for s in self.running if s not in ended] + list(plan.joins)
         self._arriving = plan.joins
+        self._bands = plan.bands
+        for sequence, band in plan.decode.items():
+            sequence.band = band
         for choice, parent in plan.joins.items():
             choice.cached = parent.cached
             own = self._by_request[choice.request_id]
@@ -271,10 +280,12 @@ class Scheduler:
         ends = [border - begun % border, *([parting] if parting >= MIN_SHARED else [])]
         return min(left, *ends)
 
-    def _room(self, decode: list[Sequence], prefill: list[Sequence], now: Capacity) -> Room:
-        arriving = {self._arriving[s] for s in decode if s in self._arriving}
+    def _room(
+        self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
+    ) -> Room:
+        arriving = {s: self._arriving[s] for s in decode if s in self._arriving}
         coming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
-        return Room(self.limits, decode, prefill, arriving, coming, now)
+        return Room(self.limits, decode, prefill, arriving, coming, now, self._bands, moves)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""
@@ -284,6 +295,11 @@ class Scheduler:
         assert all(self._by_request.values())
         assert len(set(map(id, everyone))) == len(everyone)
         assert sum(s.wanted < s.most for s in self.running) <= self.limits.max_rows
+        numbers, ceilings = zip(*self._bands, strict=True)
+        assert len(set(numbers)) == len(numbers), self._bands
+        assert {*numbers, *(s.band for s in self.running)} <= set(range(self.limits.bands))
+        assert list(ceilings) == sorted(set(ceilings)), self._bands
+        assert ceilings[-1:] == ONE_BAND[0][1:], self._bands
         for sequence in everyone:
             assert not sequence.finished
             assert 0 <= sequence.computed <= sequence.wanted <= sequence.most

@@ -12,11 +12,12 @@ class Sequence:
     ``tokens`` are the prompt and the output read so far. ``in_flight`` counts tokens that are
     sampled but not read back yet: they are wanted already, though nobody knows them. Until its
     prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
-    ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, which
-    the scheduler gives. ``cached`` is how many of its tokens were there already when it was first
-    scheduled; sequences of another ``cache_salt`` give it none. ``shared`` is how many others are
-    known to begin with. ``chunks`` are the steps that computed its prompt: when each was built, and
-    its tokens. Nobody waits for a ``replay``. Times are seconds of ``time.monotonic()``.
+    ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, and
+    ``band`` the one that its row is in, which the scheduler gives. ``cached`` is how many of its
+    tokens were there already when it was first scheduled; sequences of another ``cache_salt`` give
+    it none. ``shared`` is how many others are known to begin with. ``chunks`` are the steps that
+    computed its prompt: when each was built, and its tokens. Nobody waits for a ``replay``. Times
+    are seconds of ``time.monotonic()``.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Sequence:
     priority: int = 0
     due: float = 0.0
     number: int = 0
+    band: int = 0
     computed: int = 0
     in_flight: int = 0
     cache_salt: str = ""

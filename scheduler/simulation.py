@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
+from chairlift.cache.capacity import Capacity
 from chairlift.scheduler.budget import Budget
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.machine import StepCost
@@ -49,7 +50,7 @@ class Simulation:
         self._cost = cost
         self._factors = iter(repeat(1.0) if factors is None else factors)
         self._longest = limits.max_context
-        self._capacity = NOTHING
+        self._capacities: tuple[Capacity, ...] = (NOTHING,) * limits.bands
         self._running = RunningStep()
         self._requests: dict[Sequence, Request] = {}
         # Of each of them, how many tokens it has when it ends.
@@ -101,7 +102,7 @@ class Simulation:
 
     def step(self) -> int:
         """Plans and launches a step, and reads the one before; how many requests that ended."""
-        plan = self.scheduler.plan(self._capacity)
+        plan = self.scheduler.plan(self._capacities)
         for sequence in plan.cached:
             if sequence.scheduled_at is None:
                 sequence.scheduled_at = self.clock
@@ -109,7 +110,7 @@ class Simulation:
         self.budget.launch(plan)
         taken_out = [sequence for sequence in plan.preempted if sequence.in_flight]
         self.scheduler.commit(plan)
-        self._capacity = plan.capacity
+        self._capacities = plan.capacities
         ended = self._read(self._running)
         for sequence in taken_out:
             sequence.last_token_at = self.clock

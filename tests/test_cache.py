@@ -325,7 +325,7 @@ def test_capacity_grows_by_a_quarter_and_shrinks_late() -> None:
     for need in range(1, 3000, 7):
         assert need <= bucket(need, 4) <= max(need + 4, need * 1.25 + 1)
     roomy = Capacity(128, 4096)
-    assert resized(Capacity(8, 256), roomy) == roomy
+    assert resized(Capacity(8, 1024), roomy) == roomy
     assert resized(Capacity(1, 100), roomy) == Capacity(4, 128)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from chairlift.cache.capacity import Capacity, KVGeometry
+from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import LEAST_CHUNK, Scheduler
+from chairlift.scheduler.scheduler import LEAST_CHUNK, NOTHING, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -64,11 +64,11 @@ def _served(limits: Limits, seconds: Callable[[Work], float]) -> list[tuple[Work
     for number in range(40):
         prompt = 4_000 if number % 13 == 5 else random_.randrange(50, 700)
         scheduler.add(Sequence(str(number), [1] * prompt, random_.randrange(100, 300)))
-    capacity, in_flight, steps = Capacity(0, 0), list[Sequence](), list[tuple[Work, float]]()
+    capacities, in_flight, steps = (NOTHING,), list[Sequence](), list[tuple[Work, float]]()
     while not scheduler.idle or in_flight:
-        plan = scheduler.plan(capacity)
+        plan = scheduler.plan(capacities)
         scheduler.commit(plan)
-        capacity = plan.capacity
+        capacities = plan.capacities
         took = seconds(plan.work) * random_.uniform(0.95, 1.05)
         scheduler.learn(plan.work, took)
         if plan.decode:

@@ -58,9 +58,12 @@ class Bench:
         swap_files: SwapFiles | None = None,
         offloads: bool = False,
         quantization: Quantization | None = None,
+        bands: int = 1,
+        ahead: int = 0,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
-        limits = Limits(rows, tokens, kv, geometry, None if geometry.pads else 64)
+        checkpoint = None if geometry.pads else 64
+        limits = Limits(rows, tokens, kv, geometry, checkpoint, ahead=ahead, bands=bands)
         kinds = [layer.kind for layer in layers]
         store = (
             PrefixStore(directory, 1 << 26, fingerprint("test"), kinds, layers)
@@ -90,7 +93,8 @@ class Bench:
     def step(self) -> None:
         output = self.core.step()
         self.core.scheduler.check_integrity()
-        self.core.batch.cache.check_integrity()
+        for band in self.core.batch.bands:
+            band.check_integrity()
         self.stats.append(output.stats)
         for token in output.outputs:
             self.outputs.setdefault((token.request_id, token.index), []).append(token)
@@ -257,7 +261,7 @@ def test_an_aborted_row_is_gone_with_the_next_step() -> None:
     bench.drain()
     assert [c.reason for c in bench.finished] == ["abort", "abort", "abort", "length"]
     assert "queued" not in bench.core.requests
-    assert bench.core.batch.cache.nbytes == 0, "an empty batch holds no memory"
+    assert bench.core.batch.nbytes == 0, "an empty batch holds no memory"
 
 
 def test_logprobs_are_the_models_at_every_position() -> None:

@@ -100,16 +100,16 @@ def _submit(bench: Bench) -> None:
         bench.submit(str(i), prompt, 100, logprobs=2, **params)
 
 
-def _squeeze(bench: Bench, most: int) -> None:
+def squeeze(bench: Bench, most: int) -> None:
     """A step for which there is memory for so many rows only."""
-    fitting = Room.capacity
+    fitting = Room.capacities
 
-    def capacity(room: Room, more: Sequence | None = None) -> Capacity | None:
+    def capacities(room: Room, more: Sequence | None = None) -> tuple[Capacity, ...] | None:
         full = room.rows + (more.rows if more else 0) > most
         return None if full else fitting(room, more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Room, "capacity", capacity)
+        patch.setattr(Room, "capacities", capacities)
         bench.step()
 
 
@@ -121,12 +121,12 @@ def _serve(bench: Bench, until: Callable[[], object] = lambda: True) -> None:
     steps, deadline = 0, time.monotonic() + PATIENCE
     while steps < SQUEEZED or not until():
         assert time.monotonic() < deadline
-        _squeeze(bench, 2)
+        squeeze(bench, 2)
         steps += 1
     bench.drain()
 
 
-def _assert_same(got: Bench, expected: Bench) -> None:
+def assert_same(got: Bench, expected: Bench) -> None:
     assert got.outputs.keys() == expected.outputs.keys()
     compared = 0
     for name, index in expected.outputs:
@@ -165,7 +165,7 @@ def test_preempted_rows_go_on_with_their_tokens(name: str) -> None:
     _serve(kept)
     assert _preemptions(kept) == _total(kept, "memory") == 4
     assert _total(kept, "recompute") == 0
-    _assert_same(kept, ample)
+    assert_same(kept, ample)
     # A resumed row feeds its last token in a chunk of its own instead of with the others.
     assert _prefilled(kept) == _prefilled(ample) + _preemptions(kept)
     assert sum(s.decode_tokens + s.prefill_tokens for s in kept.stats) == sum(
@@ -182,7 +182,7 @@ def test_without_memory_for_them_they_are_computed_again(name: str) -> None:
     again = _bench(kind, model)
     _serve(again)
     assert _preemptions(again) == _total(again, "recompute") == 4
-    _assert_same(again, ample)
+    assert_same(again, ample)
     assert _prefilled(again) > _prefilled(ample) + 20 * _preemptions(again)
 
 
@@ -198,7 +198,7 @@ def test_what_memory_has_no_room_for_goes_to_disk(name: str, files: SwapFiles) -
     _serve(kept, lambda: kept.core.swap.disk_nbytes)
     assert woken.is_set(), "an idle engine would sleep on"
     assert _total(kept, "disk") > 0
-    _assert_same(kept, ample)
+    assert_same(kept, ample)
     assert all(stats.swapped_bytes["memory"] <= budget for stats in kept.stats)
     assert max(stats.swapped_bytes["disk"] for stats in kept.stats) > 0
     assert kept.stats[-1].swapped_bytes["disk"] == 0
@@ -213,7 +213,7 @@ def _half_a_prompt(swap: int) -> Bench:
     bench.submit("young", _tokens(2, 170), 5)
     for _ in range(50):
         bench.step()
-    _squeeze(bench, 1)
+    squeeze(bench, 1)
     bench.drain()
     return bench
 
@@ -233,7 +233,7 @@ def _until_preempted(bench: Bench) -> str:
     _submit(bench)
     for _ in range(BEFORE):
         bench.step()
-    _squeeze(bench, 2)
+    squeeze(bench, 2)
     [first, *others] = bench.core.scheduler.waiting
     assert bench.core.swap.covers(first) == first.wanted - 1
     assert len(others) == 3
@@ -246,7 +246,7 @@ def test_who_is_aborted_while_it_waits_gives_its_memory_back() -> None:
     name = _until_preempted(bench)
     before = bench.stats[-1].swapped_bytes["memory"]
     bench.core.abort(Abort(name))
-    _squeeze(bench, 2)
+    squeeze(bench, 2)
     assert 0 < bench.stats[-1].swapped_bytes["memory"] < before
     for sequence in list(bench.core.scheduler.waiting):
         bench.core.abort(Abort(sequence.request_id))
@@ -263,7 +263,7 @@ def test_who_is_aborted_on_disk_gives_its_file_back(files: SwapFiles) -> None:
     deadline = time.monotonic() + PATIENCE
     while not (on_disk := list(filter(bench.core.swap.fetching, bench.core.scheduler.waiting))):
         assert time.monotonic() < deadline
-        _squeeze(bench, 2)
+        squeeze(bench, 2)
     assert bench.stats[-1].swapped_bytes["disk"] > 0
     for sequence in on_disk:
         bench.core.abort(Abort(sequence.request_id))
@@ -290,7 +290,7 @@ def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: S
         def step() -> None:
             nonlocal squeezed
             squeezed = tight and pressure.random() < (0.9 if squeezed else 0.05)
-            _squeeze(bench, 3 if squeezed else 1000)
+            squeeze(bench, 3 if squeezed else 1000)
 
         for i in range(16):
             prompt = [*_tokens(i % 3, random_.randrange(1, 40)), *_tokens(50 + i, 3)]
@@ -314,7 +314,7 @@ def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: S
     for key in [key for key in {*ample.outputs, *tight.outputs} if key[0] in gone]:
         ample.outputs.pop(key, None)
         tight.outputs.pop(key, None)
-    _assert_same(tight, ample)
+    assert_same(tight, ample)
     assert _preemptions(tight) > 8
     assert all(stats.swapped_bytes["memory"] <= nbytes for stats in tight.stats)
     assert min(_total(tight, source) for source in ("memory", "disk", "recompute")) > 0

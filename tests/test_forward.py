@@ -50,7 +50,7 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
             part = tokens[cache.offsets[0] : cache.offsets[0] + size]
             chunks.append(Chunk(cache, part, random_.randrange(1, 3) if ends else 0))
         fed = mx.array([random_.randrange(3, 250) for _ in range(len(batch))], mx.int32)
-        logits = forward(batch, fed, chunks)
+        logits = forward([batch], fed, chunks)
         expected = len(fed.tolist()) + sum(chunk.choices for chunk in chunks)
         if logits is None:
             assert expected == 0

@@ -165,11 +165,11 @@ def _decision(waiting: int) -> tuple[int, int]:
         return sequence
 
     queued = [add(number) for number in range(waiting)]
-    capacity = NOTHING
+    capacities = (NOTHING,)
     for _ in range(3):
-        plan = scheduler.plan(capacity)
+        plan = scheduler.plan(capacities)
         scheduler.commit(plan)
-        capacity = plan.capacity
+        capacities = plan.capacities
         for sequence in plan.joins:
             scheduler.token(sequence, 7)
     for sequence in list(scheduler.running)[:3]:
@@ -178,7 +178,7 @@ def _decision(waiting: int) -> tuple[int, int]:
     def decide() -> None:
         scheduler.finish(queued[waiting // 2])
         add(waiting)
-        scheduler.commit(scheduler.plan(capacity))
+        scheduler.commit(scheduler.plan(capacities))
 
     tracemalloc.start()
     try:
