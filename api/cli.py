@@ -12,6 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from chairlift.api import cli_engine_process
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 
@@ -116,6 +117,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
     _add_cache_arguments(parser)
+    cli_engine_process.add_arguments(parser)
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -196,7 +198,7 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         max_body_bytes=options.max_body_bytes,
         keep_alive_seconds=options.keep_alive_seconds,
     )
-    return serve(settings, config)
+    return serve(settings, config, cli_engine_process.supervision(options))
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:

@@ -96,6 +96,12 @@ class Recorder:
         """Adds one client that left before its reply was complete."""
         self._server["disconnects"].inc()
 
+    def record_restart(self, reason: str) -> None:
+        """Adds one engine process that was started in another's place, for one of the table's
+        reasons.
+        """
+        self._server["restarts"].labels(reason).inc()
+
     def _family(self, metric: Metric, common: tuple[str, ...], most: int = 1) -> Instrument:
         options: dict[str, object] = {}
         if metric.kind == "histogram":

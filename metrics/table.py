@@ -86,6 +86,15 @@ SERVER: tuple[Metric, ...] = (
         "counter",
         "Clients that left before their reply was complete.",
     ),
+    Metric(
+        "restarts",
+        "chairlift_engine_restarts",
+        "counter",
+        "Engine processes started in place of one that crashed, that hung, or that ended before it "
+        "was ready.",
+        ("reason",),
+        values=("crash", "hang", "start"),
+    ),
 )
 
 # One series a model: these carry model_name and engine in front of their own labels.
@@ -277,7 +286,7 @@ ENGINE: tuple[Metric, ...] = (
         "chairlift_resumed_rows",
         "counter",
         "Preempted rows that began again, by where their state was kept: in memory or on disk, or "
-        "nowhere, so that they were computed again.",
+        "nowhere, so that they were computed again; so are those of an engine that died.",
         ("source",),
         values=("memory", "disk", "recompute"),
     ),

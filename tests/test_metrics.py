@@ -34,6 +34,7 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     recorder.record_http("/health", "GET", 200, 0.1)
     recorder.record_disconnect()
     recorder.record_rejected("invalid")
+    recorder.record_restart("crash")
     families = {
         family.name: family
         for family in text_string_to_metric_families(generate_latest(recorder.registry).decode())
@@ -58,6 +59,7 @@ def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> 
     assert value(recorder, "chairlift_kv_bytes", state="prefix") == 0
     assert value(recorder, "chairlift_requests_rejected_total", reason="queue_full") == 0
     assert value(recorder, "chairlift_client_disconnects_total") == 0
+    assert value(recorder, "chairlift_engine_restarts_total", reason="hang") == 0
 
 
 def test_times_of_a_finished_choice(recorder: Recorder) -> None:
