@@ -83,6 +83,7 @@ class ProcessClient(StreamingClient):
         self._trouble = ""
         self._refusal: str | None = None
         self._first_start: float | None = None
+        self._served_since = 0.0
         self._withdrawals = count(1)
 
     @property
@@ -197,7 +198,7 @@ class ProcessClient(StreamingClient):
             self._ready.clear()
             if not self._stopping.is_set():
                 self._take_stock(engine)
-            steady = time.monotonic() - began > STEADY_SECONDS
+            steady = time.monotonic() - self._served_since > STEADY_SECONDS
             return _End("hang" if hangs else "crash", how, steady)
         finally:
             self._engine = None
@@ -251,7 +252,7 @@ class ProcessClient(StreamingClient):
     def _begin_serving(self, info: ModelInfo) -> None:
         """An engine is ready: whoever waits goes on in it."""
         self._ready.set()
-        self.last_step = time.monotonic()
+        self._served_since = self.last_step = time.monotonic()
         for stream in list(self._streams.values()):
             if stream.tokens > info.max_context:
                 stream.give_up(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# An engine that has served for so many seconds was well: what ends it is news.
-STEADY_SECONDS = 60.0
+# An engine that has served for so many seconds was well, and no delay saves anything.
+STEADY_SECONDS = 10.0
 # A restart may take so many times what the first start took, whose files were perhaps in memory.
 START_FACTOR = 10.0
 

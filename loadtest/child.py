@@ -76,6 +76,11 @@ class ChildServer:
         self._log = Path(path)
 
     @property
+    def started(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
