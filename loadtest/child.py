@@ -85,6 +85,11 @@ class ChildServer:
         assert self._process is not None
         return self._process.pid
 
+    def wait(self) -> int:
+        """Waits until the process has ended by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait()
+
     def __enter__(self) -> Self:
         print(f"{self.spec.name}: starting (log: {self._log})", file=sys.stderr, flush=True)
         with self._log.open("wb") as log:

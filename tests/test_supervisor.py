@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,20 +15,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from poison import POISON, poisonable_model_dir
-from test_server import CHAIRLIFT, PATIENCE, free_port
 from tiny import VOCAB_SIZE, tiny_model_dir
 
 from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.errors import EngineDead, QueueFull
+from chairlift.engine.errors import QueueFull
 from chairlift.engine.messages import SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
 from chairlift.engine.streams import Stream
 from chairlift.engine.supervision import Supervision
-from chairlift.loadtest import procfs
+from chairlift.loadtest.faults.server import FaultServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,6 +37,7 @@ CONFIG = EngineConfig(max_rows=6, max_queue=6, kv_memory=64 << 20, trust_remote_
 TIMEOUT = 3.0
 SUPERVISION = Supervision(TIMEOUT, attempts=3, backoff=0.05, longest_backoff=0.2)
 LENGTH = 150
+PATIENCE = 60.0
 _ids = count()
 
 
@@ -231,8 +231,8 @@ async def test_what_brings_the_engine_down_ends_alone(
 
 
 async def test_alone_it_takes_two_deaths(engine: Engine) -> None:
-    (reply,) = (await read(engine.submit(POISON, n=2))).values(), 
-    assert {choice.finish for choice in reply} == {"error"}
+    reply = await read(engine.submit(POISON, n=2))
+    assert [choice.finish for choice in reply.values()] == ["error", "error"]
     await engine.serving(restarts=2)
     assert len((await read(engine.submit(prompt(1), max_tokens=5)))[0].tokens) == 5
 
@@ -255,3 +255,43 @@ async def test_prefixes_on_disk_come_back(tmp_path: Path, tmp_path_factory: Any)
         assert max(reply.cached for reply in after) >= 128
     finally:
         await engine.client.stop()
+
+
+# The server
+
+
+def stream_events(url: str) -> list[dict[str, Any]]:
+    """A long stream's events, to its end."""
+    body = {"prompt": "ab", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+        lines = [line.decode().strip() for line in reply]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+async def test_a_server_whose_engine_does_not_start_again_says_so_and_ends(tmp_path: Path) -> None:
+    model = tiny_model_dir(tmp_path, "llama")
+    flags = ("--engine-start-attempts", "2")
+    async with FaultServer(model, *flags, while_starting=kill_engine) as server:
+        assert await server.metric("chairlift_engine_restarts_total", reason="start") == 1
+        events = asyncio.create_task(asyncio.to_thread(stream_events, server.spec.base_url))
+        await asyncio.sleep(0.5)
+        (model / "config.json").unlink()
+        await server.signal_engine(signal.SIGKILL)
+        said = []
+        with contextlib.suppress(aiohttp.ClientError):
+            while True:
+                said.append(await server.health())
+                await asyncio.sleep(0.05)
+        reasons = {health.reason for health in said if health.status == 503}
+        assert any("being restarted: the engine process ended with signal 9" in r for r in reasons)
+        assert any("has no config.json" in r for r in reasons)
+        (*_, last) = await events
+        assert "has no config.json" in last["error"]["message"]
+        assert await server.exit_code() == 1
+
+
+async def kill_engine(server: FaultServer) -> None:
+    await server.signal_engine(signal.SIGKILL)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -87,20 +87,27 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 def _request(number: int, options: argparse.Namespace, rng: np.random.Generator) -> Request:
-    """Of four kinds in turn: greedy, drawn, drawn with penalties, drawn with log-probabilities."""
+    """Of four kinds in turn: greedy, drawn, drawn with penalties, drawn with log-probabilities.
+
+    NOTE: what is drawn is bounded by top_p or top_k. Out of a whole vocabulary, where thousands of
+    tokens are as likely as a rounding error, a seed draws another one now and then even of two
+    undisturbed runs.
+    """
     length = int(rng.integers(*_PROMPT_WORDS))
     prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
         {"temperature": 0.9, "top_p": 0.95},
-        {"temperature": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"temperature": 1.0, "top_k": 50, "logprobs": 2},
     )
     return Request(prompt, length, options.output_tokens, {"seed": number, **kinds[number % 4]})
 
 
 async def _load(client: OpenAIClient, requests: list[Request], progress: Progress) -> LoadResult:
-    return await run_load(client, requests, [0.0] * len(requests), None, progress)
+    """All at once; under a salt of the run's own, so that none finds what another left behind."""
+    salted = [replace(r, body={**r.body, "cache_salt": progress.what}) for r in requests]
+    return await run_load(client, salted, [0.0] * len(salted), None, progress)
 
 
 async def _kill_starting(server: FaultServer) -> None:

@@ -102,6 +102,10 @@ class FaultServer:
         os.kill(pid, number)
         return pid
 
+    async def exit_code(self) -> int:
+        """Waits until the server has ended by itself; how it did."""
+        return await asyncio.to_thread(self._child.wait)
+
     async def health(self) -> Health:
         """What it says of itself."""
         async with (
