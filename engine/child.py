@@ -74,12 +74,12 @@ class EngineProcess:
         # The queue to a local process has no bound worth blocking for.
         self._socket.send(self._encoder.encode(message))
 
-    async def ended(self) -> str:
-        """Waits until the process has ended, and says how."""
+    async def ended(self) -> int:
+        """Waits until the process has ended; its exit code, or a signal's number as a negative."""
         assert self._process is not None
         code = await self._process.wait()
         await asyncio.sleep(LAST_WORDS_SECONDS)
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return code
 
     def kill(self) -> None:
         """Ends the process at once, stopped or not."""

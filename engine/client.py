@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import signal
 import sys
 import threading
 import time
@@ -190,14 +191,15 @@ class ProcessClient(StreamingClient):
             watch.cancel()
             if hangs:
                 engine.kill()
-            how = f"the engine process ended with {await ended}"
-            if hangs:
-                how = f"the engine process hung: {watch.result()}"
+            code = await ended
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            how = f"hung: {watch.result()}" if hangs else f"ended with {how}"
+            how = f"the engine process {how}"
             if not self._ready.is_set():
                 return _End("start", self._refusal or how)
             self._ready.clear()
             if not self._stopping.is_set():
-                self._take_stock(engine)
+                self._take_stock(engine, killed=code == -signal.SIGKILL)
             steady = time.monotonic() - self._served_since > STEADY_SECONDS
             return _End("hang" if hangs else "crash", how, steady)
         finally:
@@ -235,7 +237,7 @@ class ProcessClient(StreamingClient):
         if not self._stopping.is_set():
             self.on_restart(end.reason)
 
-    def _take_stock(self, engine: EngineProcess) -> None:
+    def _take_stock(self, engine: EngineProcess, killed: bool) -> None:
         """The engine has died: who was in it waits, and who is to blame is ended."""
         begun = engine.computing
         computing = [stream for stream in self._streams.values() if stream.request_id in begun]
@@ -243,7 +245,7 @@ class ProcessClient(StreamingClient):
             stream.scheduled = stream.scheduled or begun[stream.request_id]
         for stream in self._streams.values():
             stream.admitted = False
-        guilty = self._quarantine.crashed(computing)
+        guilty = self._quarantine.crashed(computing, killed)
         self.record(StepStats(waiting=self.unfinished))
         if guilty is not None:
             log.error("request %s has brought the engine down again", guilty.request_id)

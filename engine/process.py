@@ -1,7 +1,8 @@
 """The engine process: ``python -m chairlift.engine.process FOLDER``, started by ``ProcessClient``.
 
-In the folder are its parent's socket and its ``blackbox``. Its first message is a ``Start``. It ends with a ``Shutdown``, or when its standard input closes,
-which it does when the parent has gone, however that came about.
+In the folder are its parent's socket and its ``blackbox``. Its first message is a ``Start``. It
+ends with a ``Shutdown``, or when its standard input closes, which it does when the parent has gone,
+however that came about.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ crash before it did so is a suspect. While there are suspects they are computed 
 nobody beside them, those first that had begun last, each until it is cleared or ends. Who is alone
 in the engine when it dies, not for the first time, is guilty. That explains the crashes before, so
 that the others go on together.
+
+An engine may also be killed from outside, by an operator or for want of memory, and that may happen
+to hit a suspect in its trial. So after such an end it has to be alone in a second one.
 """
 
 from __future__ import annotations
@@ -32,9 +35,12 @@ class Suspect(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    """In how many crashes a request was being computed, and its progress at the last."""
+    """In how many crashes a request was being computed, in how many of them alone, and its progress
+    at the last.
+    """
 
     crashes: int
+    alone: int
     progress: dict[int, int]
 
 
@@ -64,19 +70,27 @@ class Quarantine(Generic[S]):
         alone = self.alone
         return alone is None or alone is request
 
-    def crashed(self, computing: Sequence[S]) -> S | None:
-        """The engine has died while it was computing these; who is guilty of it, if that is clear."""
+    def crashed(self, computing: Sequence[S], killed: bool = False) -> S | None:
+        """The engine has died while it was computing these; who is guilty of it, if that is clear.
+
+        ``killed``: it may well have been from outside.
+        """
+        alone = len(computing) == 1
         for request in computing:
-            before = self._records.get(request)
-            crashes = 1 if before is None else before.crashes + 1
-            self._records[request] = _Record(crashes, request.progress)
-        if len(computing) != 1 or self._records[computing[0]].crashes < SUSPICIOUS:
+            before = self._records.get(request, _Record(0, 0, {}))
+            self._records[request] = _Record(
+                before.crashes + 1, before.alone + alone, request.progress
+            )
+        if not alone:
             return None
-        guilty = computing[0]
-        del self._records[guilty]
-        for record in self._records.values():
-            record.crashes = 1
-        return guilty
+        (last,) = computing
+        record = self._records[last]
+        if record.crashes < SUSPICIOUS or (killed and record.alone < SUSPICIOUS):
+            return None
+        del self._records[last]
+        for other in self._records.values():
+            other.crashes = 1
+        return last
 
     def tidy(self) -> None:
         """Forgets those that have ended, or got past where they were in their last crash."""

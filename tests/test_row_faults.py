@@ -1,4 +1,4 @@
-"""What fails in one row's own part ends that row, and the others have the tokens they always had."""
+"""What fails in one row's own part ends that row; the others have the tokens they always had."""
 
 from __future__ import annotations
 
