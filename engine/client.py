@@ -204,6 +204,7 @@ class ProcessClient(StreamingClient):
             return _End("hang" if hangs else "crash", how, steady)
         finally:
             self._engine = None
+            engine.kill()
             engine.close()
 
     async def _watch(self, began: float) -> str:

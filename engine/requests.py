@@ -109,11 +109,7 @@ class Requests:
         request_id = sequence.request_id
         self._choices[request_id] -= sequence.rows
         if self._choices[request_id] == 0:
-            self.forget(request_id)
-
-    def forget(self, request_id: str) -> None:
-        """Drops a request, whatever of it is unfinished."""
-        del self._choices[request_id], self._requests[request_id]
+            del self._choices[request_id], self._requests[request_id]
 
 
 def _resume(sequence: Sequence, choice: Resumed) -> Sequence:
