@@ -11,7 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from chairlift.api import cli_observability
+from chairlift.api import cli_engine_process, cli_observability
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 from chairlift.engine.logs import set_up_logs
@@ -117,6 +117,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
     _add_cache_arguments(parser)
+    cli_engine_process.add_arguments(parser)
     cli_observability.add_arguments(parser)
 
 
@@ -199,7 +200,7 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         canary_interval=options.canary_interval,
         otlp_endpoint=options.otlp_endpoint,
     )
-    return serve(settings, config)
+    return serve(settings, config, cli_engine_process.supervision(options))
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:

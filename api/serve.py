@@ -19,21 +19,25 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.interface import EngineClient
 from chairlift.engine.source import resolve
+from chairlift.engine.supervision import Supervision
 
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: ServerSettings, config: EngineConfig) -> int:
+def serve(settings: ServerSettings, config: EngineConfig, supervision: Supervision) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
-    return uvloop.run(Server(settings, config).run())
+    return uvloop.run(Server(settings, config, supervision).run())
 
 
 class Server:
     """One run of the server."""
 
-    def __init__(self, settings: ServerSettings, config: EngineConfig) -> None:
+    def __init__(
+        self, settings: ServerSettings, config: EngineConfig, supervision: Supervision
+    ) -> None:
         self._settings = settings
         self._config = config
+        self._supervision = supervision
         self._service = Service(settings)
         self._client: EngineClient | None = None
         self._canary: asyncio.Task[None] | None = None
@@ -93,8 +97,10 @@ class Server:
         config = self._config
         source = await asyncio.to_thread(resolve, config.model, config.trust_remote_code)
         log_level = logging.getLevelName(logger.getEffectiveLevel())
-        log_format = self._settings.log_format
-        client = self._client = ProcessClient(config, source, log_level, log_format)
+        client = self._client = ProcessClient(
+            config, source, log_level, self._settings.log_format, self._supervision
+        )
+        client.on_restart = self._service.recorder.record_restart
         starting = asyncio.create_task(client.start(self._on_progress))
         # One turn of the loop, so that the engine starts before the imports take their second.
         await asyncio.sleep(0)

@@ -81,7 +81,7 @@ class Service:
             NotReady: it is loading, or its engine cannot serve.
             UnknownModel: there is no model of that name.
         """
-        if self._model is None or self._model.client.unhealthy is not None:
+        if self._model is None or not self._model.client.accepts:
             raise NotReady(f"not ready: {self.unhealthy}")
         if name is not None and name != self._model.name:
             raise UnknownModel(f"the model {name[:200]!r} does not exist", "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -17,6 +18,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
+from chairlift.engine.failures import explained, failure, refusal, refused
 from chairlift.engine.forward import fitted
 from chairlift.engine.messages import (
     Abort,
@@ -36,6 +38,8 @@ from chairlift.engine.step import Step
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -71,7 +75,9 @@ class EngineCore:
         self.forward, make_band = fitted(model, make_cache, wanted, limits.chunk_multiple)
         # Where bands do not share a model call, each would read all weights again.
         self.limits = limits = limits if self.forward.packs else replace(limits, bands=1)
-        self.requests = Requests()
+        self.requests = Requests(vocabulary)
+        # Told whose tokens are about to be computed, before any of that is done.
+        self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
         self.prefixes = Prefixes(kinds, prefix_bytes, store)
         cached = self.prefixes.cached if prefix_bytes else None
         self.swap: Swap[Sequence] = Swap(kinds, 0) if swap is None else swap
@@ -89,6 +95,8 @@ class EngineCore:
         self._work = NO_WORK
         self._ended = 0.0
         self._stats = StepStats()
+        # Of choices that failed alone, to be told with the next step.
+        self._failed: list[TokenOutput] = []
 
     @property
     def idle(self) -> bool:
@@ -97,10 +105,16 @@ class EngineCore:
         return self.scheduler.idle and not (self._running.rows or self._stats.finished or due)
 
     def submit(self, request: Submit) -> None:
-        """Queues a request."""
-        sequence = self.requests.add(request)
-        self.prefixes.fetch(sequence)
-        self.scheduler.add(sequence)
+        """Queues a request. One that fails by itself ends with an error, and nobody else does."""
+        try:
+            sequences = self.requests.add(request)
+        except Exception as error:  # of any type: it lies in what this request asks for
+            self._refuse(request, error)
+            return
+        # NOTE: once: resumed choices share what they begin with, and what is fetched goes by it.
+        self.prefixes.fetch(sequences[0])
+        for sequence in sequences:
+            self.scheduler.add(sequence)
 
     def on_due(self, wake: Callable[[], None]) -> None:
         """Has ``wake`` called, from other threads, whenever an idle engine may have work again."""
@@ -118,6 +132,11 @@ class EngineCore:
             if abort.index is None or not sequence.forked or sequence.index == abort.index:
                 self._finish(sequence, abort.reason)
 
+    def withdraw(self, request_id: str) -> None:
+        """Takes out all of a request without reporting it. Unknown ids are ignored."""
+        for sequence in self.scheduler.of(request_id):
+            self._remove(sequence)
+
     def step(self) -> StepOutput:
         """Plans and dispatches a step, and reads the one before, whose tokens it returns."""
         lap = _Laps(self._stats.phases)
@@ -127,6 +146,7 @@ class EngineCore:
         for sequence in self.swap.work():
             self.scheduler.waiting.set_aside(sequence)
         plan = self.scheduler.plan(self.batch.capacities)
+        self.on_compute([*self._running.rows, *plan.decode, *plan.chunks])
         lap.end("schedule")
         if self._eager:
             self._wait()
@@ -146,7 +166,8 @@ class EngineCore:
         self._running, self._work = step, plan.work
         self.swap.settle()
         lap.end("output")
-        return StepOutput(outputs, self._report(plan, lap.total))
+        failed, self._failed = self._failed, []
+        return StepOutput([*outputs, *failed], self._report(plan, lap.total))
 
     def _wait(self) -> None:
         """Until the running step is there. The scheduler learns how long after the one before."""
@@ -224,33 +245,56 @@ class EngineCore:
         for row, (sequence, token) in enumerate(zip(step.rows, tokens, strict=True)):
             if sequence.finished:
                 continue
-            new = sequence.first_token_at is None
-            self.scheduler.token(sequence, token)
-            self._time_token(sequence, now)
-            request = self.requests.of(sequence)
-            reason = request.finish_reason(sequence, token)
-            wanted = request.submit.params.logprobs
-            outputs.append(
-                TokenOutput(
-                    sequence.request_id,
-                    sequence.index,
-                    [token],
-                    None if wanted is None else [_cut(logprobs[row], wanted)],
-                    reason,
-                    reason == "stop",
-                    cached_tokens=(sequence.cached or 0) if new else 0,
-                    begun=Begun(sequence.chunks, now) if new else None,
-                )
-            )
-            if reason is not None:
-                self._finish(sequence, reason)
+            try:
+                outputs.append(self._output(sequence, token, logprobs.get(row), now))
+            except Exception as error:  # of any type: the others have tokens of their own
+                self._fail(sequence, error)
         return outputs
 
+    def _output(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float
+    ) -> TokenOutput:
+        """What one row's token comes to; it may end the row."""
+        new = sequence.first_token_at is None
+        self.scheduler.token(sequence, token)
+        self._time_token(sequence, now)
+        request = self.requests.of(sequence)
+        reason = request.finish_reason(sequence, token)
+        wanted = request.submit.params.logprobs
+        output = TokenOutput(
+            sequence.request_id,
+            sequence.index,
+            [token],
+            None if wanted is None or logprobs is None else [_cut(logprobs, wanted)],
+            reason,
+            reason == "stop",
+            cached_tokens=(sequence.cached or 0) if new else 0,
+            begun=Begun(sequence.chunks, now) if new else None,
+        )
+        if reason is not None:
+            self._finish(sequence, reason)
+        return output
+
+    def _refuse(self, request: Submit, error: Exception) -> None:
+        """Ends a request that could not be taken."""
+        log.error("request %s cannot be served", request.request_id, exc_info=error)
+        self._failed += refusal(request, explained(error))
+        self._stats.finished += refused(request, time.monotonic())
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """Ends one choice whose own part of a step has failed."""
+        log.error("request %s has failed", sequence.request_id, exc_info=error)
+        self._failed.append(failure(sequence.request_id, sequence.index, explained(error)))
+        self._finish(sequence, "error")
+
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self.scheduler.finish(sequence)
-        self.swap.drop(sequence)
         finished = self.requests.of(sequence).finished(sequence, reason, time.monotonic())
         self._stats.finished.extend(finished)
+        self._remove(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self.swap.drop(sequence)
         self.requests.end(sequence)
         if sequence.request_id not in self.requests:
             self.prefixes.drop(sequence.request_id)

@@ -50,6 +50,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def accepts(self) -> bool:
+        """Whether ``submit`` takes requests; while ``unhealthy``, they wait until that is over."""
+        ...
+
+    @property
     def on_step(self) -> Callable[[StepStats], None]:
         """Called with each step's stats, in the event loop. Settable."""
         ...
@@ -77,7 +82,7 @@ class EngineClient(Protocol):
         ...
 
     async def died(self) -> str:
-        """Waits until the engine has ended, by itself or stopped, and returns why."""
+        """Waits until the engine has ended for good, given up or stopped, and returns why."""
         ...
 
     async def stop(self) -> None:

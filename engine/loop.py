@@ -17,9 +17,11 @@ from chairlift.engine.messages import (
     StartFailed,
     Submit,
     ToEngine,
+    Withdraw,
 )
 from chairlift.engine.source import ModelSource
 from chairlift.engine.start import start_core
+from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +43,21 @@ class Inbox(Protocol):
 
 
 def run(
-    config: EngineConfig, source: ModelSource, inbox: Inbox, send: Callable[[FromEngine], None]
+    config: EngineConfig,
+    source: ModelSource,
+    inbox: Inbox,
+    send: Callable[[FromEngine], None],
+    on_compute: Callable[[list[Sequence]], None] = lambda sequences: None,
 ) -> None:
-    """Starts an engine and works until told to shut down."""
+    """Starts an engine and works until told to shut down. ``on_compute`` learns whose tokens are
+    about to be computed.
+    """
     try:
         core, info = start_core(config, source, lambda text: send(Loading(text)))
     except ChairliftError as error:
         send(StartFailed(str(error)))
         return
+    core.on_compute = on_compute
     core.on_due(inbox.wake)
     send(info)
     turn(core, inbox, send)
@@ -64,6 +73,8 @@ def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> 
                     core.submit(message)
                 case Abort():
                     core.abort(message)
+                case Withdraw():
+                    core.withdraw(message.request_id)
                 case Shutdown():
                     return
         if not core.idle:

@@ -48,12 +48,28 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
 
 
+class Resumed(msgspec.Struct, array_like=True, frozen=True):
+    """A choice that an engine has begun and not finished, to go on from there in another.
+
+    ``output`` are its tokens so far. ``cached_tokens`` and the times are those it was begun with,
+    None and 0 of one that has no token yet.
+    """
+
+    index: int
+    output: list[int]
+    cached_tokens: int = 0
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """A prompt to be continued ``n`` times. ``arrival`` is when the server received it.
 
     ``cache_salt`` keeps tenants apart: a prefix is shared only between requests of the same salt,
     the empty one being a salt like any other. ``priority`` is its class: lower is earlier. A
     ``replay`` is the server's own: no user's metric counts it, and the prefix cache keeps nothing.
+    ``resumed`` are the choices still to be finished of a request that goes on; none: it is new.
     """
 
     request_id: str
@@ -64,6 +80,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     cache_salt: str = ""
     priority: int = 0
     replay: bool = False
+    resumed: tuple[Resumed, ...] = ()
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -75,6 +92,12 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     request_id: str
     index: int | None = None
     reason: FinishReason = "abort"
+
+
+class Withdraw(msgspec.Struct, tag=True, frozen=True):
+    """Takes a request out as if it had never come: it is not reported, and will be resumed."""
+
+    request_id: str
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
@@ -251,5 +274,5 @@ class StartFailed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-ToEngine = Submit | Abort | Shutdown
+ToEngine = Submit | Abort | Withdraw | Shutdown
 FromEngine = StepOutput | Loading | ModelInfo | StartFailed

@@ -1,7 +1,8 @@
-"""The engine process: ``python -m chairlift.engine.process ADDRESS``, started by ``ProcessClient``.
+"""The engine process: ``python -m chairlift.engine.process FOLDER``, started by ``ProcessClient``.
 
-Its first message is a ``Start``. It ends with a ``Shutdown``, or when its standard input closes,
-which it does when the parent has gone, however that came about.
+In the folder are its parent's socket and its ``blackbox``. Its first message is a ``Start``. It
+ends with a ``Shutdown``, or when its standard input closes, which it does when the parent has gone,
+however that came about.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from chairlift.engine.blackbox import BlackBox
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.logs import LogFormat, set_up_logs
@@ -78,11 +80,16 @@ def decode_path(kind: type, value: object) -> object:
     raise NotImplementedError(kind)
 
 
-def main(address: str) -> None:
+def address(folder: Path) -> str:
+    """Of the socket between the two processes."""
+    return f"ipc://{folder}/engine"
+
+
+def main(folder: Path) -> None:
     """Connects to the parent and serves until told to stop."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-    socket.connect(address)
+    socket.connect(address(folder))
     start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
     set_up_logs(start.log_level, start.log_format, "engine")
     blas = load_fast_blas()
@@ -98,7 +105,7 @@ def main(address: str) -> None:
     def send(message: FromEngine) -> None:
         socket.send(encoder.encode(message))
 
-    run(start.config, start.source, SocketInbox(socket), send)
+    run(start.config, start.source, SocketInbox(socket), send, BlackBox(folder).note)
     socket.close(linger=1000)
 
 
@@ -110,4 +117,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

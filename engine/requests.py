@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from chairlift.engine.messages import FinishedChoice, FinishReason, Submit
-from chairlift.engine.sampling.sampler import SamplerRow
+from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Submit
+from chairlift.engine.sampling.sampler import SamplerRow, check_row
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -54,20 +54,29 @@ class Request:
 
 
 class Requests:
-    """All unfinished requests by id; each is forgotten with the last of its choices."""
+    """All unfinished requests by id; each is forgotten with the last of its choices.
 
-    def __init__(self) -> None:
+    Args:
+        vocabulary: token ids are below this.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
         self._requests: dict[str, Request] = {}
         self._choices: dict[str, int] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, submit: Submit) -> Sequence:
-        """Registers a request and returns the sequence that stands for its choices."""
-        self._requests[submit.request_id] = Request(submit, frozenset(submit.params.stop_token_ids))
-        self._choices[submit.request_id] = submit.n
-        return Sequence(
+    def add(self, submit: Submit) -> list[Sequence]:
+        """Registers a request and returns the sequences that stand for its choices: one for all,
+        or, where they are resumed, one for each.
+
+        Raises:
+            Exception: of any type; something that it brings into a step cannot be built.
+        """
+        request = Request(submit, frozenset(submit.params.stop_token_ids))
+        sequence = Sequence(
             request_id=submit.request_id,
             tokens=list(submit.prompt),
             max_tokens=submit.params.max_tokens,
@@ -77,6 +86,20 @@ class Requests:
             cache_salt=submit.cache_salt,
             replay=submit.replay,
         )
+        sequences = [_resume(sequence, choice) for choice in submit.resumed] or [sequence]
+        self._check(request, sequences)
+        self._requests[submit.request_id] = request
+        self._choices[submit.request_id] = sum(sequence.rows for sequence in sequences)
+        return sequences
+
+    def _check(self, request: Request, sequences: list[Sequence]) -> None:
+        """Builds alone what each sequence adds to a batch, where it would fail for all rows."""
+        for sequence in sequences:
+            if not sequence.tokens:
+                raise ValueError("the prompt is empty")
+            if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocabulary:
+                raise ValueError(f"the prompt has a token outside of 0 to {self._vocabulary - 1}")
+            check_row(request.sampler_row(sequence), self._vocabulary)
 
     def of(self, sequence: Sequence) -> Request:
         """The request that a sequence belongs to."""
@@ -88,3 +111,20 @@ class Requests:
         self._choices[request_id] -= sequence.rows
         if self._choices[request_id] == 0:
             del self._choices[request_id], self._requests[request_id]
+
+
+def _resume(sequence: Sequence, choice: Resumed) -> Sequence:
+    """A choice of the request that ``sequence`` stands for, which has its first tokens already."""
+    begun = bool(choice.output)
+    return replace(
+        sequence,
+        tokens=[*sequence.tokens, *choice.output],
+        prompt_tokens=sequence.prompt_tokens,
+        index=choice.index,
+        forked=True,
+        cached=choice.cached_tokens if begun else None,
+        scheduled_at=choice.scheduled,
+        first_token_at=choice.first_token,
+        last_token_at=choice.last_token,
+        chunks=[],
+    )

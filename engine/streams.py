@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
+
+from chairlift.engine.choices import RunningChoice
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
+from chairlift.engine.failures import failure
 from chairlift.engine.messages import (
     Abort,
+    FinishedChoice,
+    FinishReason,
     FromEngine,
     Loading,
     ModelInfo,
@@ -22,6 +29,8 @@ from chairlift.engine.messages import (
 )
 from chairlift.scheduler.forecast import Claim, Forecast
 
+log = logging.getLogger(__name__)
+
 # No step for this long while requests are unfinished: something hangs.
 STALL_SECONDS = 60.0
 # However long the wait, it pays to ask again; nor can anybody foresee more than this.
@@ -29,37 +38,78 @@ MAX_RETRY_AFTER = 600
 
 
 class Stream:
-    """The outputs of one request; see ``interface.TokenStream``."""
+    """The outputs of one request; see ``interface.TokenStream``.
+
+    ``admitted`` tells whether an engine has it; ``scheduled`` is when one first began it, as far as
+    that is known, in seconds of ``time.monotonic()``.
+    """
 
     def __init__(self, request: Submit, client: StreamingClient, claim: Claim) -> None:
+        self.admitted = False
+        self.scheduled: float | None = None
         self._request = request
         self._client = client
         self._claim = claim
-        # Choices that still run, and how many tokens each may yet have.
-        self._running = dict.fromkeys(range(request.n), request.params.max_tokens)
+        self._running = {index: RunningChoice() for index in range(request.n)}
         self._arrived: list[TokenOutput] = []
-        self._death: EngineDead | None = None
+        self._death: Exception | None = None
         self._wake = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        """What the engine knows it by."""
+        return self._request.request_id
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and output that it may reach."""
+        return len(self._request.prompt) + self._request.params.max_tokens
 
     @property
     def unfinished(self) -> int:
         """Choices that still run."""
         return len(self._running)
 
+    @property
+    def progress(self) -> dict[int, int]:
+        """Output tokens of each choice that still runs."""
+        return {index: len(choice.output) for index, choice in self._running.items()}
+
+    def submission(self) -> Submit:
+        """What an engine has to be told: the request, and what it has of its output."""
+        running, request = self._running, self._request
+        if len(running) == request.n and not any(choice.output for choice in running.values()):
+            return request
+        resumed = (choice.resumed(index, self.scheduled) for index, choice in running.items())
+        return msgspec.structs.replace(request, resumed=tuple(resumed))
+
+    def rename(self, request_id: str) -> None:
+        """What the engine still sends under the old id is not for this stream any more."""
+        self._request = msgspec.structs.replace(self._request, request_id=request_id)
+
     def put(self, output: TokenOutput) -> None:
         """Takes an output from the engine; one of a choice that has ended is dropped."""
-        if output.index not in self._running:
+        choice = self._running.get(output.index)
+        if choice is None:
             return
         if self._claim.prompt:
             self._client.forecast.begin(self._claim)
         self._claim.spend(len(output.token_ids))
-        self._running[output.index] -= len(output.token_ids)
+        choice.add(output, self._client.last_step)
         if output.finish is not None:
             self._end(output.index)
         self._arrived.append(output)
         self._wake.set()
 
-    def fail(self, death: EngineDead) -> None:
+    def give_up(self, why: str) -> None:
+        """Ends all that runs as "error"; the engine is not told."""
+        running = list(self._running)
+        ended = self._finished(running, "error")
+        for index in running:
+            self.put(failure(self.request_id, index, why))
+        self._client.report(ended)
+
+    def fail(self, death: Exception) -> None:
         """Nothing more will come."""
         self._death = death
         self._wake.set()
@@ -77,23 +127,35 @@ class Stream:
     def stop(self, index: int) -> None:
         """See ``interface.TokenStream.stop``."""
         if index in self._running:
-            self._client.send(Abort(self._request.request_id, index, "stop"))
-            self._end(index)
+            self._abort(Abort(self.request_id, index, "stop"), [index])
 
     def close(self) -> None:
         """See ``interface.TokenStream.close``."""
         if self._running:
-            self._client.send(Abort(self._request.request_id))
-            for index in list(self._running):
-                self._end(index)
+            self._abort(Abort(self.request_id), list(self._running))
             self._wake.set()
 
+    def _abort(self, abort: Abort, choices: list[int]) -> None:
+        """Ends choices in the engine, which reports it; or reports what no engine has."""
+        if self.admitted:
+            self._client.send(abort)
+        ended = [] if self.admitted else self._finished(choices, abort.reason)
+        for index in choices:
+            self._end(index)
+        self._client.report(ended)
+
+    def _finished(self, choices: list[int], reason: FinishReason) -> list[FinishedChoice]:
+        now = time.monotonic()
+        running = (self._running[index] for index in choices if not self._request.replay)
+        return [choice.finished(self._request, reason, self.scheduled, now) for choice in running]
+
     def _end(self, index: int) -> None:
-        self._claim.spend(self._running.pop(index))
+        choice = self._running.pop(index)
+        self._claim.spend(self._request.params.max_tokens - len(choice.output))
         self._client.unfinished -= 1
         if not self._running:
             self._client.forecast.remove(self._claim)
-            self._client.forget(self._request.request_id)
+            self._client.forget(self.request_id)
 
 
 class StreamingClient:
@@ -109,30 +171,42 @@ class StreamingClient:
         self._streams: dict[str, Stream] = {}
         self._started: asyncio.Future[ModelInfo] | None = None
         self._death: asyncio.Future[str] | None = None
-        self._last_step = time.monotonic()
+        # When the engine was last heard of, or given work after it had none.
+        self.last_step = time.monotonic()
         # Choices of all streams that still run.
         self.unfinished = 0
         self.forecast = Forecast()
+        self._unreported: list[FinishedChoice] = []
 
     def send(self, message: ToEngine) -> None:
         """Hands a message to the engine; does nothing once it is dead."""
         raise NotImplementedError
 
     @property
+    def dead(self) -> str | None:
+        """Why the engine has ended for good, if it has."""
+        return self._death.result() if self._death is not None and self._death.done() else None
+
+    @property
     def unhealthy(self) -> str | None:
         """See ``interface.EngineClient.unhealthy``."""
-        if self._death is not None and self._death.done():
-            return f"the engine has ended: {self._death.result()}"
+        if self.dead is not None:
+            return f"the engine has ended: {self.dead}"
         if self.info is None:
             return "loading the model"
-        stalled = time.monotonic() - self._last_step
+        stalled = time.monotonic() - self.last_step
         if self._streams and stalled > STALL_SECONDS:
             return f"no step for {stalled:.0f} s"
         return None
 
+    @property
+    def accepts(self) -> bool:
+        """See ``interface.EngineClient.accepts``."""
+        return self.unhealthy is None
+
     def submit(self, request: Submit) -> Stream:
         """See ``interface.EngineClient.submit``."""
-        if self.info is None or (self._death is not None and self._death.done()):
+        if self.info is None or self.dead is not None:
             raise EngineDead(self.unhealthy or "the engine is not ready")
         tokens = len(request.prompt) + request.params.max_tokens
         if tokens > self.info.max_context:
@@ -151,7 +225,7 @@ class StreamingClient:
                 wait,
             )
         if not self._streams:
-            self._last_step = time.monotonic()  # an idle engine has not stalled
+            self.last_step = time.monotonic()  # an idle engine has not stalled
         claim = self.forecast.add(
             request.priority,
             request.arrival,
@@ -160,8 +234,26 @@ class StreamingClient:
         )
         stream = self._streams[request.request_id] = Stream(request, self, claim)
         self.unfinished += request.n
-        self.send(request)
+        self.admit(stream)
         return stream
+
+    def admit(self, stream: Stream) -> None:
+        """Hands a stream's request to the engine."""
+        stream.admitted = True
+        self.send(stream.submission())
+
+    def report(self, choices: list[FinishedChoice]) -> None:
+        """Tells the metrics of choices that ended without the engine: with its next step."""
+        self._unreported += choices
+
+    def record(self, stats: StepStats) -> None:
+        """Hands a step's stats on, with what is to be reported beside them."""
+        stats.finished += self._unreported
+        self._unreported = []
+        try:
+            self.on_step(stats)
+        except Exception:  # streams do not end because something is counted wrong
+            log.exception("a step's statistics could not be taken")
 
     def forget(self, request_id: str) -> None:
         """Drops a request that has ended."""
@@ -177,13 +269,10 @@ class StreamingClient:
         assert self._started is not None
         match message:
             case StepOutput():
-                self._last_step = time.monotonic()
-                for output in message.outputs:
-                    stream = self._streams.get(output.request_id)
-                    if stream is not None:
-                        stream.put(output)
+                self.last_step = time.monotonic()
+                self._deliver(message.outputs)
                 self._learn(message.stats)
-                self.on_step(message.stats)
+                self.record(message.stats)
             case Loading():
                 self._on_progress(message.text)
             case ModelInfo():
@@ -214,6 +303,21 @@ class StreamingClient:
         for stream in list(self._streams.values()):
             stream.fail(EngineDead(why))
         self._streams.clear()
+
+    def _deliver(self, outputs: list[TokenOutput]) -> None:
+        """Gives each output to its stream; one that fails is ended, and the others get theirs."""
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            try:
+                stream.put(output)
+            except Exception as error:
+                log.exception("request %s has failed", stream.request_id)
+                self.send(Abort(stream.request_id))
+                self.unfinished -= stream.unfinished
+                self.forget(stream.request_id)
+                stream.fail(error)
 
     def _learn(self, stats: StepStats) -> None:
         if stats.ended_seconds:

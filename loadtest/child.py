@@ -76,9 +76,19 @@ class ChildServer:
         self._log = Path(path)
 
     @property
+    def started(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def wait(self) -> int:
+        """Waits until the process has ended by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait()
 
     def __enter__(self) -> Self:
         print(f"{self.spec.name}: starting (log: {self._log})", file=sys.stderr, flush=True)

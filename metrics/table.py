@@ -298,7 +298,7 @@ ENGINE: tuple[Metric, ...] = (
         "chairlift_resumed_rows",
         "counter",
         "Preempted rows that began again, by where their state was kept: in memory or on disk, or "
-        "nowhere, so that they were computed again.",
+        "nowhere, so that they were computed again; so are those of an engine that died.",
         ("source",),
         values=("memory", "disk", "recompute"),
     ),

@@ -94,6 +94,10 @@ class FakeEngine:
     closed: list[str] = field(default_factory=list)
     dead: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def accepts(self) -> bool:
+        return self.unhealthy is None
+
     async def start(self, on_progress: Callable[[str], None] = print) -> ModelInfo:
         assert self.info is not None
         return self.info

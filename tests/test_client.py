@@ -27,6 +27,7 @@ from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, Queue
 from chairlift.engine.messages import ModelInfo, SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
 from chairlift.engine.streams import MAX_RETRY_AFTER, Stream
+from chairlift.engine.supervision import Supervision
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,8 +77,9 @@ def request(prompt: list[int] | None = None, n: int = 1, **params: Any) -> Submi
 
 def make_client(kind: Kind, path: Path) -> Client:
     source = ModelSource("tiny", "directory", path)
-    client = LocalClient if kind == "local" else ProcessClient
-    return client(CONFIG, source)
+    if kind == "local":
+        return LocalClient(CONFIG, source)
+    return ProcessClient(CONFIG, source, supervision=Supervision(attempts=2, backoff=0.05))
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -286,7 +288,9 @@ async def test_stopping_ends_open_streams_and_leaves_nothing_behind(
     await client.stop()  # harmless
 
 
-async def test_a_killed_engine_is_reported_to_everyone(model_path: Path) -> None:
+async def test_an_engine_that_cannot_be_restarted_is_reported_to_everyone(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = make_client("process", model_path)
     await client.start()
     assert client.unhealthy is None
@@ -296,13 +300,14 @@ async def test_a_killed_engine_is_reported_to_everyone(model_path: Path) -> None
     assert not death.done()
     assert isinstance(client, ProcessClient)
     assert client.pid is not None
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     os.kill(client.pid, signal.SIGKILL)
     for stream in streams:
-        with pytest.raises(EngineDead, match="signal 9"):
+        with pytest.raises(EngineDead, match="exit code 1"):
             await drained(stream)
-    assert "signal 9" in await asyncio.wait_for(death, PATIENCE)
-    assert "signal 9" in str(client.unhealthy)
-    with pytest.raises(EngineDead, match="signal 9"):
+    assert "started 2 times in vain" in await asyncio.wait_for(death, PATIENCE)
+    assert "exit code 1" in str(client.unhealthy)
+    with pytest.raises(EngineDead, match="exit code 1"):
         client.submit(request())
     await client.stop()
 

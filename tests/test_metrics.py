@@ -61,6 +61,7 @@ def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> 
     assert value(recorder, "chairlift_kv_bytes", state="prefix") == 0
     assert value(recorder, "chairlift_requests_rejected_total", reason="queue_full") == 0
     assert value(recorder, "chairlift_client_disconnects_total") == 0
+    assert value(recorder, "chairlift_engine_restarts_total", reason="hang") == 0
 
 
 def test_times_of_a_finished_choice(recorder: Recorder) -> None:

@@ -180,7 +180,7 @@ class Sampler:
         index = mx.array(rows, mx.int32)
         some, chosen = logits[index], tokens[index]
         total = mx.logsumexp(some, axis=-1, keepdims=True)
-        most = max(asked[row] or 0 for row in rows)
+        most = min(max(asked[row] or 0 for row in rows), self._vocabulary)
         top_ids = mx.argpartition(-some, max(0, most - 1), axis=-1)[:, :most]
         top = mx.take_along_axis(some, top_ids, axis=-1)
         order = mx.argsort(-top, axis=-1)
@@ -190,6 +190,17 @@ class Sampler:
             mx.take_along_axis(top_ids, order, axis=-1),
             mx.take_along_axis(top, order, axis=-1) - total,
         )
+
+
+def check_row(row: SamplerRow, vocabulary: int) -> None:
+    """Builds all that a row adds to a batch, alone, and computes nothing of it.
+
+    Raises:
+        Exception: of any type; a part of it cannot be built, here or among other rows.
+    """
+    alone = Sampler(vocabulary)
+    alone.rearrange([], [row])
+    alone.sample(mx.zeros((1, vocabulary)), [len(row.output)])
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:

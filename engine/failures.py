@@ -1,0 +1,45 @@
+"""How choices end that fail by themselves: what their client is told, what the metrics learn."""
+
+from __future__ import annotations
+
+from chairlift.engine.messages import FinishedChoice, Submit, TokenOutput
+
+
+def explained(error: Exception) -> str:
+    """An exception in a line for the client whose request it ends."""
+    text = " ".join(str(error).split())
+    return f"this request failed in the engine: {type(error).__name__}" + (f": {text}" * bool(text))
+
+
+def failure(request_id: str, index: int, why: str) -> TokenOutput:
+    """The last output of a choice that has failed."""
+    return TokenOutput(request_id, index, [], finish="error", error=why)
+
+
+def refusal(request: Submit, why: str) -> list[TokenOutput]:
+    """The only outputs of a request that cannot be taken."""
+    return [failure(request.request_id, index, why) for index in _choices(request)]
+
+
+def refused(request: Submit, now: float) -> list[FinishedChoice]:
+    """What the metrics learn of such a request's choices."""
+    return [
+        FinishedChoice(
+            reason="error",
+            prompt_tokens=len(request.prompt),
+            generated_tokens=len(output),
+            max_tokens=request.params.max_tokens,
+            n=request.n,
+            arrival=request.arrival,
+            scheduled=None,
+            first_token=None,
+            finished=now,
+        )
+        for output in ([] if request.replay else _choices(request).values())
+    ]
+
+
+def _choices(request: Submit) -> dict[int, list[int]]:
+    """The output so far of each choice that still runs."""
+    resumed = {choice.index: choice.output for choice in request.resumed}
+    return resumed or {index: [] for index in range(request.n)}

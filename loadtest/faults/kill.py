@@ -1,0 +1,203 @@
+"""The engine process is killed and stopped under load; no stream may notice more than a pause."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from chairlift.loadtest.bench import LoadResult, run_load
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
+from chairlift.loadtest.faults.server import FaultServer
+from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.words import WORDS
+from chairlift.loadtest.workload import Request
+
+_REPLY_LIMIT = 900.0
+_PROMPT_WORDS = (5, 60)
+# When it happens: so much of all tokens has come by then, at least and at most.
+_MOMENTS = (0.05, 0.85)
+# A token may still be on its way from an engine that has just been killed.
+_ON_THE_WAY = 0.3
+RESTARTS = "chairlift_engine_restarts_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """What was done to the engine, and when, in seconds of ``time.perf_counter()``. ``tokens`` had
+    come by then; ``starting``: it was not ready yet.
+    """
+
+    signal: signal.Signals
+    tokens: int
+    at: float
+    starting: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario's own flags."""
+    add = parser.add_argument
+    add("--streams", type=int, default=64, help="default: %(default)s")
+    add("--output-tokens", type=int, default=64, help="of each stream (default: %(default)s)")
+    add("--kills", type=int, default=3, help="by SIGKILL (default: %(default)s)")
+    add(
+        "--engine-timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="when the watchdog acts (default: %(default)g)",
+    )
+
+
+def run(model: Path, options: argparse.Namespace) -> Outcome:
+    """See ``Scenario``."""
+    return uvloop.run(_run(model, options))
+
+
+async def _run(model: Path, options: argparse.Namespace) -> Outcome:
+    rng = np.random.default_rng(options.seed)
+    requests = [_request(number, options, rng) for number in range(options.streams)]
+    flags = ("--engine-timeout", str(options.engine_timeout))
+    async with (
+        FaultServer(model, *flags, while_starting=_kill_starting) as server,
+        OpenAIClient(server.spec.base_url, body=server.spec.body, timeout=_REPLY_LIMIT) as client,
+    ):
+        client.model = await client.first_model()
+        alone = await _load(client, requests, Progress(len(requests), "undisturbed"))
+        progress = Progress(len(requests), "disturbed")
+        blows = asyncio.create_task(_strike(server, progress, options, rng))
+        disturbed = await _load(client, requests, progress)
+        struck = await blows
+        checks = _compared(alone.replies, disturbed.replies)
+        checks += await _counted(server, options.kills)
+    figures, lines = _figures(alone, disturbed, struck)
+    return Outcome(figures, lines, checks)
+
+
+def _request(number: int, options: argparse.Namespace, rng: np.random.Generator) -> Request:
+    """Of four kinds in turn: greedy, drawn, drawn with penalties, drawn with log-probabilities.
+
+    NOTE: what is drawn is one of the few most likely tokens. Out of a whole vocabulary, where
+    thousands are as likely as a rounding error, the same seed draws another one now and then even
+    in an undisturbed run.
+    """
+    length = int(rng.integers(*_PROMPT_WORDS))
+    prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
+    kinds: tuple[dict[str, Any], ...] = (
+        {"temperature": 0},
+        {"temperature": 0.9, "top_k": 10},
+        {"temperature": 0.8, "top_k": 10, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        {"temperature": 1.0, "top_k": 10, "top_p": 0.9, "logprobs": 2},
+    )
+    return Request(prompt, length, options.output_tokens, {"seed": number, **kinds[number % 4]})
+
+
+async def _load(client: OpenAIClient, requests: list[Request], progress: Progress) -> LoadResult:
+    """All at once; under a salt of the run's own, so that none finds what another left behind."""
+    salted = [replace(r, body={**r.body, "cache_salt": progress.what}) for r in requests]
+    return await run_load(client, salted, [0.0] * len(salted), None, progress)
+
+
+async def _kill_starting(server: FaultServer) -> None:
+    """Kills the very first engine while it loads."""
+    await server.other_engine()
+    await server.signal_engine(signal.SIGKILL)
+
+
+async def _strike(
+    server: FaultServer, progress: Progress, options: argparse.Namespace, rng: np.random.Generator
+) -> list[Blow]:
+    """Kills the engine at random moments, and stops it at one; kills one more that is starting."""
+    share = np.sort(rng.uniform(*_MOMENTS, size=options.kills + 1))
+    moments = share * options.streams * options.output_tokens
+    stop = int(rng.integers(len(moments)))
+    blows = []
+    for number, moment in enumerate(moments):
+        while progress.chunks < moment:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        kind = signal.SIGSTOP if number == stop else signal.SIGKILL
+        pid = await server.signal_engine(kind)
+        blows.append(Blow(kind, progress.chunks, time.perf_counter()))
+        successor = await server.other_engine(than=pid)
+        if number == 0:
+            await asyncio.sleep(rng.uniform(0, 0.5))
+            blows.append(Blow(signal.SIGKILL, progress.chunks, time.perf_counter(), starting=True))
+            await server.signal_engine(signal.SIGKILL)
+            await server.other_engine(than=successor)
+    return blows
+
+
+def _compared(alone: list[Reply], disturbed: list[Reply]) -> list[Check]:
+    whole = [reply for reply in disturbed if reply.ok]
+    errors = sorted({reply.error for reply in (*alone, *disturbed) if not reply.ok})
+    equal = sum(
+        one.ok and other.ok and (one.text, one.output_tokens) == (other.text, other.output_tokens)
+        for one, other in zip(alone, disturbed, strict=True)
+    )
+    streams = len(disturbed)
+    found = f"{len(whole)} of {streams}" + "".join(f"; {error}" for error in errors[:3])
+    return [
+        Check("all streams complete, without an error", len(whole) == streams, found),
+        Check("tokens equal the undisturbed run's", equal == streams, f"{equal} of {streams}"),
+    ]
+
+
+async def _counted(server: FaultServer, kills: int) -> list[Check]:
+    """What the server says of it afterwards."""
+    wanted = {"crash": kills, "hang": 1, "start": 2}
+    counts = {reason: int(await server.metric(RESTARTS, reason=reason)) for reason in wanted}
+    left = [
+        int(await server.metric(f"vllm:num_requests_{state}")) for state in ("running", "waiting")
+    ]
+    errors = int(await server.metric("vllm:request_success_total", finished_reason="error"))
+    health = await server.health()
+    return [
+        Check("restarts are counted by their reason", counts == wanted, str(counts)),
+        Check("nothing runs or waits afterwards", left == [0, 0], f"{left[0]} and {left[1]}"),
+        Check("no choice ended with an error", errors == 0, str(errors)),
+        Check("the server is healthy afterwards", health.status == 200, str(health.status)),
+    ]
+
+
+def _figures(
+    alone: LoadResult, disturbed: LoadResult, blows: list[Blow]
+) -> tuple[dict[str, Any], list[str]]:
+    times = sorted(time for reply in disturbed.replies for time in reply.chunk_times)
+    lines = [f"undisturbed {alone.duration:.1f} s, disturbed {disturbed.duration:.1f} s"]
+    struck = []
+    for blow in blows:
+        pause = _pause(times, blow.at + _ON_THE_WAY)
+        what = blow.signal.name + (" while it started" if blow.starting else "")
+        lines.append(f"{what} after {blow.tokens} tokens: none came for {pause:.1f} s")
+        struck.append({"signal": what, "tokens": blow.tokens, "pause_seconds": pause})
+    figures = {
+        "streams": len(disturbed.replies),
+        "tokens": sum(reply.output_tokens for reply in disturbed.replies),
+        "undisturbed_seconds": alone.duration,
+        "disturbed_seconds": disturbed.duration,
+        "blows": struck,
+    }
+    return figures, lines
+
+
+def _pause(times: list[float], at: float) -> float:
+    """Seconds between the last token before a time and the first one after it."""
+    return next((after - before for before, after in pairwise(times) if before <= at < after), 0.0)
+
+
+KILL = Scenario(
+    "kill",
+    "kill the engine at random moments and while it starts, and stop it until the watchdog acts",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,129 @@
+"""A real ``chairlift serve`` as a child, whose engine process can be got at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift.loadtest import peers, procfs
+from chairlift.loadtest.child import ChildServer
+from chairlift.loadtest.errors import ServerError
+
+START_LIMIT = 180.0
+_POLL_SECONDS = 0.02
+
+
+class Health(NamedTuple):
+    """What GET /health says."""
+
+    status: int
+    reason: str | None
+
+
+class FaultServer:
+    """Serves ``model`` with more ``flags`` while the ``async with`` lasts.
+
+    Entering waits until it is healthy. Needs a /proc, where the engine is found: it is the server's
+    only child.
+
+    Args:
+        while_starting: awaited beside the start, with the server's process there.
+
+    Raises:
+        ServerError: it did not start, or there is no /proc.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *flags: str,
+        while_starting: Callable[[FaultServer], Awaitable[None]] | None = None,
+    ) -> None:
+        if not procfs.available():
+            raise ServerError("this needs a /proc to find the engine's process")
+        spec = peers.ours(model)
+        self.spec = replace(spec, command=[*spec.command, *flags])
+        self._child = ChildServer(self.spec, START_LIMIT)
+        self._while_starting = while_starting
+
+    @property
+    def pid(self) -> int:
+        """The API process."""
+        return self._child.pid
+
+    @property
+    def engine(self) -> int | None:
+        """The engine process's id, None while there is none."""
+        return next(iter(procfs.tree(self.pid)[1:]), None)
+
+    async def __aenter__(self) -> Self:
+        starting = asyncio.create_task(asyncio.to_thread(self._child.__enter__))
+        try:
+            if self._while_starting is not None:
+                await self._while_starting(self)
+        finally:
+            await starting
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self._child.__exit__, kind, error, trace)
+
+    async def other_engine(self, than: int | None = None) -> int:
+        """Waits until there is an engine process, and not that one; its id.
+
+        Raises:
+            ServerError: there is none for too long.
+        """
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            if self._child.started and (pid := self.engine) not in (None, than):
+                return pid
+            await asyncio.sleep(_POLL_SECONDS)
+        raise ServerError(f"{self.spec.name} has no engine process")
+
+    async def signal_engine(self, number: signal.Signals) -> int:
+        """Sends a signal to the engine process, once there is one; its id."""
+        pid = await self.other_engine()
+        os.kill(pid, number)
+        return pid
+
+    async def exit_code(self) -> int:
+        """Waits until the server has ended by itself; how it did."""
+        return await asyncio.to_thread(self._child.wait)
+
+    async def health(self) -> Health:
+        """What it says of itself."""
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{self.spec.base_url}/health") as reply,
+        ):
+            return Health(reply.status, (await reply.json()).get("reason"))
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry these labels."""
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{self.spec.base_url}/metrics") as reply,
+        ):
+            text = await reply.text()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
