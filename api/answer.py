@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.errors import problem_of
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored
@@ -18,6 +19,7 @@ from chairlift.api.replies import Finish, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import SERVICE
 from chairlift.api.sse import EventStream
+from chairlift.api.trace import trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,20 +63,23 @@ class Shape(Protocol):
 
 
 async def answer(
-    http: web.Request, request: Generate, generation: Generation, shape: Shape, arrival: float
+    http: web.Request, request: Generate, generation: Generation, shape: Shape
 ) -> web.StreamResponse:
-    """Generates and replies. ``arrival`` is in seconds of ``time.monotonic()``.
+    """Generates and replies.
 
     Raises:
         QueueFull, EngineDead: the engine does not take the request now.
-        EngineDead, GenerationFailed: it failed, and nothing was sent yet.
+        RateLimited: the client's key may not have it now.
+        EngineDead, GenerationFailed, TimedOut: it failed, and nothing was sent yet.
         ConnectionResetError: the client left.
     """
+    deadline = http[DEADLINE]
     try:
-        generation.submit(arrival)
+        generation.submit(deadline.arrival)
         if request.stream:
             return await _stream(http, request, generation, shape)
-        return await _whole(generation, shape)
+        async with deadline.limit():
+            return await _whole(generation, shape)
     finally:
         generation.close()
 
@@ -96,9 +101,14 @@ async def _stream(
     http: web.Request, request: Generate, generation: Generation, shape: Shape
 ) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
-    async with EventStream(http, settings.keep_alive_seconds) as events:
+
+    def too_much() -> bool:
+        return generation.waiting > settings.slow_reader_tokens
+
+    async with EventStream(http, settings.keep_alive_seconds, too_much) as events:
         try:
-            await _send_pieces(events, generation, shape)
+            async with http[DEADLINE].limit():
+                await _send_pieces(events, generation, shape)
             if request.include_usage:
                 await events.send([shape.usage_chunk(generation.usage())])
         except ConnectionResetError:
@@ -135,6 +145,6 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 def log_failure(status: int, error: BaseException, request_id: str) -> None:
     """Logs what an operator must know of: our own bugs with their trace."""
     if status == 500:
-        logger.error("request %s failed: %s", request_id, error, exc_info=error)
+        logger.error("request %s failed: %s", request_id, trace_of(error))
     elif status > 500:
         logger.warning("request %s not served: %s", request_id, error)

@@ -1,4 +1,4 @@
-"""The aiohttp application: routes, and the one middleware that all requests pass."""
+"""The aiohttp application: routes, and the middlewares that all requests pass."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from chairlift.api.answer import log_failure
+from chairlift.api.cors import allow_origins
+from chairlift.api.doors import ACCOUNTS, Accounts, doors, route_of, tell_limits
 from chairlift.api.errors import problem_of
 from chairlift.api.openapi import document
 from chairlift.api.routes import ROUTES, Handler
@@ -26,14 +28,19 @@ CLIENT_LEFT = 499
 
 def build_app(service: Service) -> web.Application:
     """The application around ``service``, loaded or still loading."""
-    app = web.Application(middlewares=[_boundary], client_max_size=service.settings.max_body_bytes)
+    settings = service.settings
+    app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
-    app.on_response_prepare.append(_name_request)
+    app[ACCOUNTS] = Accounts(settings)
+    app.on_response_prepare.extend((_name_request, tell_limits))
+    if settings.cors_origins:
+        allow_origins(app, settings.cors_origins)
     for route in ROUTES:
         # A model's id may have slashes.
         path = route.path.replace("{id}", "{id:.+}")
         app.router.add_route(route.method, path, route.handler)
-    app.router.add_get("/metrics", make_aiohttp_handler(service.recorder.registry))
+    if settings.metrics_port is None:
+        app.router.add_get("/metrics", make_aiohttp_handler(service.recorder.registry))
     app.router.add_get("/openapi.json", _openapi_handler())
     return app
 
@@ -72,13 +79,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
             recorder.record_rejected(problem.rejected)
         return problem.response()
     finally:
-        recorder.record_http(_route(request), request.method, status, time.monotonic() - started)
-
-
-def _route(request: web.Request) -> str:
-    """The route's pattern: paths that clients make up must not become metric labels."""
-    resource = request.match_info.route.resource
-    return "unmatched" if resource is None else resource.canonical
+        recorder.record_http(route_of(request), request.method, status, time.monotonic() - started)
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

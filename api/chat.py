@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 
@@ -12,9 +11,11 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, chat_logprobs
 from chairlift.api.priority import priority_of
+from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.replies import (
     ChatChoice,
     ChatChunk,
@@ -33,12 +34,14 @@ from chairlift.api.service import SERVICE
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
-    arrival = time.monotonic()
     service = http.app[SERVICE]
+    deadline = http[DEADLINE]
     request = await read(http, ChatRequest)
+    deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
-    tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
+    async with deadline.limit():
+        tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
     params = sampling_params(
         request,
         model,
@@ -55,8 +58,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         f"chatcmpl-{uuid.uuid4().hex}",
         [TokenPrompt(tokens, params)],
         priority,
+        http[ACCOUNT],
     )
-    return await answer(http, request, generation, _ChatShape(generation, request), arrival)
+    return await answer(http, request, generation, _ChatShape(generation, request))
 
 
 class _ChatShape:

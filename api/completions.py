@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 
@@ -12,10 +11,12 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, completion_logprobs
 from chairlift.api.priority import priority_of
+from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.replies import (
     Completion,
     CompletionChoice,
@@ -34,20 +35,23 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """Continues one or several prompts."""
-    arrival = time.monotonic()
     service = http.app[SERVICE]
+    deadline = http[DEADLINE]
     request = await read(http, CompletionRequest)
+    deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
     most = model.info.max_rows + model.info.max_queue
-    if len(request.prompt) > most:
-        raise RequestError(f"prompt: at most {most} prompts in one request", "prompt")
-    prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
+    if len(request.prompt) * request.n > most:
+        raise RequestError(f"prompt: at most {most} choices in one request", "prompt")
+    async with deadline.limit():
+        prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
     name = f"cmpl-{uuid.uuid4().hex}"
-    generation = Generation(model, service.recorder, request, name, prompts, priority)
+    account = http[ACCOUNT]
+    generation = Generation(model, service.recorder, request, name, prompts, priority, account)
     echoes = [await _echo(model, prompt) for prompt in request.prompt] if request.echo else []
     shape = _CompletionShape(generation, request, echoes)
-    return await answer(http, request, generation, shape, arrival)
+    return await answer(http, request, generation, shape)
 
 
 async def _token_prompt(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from chairlift.api.choice import Choice, Piece
 from chairlift.api.errors import GenerationFailed
+from chairlift.api.ratelimit import Account
 from chairlift.api.replies import PromptTokensDetails, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
@@ -36,7 +37,8 @@ class _Arrived(NamedTuple):
 class Generation:
     """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
 
-    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``.
+    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``, and
+    what they use is counted in ``account``.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Generation:
         request_id: str,
         prompts: Sequence[TokenPrompt],
         priority: int,
+        account: Account,
     ) -> None:
         self.id = request_id
         self.created = int(time.time())
@@ -55,9 +58,12 @@ class Generation:
         self._prompts = prompts
         self._n = request.n
         self._priority = priority
+        self._account = account
+        self._counted = False
         self._cache_salt = request.cache_salt or ""
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
+        self._inbox: list[_Arrived] = []
         vocabulary = model.vocabulary
         hidden = vocabulary.special_ids.union(vocabulary.end_ids)
         self._choices = [
@@ -77,8 +83,10 @@ class Generation:
         """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
 
         Raises:
+            RateLimited: the account does not allow it now.
             QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
         """
+        self._account.check(self._prompt_tokens, len(self._choices))
         for number, (tokens, params) in enumerate(self._prompts):
             submit = Submit(
                 f"{self.id}-{number}",
@@ -90,6 +98,8 @@ class Generation:
                 self._priority,
             )
             self._streams.append(self.model.client.submit(submit))
+        self._account.begin(self._prompt_tokens, len(self._choices))
+        self._counted = True
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """What is new of the choices, until all have finished: what a step added to each, in order.
@@ -113,14 +123,25 @@ class Generation:
         choice = self._choices[prompt * self._n + output.index]
         if choice.finish is not None:
             return None  # it was on its way when a stop string was found
+        before = choice.tokens
         piece = choice.take(output)
+        self._account.spend(choice.tokens - before)
         if piece.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
         return None if piece.is_empty else piece
 
+    @property
+    def waiting(self) -> int:
+        """Outputs that have come and were not asked for yet."""
+        return sum(stream.waiting for stream in self._streams) + len(self._inbox)
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self._prompts)
+
     def usage(self) -> Usage:
         """Tokens so far. A prompt is counted once, and so is its cached part, whatever its n."""
-        prompt = sum(len(prompt.tokens) for prompt in self._prompts)
+        prompt = self._prompt_tokens
         completion = sum(choice.tokens for choice in self._choices)
         cached = sum(
             max(choice.cached_tokens for choice in self._choices_of(number))
@@ -138,6 +159,9 @@ class Generation:
             longest = max(choice.tokens for choice in self._choices_of(number))
             self._recorder.record_prompt(self._n, longest)
         self._streams = []
+        if self._counted:
+            self._account.end(len(self._choices))
+            self._counted = False
 
     def _choices_of(self, prompt: int) -> list[Choice]:
         return self._choices[prompt * self._n : (prompt + 1) * self._n]
@@ -149,7 +173,7 @@ class Generation:
                 yield [_Arrived(0, outputs)]
             return
         # A step's outputs are ready together: the pumps gather them before this task wakes.
-        inbox: list[_Arrived] = []
+        inbox = self._inbox
         wake = asyncio.Event()
 
         async def pump(prompt: int, stream: TokenStream) -> None:

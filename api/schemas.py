@@ -71,6 +71,7 @@ class Generate(Request):
     skip_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from chairlift.api.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.interface import EngineClient
@@ -50,6 +51,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.recorder = Recorder()
+        self.drain = Drain()
         self.progress = "loading the model"
         self._model: ServedModel | None = None
 
@@ -62,6 +64,8 @@ class Service:
     @property
     def unhealthy(self) -> str | None:
         """Why requests cannot be served now, or None when they can."""
+        if self.drain.draining:
+            return f"draining: {len(self.drain)} requests to finish"
         return self.progress if self._model is None else self._model.client.unhealthy
 
     def model(self, name: str | None = None) -> ServedModel:

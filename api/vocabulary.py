@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from chairlift.api.limited import TookTooLong, run_limited
 from chairlift.api.schemas import Message
 from chairlift.api.text import Detokenizer
 from chairlift.engine.errors import RequestError
@@ -16,6 +18,10 @@ from chairlift.engine.errors import RequestError
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
+# A template is the model's own code, and may be a bad one.
+TEMPLATE_SECONDS = 10.0
+# More at once would only take the interpreter from each other.
+TEMPLATES_AT_ONCE = 4
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
@@ -42,6 +48,7 @@ class Vocabulary:
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         )
         self._known = len(tokenizer)
+        self._rendering = asyncio.Semaphore(TEMPLATES_AT_ONCE)
         self._texts: dict[int, TokenText] = {}
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
         # this stand-in for the prompt a token's space is inside the text, and is kept.
@@ -64,20 +71,21 @@ class Vocabulary:
         if not self._tokenizer.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
         conversation = [_as_template_takes_it(message) for message in messages]
-        return await _off_loop(
-            sum(len(message.content) for message in messages),
-            lambda: self._apply_template(conversation, add_generation_prompt),
+        template = partial(
+            self._tokenizer.apply_chat_template,
+            conversation,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
         )
-
-    def _apply_template(
-        self, conversation: list[dict[str, str]], add_generation_prompt: bool
-    ) -> list[int]:
         try:
-            return list(
-                self._tokenizer.apply_chat_template(
-                    conversation, add_generation_prompt=add_generation_prompt, tokenize=True
-                )
-            )
+            async with self._rendering:
+                return list(await run_limited(template, TEMPLATE_SECONDS))
+        except TookTooLong as error:
+            raise RequestError(
+                f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "
+                "messages",
+                "messages",
+            ) from error
         # NOTE: a template is the model's own code; what it raises can be of any type.
         except Exception as error:
             reason = " ".join(str(error).split())[:300]

@@ -21,6 +21,11 @@ class TokenStream(Protocol):
         """
         ...
 
+    @property
+    def waiting(self) -> int:
+        """Outputs that have arrived and were not asked for yet."""
+        ...
+
     def stop(self, index: int) -> None:
         """Ends one choice as finished ("stop"): its stop string was found. Yields no more of it."""
         ...

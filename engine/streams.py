@@ -46,6 +46,11 @@ class Stream:
         """Choices that still run."""
         return len(self._running)
 
+    @property
+    def waiting(self) -> int:
+        """See ``interface.TokenStream.waiting``."""
+        return len(self._arrived)
+
     def put(self, output: TokenOutput) -> None:
         """Takes an output from the engine; one of a choice that has ended is dropped."""
         if output.index not in self._running:

@@ -80,7 +80,7 @@ class Running:
 async def running(
     engine: FakeEngine, chat_template: bool = True, **settings: Any
 ) -> AsyncIterator[Running]:
-    service = Service(ServerSettings(port=0, **{"grace_seconds": 1.0, **settings}))
+    service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
         tokenizer = TOKENIZER if chat_template else byte_tokenizer(None)
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)

@@ -83,6 +83,8 @@ class FakeEngine:
     first_step_seconds: float = 0.0
     # Steps whose outputs arrive together, as for a reader that was late.
     steps_at_once: int = 1
+    # Outputs that every stream says are waiting.
+    waiting: int = 0
     unhealthy: str | None = None
     refusal: ChairliftError | None = None
     on_step: Callable[[StepStats], None] = lambda stats: None
@@ -133,6 +135,10 @@ class FakeStream:
                 arrived += step
                 position += 1
             yield arrived
+
+    @property
+    def waiting(self) -> int:
+        return self._engine.waiting
 
     def stop(self, index: int) -> None:
         self.running.discard(index)
