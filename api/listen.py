@@ -19,6 +19,7 @@ from chairlift.api.settings import ServerSettings
 BACKLOG = 1024
 # What has not ended by then was told to, or is no more than a page of metrics.
 SHUTDOWN_SECONDS = 1.0
+LINGER_SECONDS = 10.0
 
 
 async def listen(service: Service, tls: ssl.SSLContext | None = None) -> web.AppRunner:
@@ -127,6 +128,7 @@ class _Site(web.BaseSite):
         await super().start()
         settings = self._service.settings
         loop = asyncio.get_running_loop()
+        assert self._runner.server is not None, "set up before a site is made"
         connect = partial(
             Connection,
             self._runner.server,
@@ -137,6 +139,8 @@ class _Site(web.BaseSite):
             # NOTE: counted from the end of the reply before, or from the beginning: a request's
             # head has to be there by then.
             keepalive_timeout=settings.idle_seconds,
+            # For the rest of a body that was refused to be thrown away, so that the reply is read.
+            lingering_time=min(LINGER_SECONDS, settings.body_seconds),
         )
         self._server = await loop.create_server(
             connect, self._host, self._port, ssl=self._ssl_context, backlog=self._backlog

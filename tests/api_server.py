@@ -94,6 +94,7 @@ async def running(
         async with aiohttp.ClientSession() as http, client:
             yield Running(url, service, engine, http, client)
     finally:
+        await service.drain.finish(service.settings.drain_seconds)
         await runner.cleanup()
 
 
