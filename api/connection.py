@@ -89,7 +89,10 @@ class Connection(web.RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """aiohttp's traces may quote a request; ours do not."""
-        logger.error("a connection failed: %s", trace_of(kw.get("exc_info")))
+        error = kw.get("exc_info")
+        # The rest of a body that was refused is thrown away, and need not be valid.
+        level = logging.DEBUG if isinstance(error, web.RequestPayloadError) else logging.ERROR
+        logger.log(level, "a connection failed: %s", trace_of(error))
 
     def _cut_off(self) -> None:
         self._cut = None

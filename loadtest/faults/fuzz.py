@@ -1,0 +1,235 @@
+"""Thousands of bad requests: none may be answered by a 5xx or hang, and the server serves after.
+
+Some break what /openapi.json says (schemathesis makes them of it), the others what JSON and HTTP
+say (``bad_requests``). Beside them connections are opened whose heads never end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from chairlift.loadtest.faults.bad_requests import BadRequest, bad_requests
+from chairlift.loadtest.faults.server import add_model_argument, serving
+
+# No step of a small model takes that long.
+PATIENCE = 30.0
+# The server's own limit (its default), and what it may be late.
+HEAD_SECONDS = 75.0
+LATE_SECONDS = 15.0
+AT_ONCE = 16
+SHARE_OF_SCHEMA = 0.4
+_SHOWN = 20
+
+
+@dataclass(slots=True)
+class FuzzReport:
+    """What was sent, what came back (status 0: the connection was closed), and what must not be."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        """How many were sent."""
+        return sum(self.sent.values())
+
+    def add(self, kind: str, status: int | None, what: str) -> None:
+        """One request and its answer; None: there was none."""
+        self.sent[kind] += 1
+        if status is None:
+            self.failures.append(f"{kind}: no answer in {PATIENCE:g} s: {what}")
+            return
+        self.statuses[status] += 1
+        if status >= 500 and status != 503:
+            self.failures.append(f"{kind}: {status}: {what}")
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.sent.most_common())
+        came = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
+        lines = [f"{self.requests} requests: {kinds}", f"answers: {came}"]
+        lines += [f"FAILED {failure}" for failure in self.failures[:_SHOWN]]
+        return "\n".join(lines)
+
+
+async def fuzz(
+    url: str, requests: int, seed: int, head_seconds: float = HEAD_SECONDS
+) -> FuzzReport:
+    """Sends them all to the server at ``url``.
+
+    ``head_seconds`` is how long it lets a request's head take.
+    """
+    report = FuzzReport()
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/openapi.json") as reply:
+        schema = await reply.json()
+    slow = [asyncio.create_task(_slow_head(url, report, head_seconds)) for _ in range(AT_ONCE)]
+    by_schema = int(requests * SHARE_OF_SCHEMA)
+    await asyncio.to_thread(_against_schema, url, schema, by_schema, seed, report)
+    bad = islice(bad_requests(schema, seed), requests - report.requests)
+    await asyncio.gather(*(_send_all(url, bad, report) for _ in range(AT_ONCE)))
+    await asyncio.gather(*slow)
+    await _check_it_serves(url, report)
+    return report
+
+
+def _against_schema(
+    url: str, schema: dict[str, Any], requests: int, seed: int, report: FuzzReport
+) -> None:
+    # Imported late: the rest of the load test does without these.
+    import hypothesis
+    import requests as http
+    import schemathesis
+    from schemathesis import GenerationMode
+
+    operations = [
+        result.ok() for result in schemathesis.openapi.from_dict(schema).get_all_operations()
+    ]
+    operations = [operation for operation in operations if list(operation.body)]
+    session = http.Session()
+    for number, operation in enumerate(operations):
+
+        def send(case: Any) -> None:
+            arguments = case.as_transport_kwargs(base_url=url)
+            what = f"{arguments['method']} {arguments['url']}: {str(arguments)[:500]}"
+            try:
+                status = session.request(**arguments, timeout=PATIENCE).status_code
+            except http.Timeout:
+                report.add("against the schema", None, what)
+            except http.RequestException:
+                # What the client itself refuses to send, or the server to read on.
+                report.add("against the schema", 0, what)
+            else:
+                report.add("against the schema", status, what)
+
+        test = hypothesis.given(
+            case=operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+        )(send)
+        test = hypothesis.seed(seed + number)(test)
+        hypothesis.settings(
+            max_examples=max(1, requests // len(operations)),
+            database=None,
+            deadline=None,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )(test)()
+
+
+async def _send_all(url: str, bad: Iterator[BadRequest], report: FuzzReport) -> None:
+    for request in bad:
+        status: int | None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                status = await _send(url, request)
+        except TimeoutError:
+            status = None
+        report.add(request.kind, status, repr(request.data[:300]))
+
+
+async def _send(url: str, request: BadRequest) -> int:
+    """The status of the answer, 0 if the connection was closed without one, or by this side."""
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(request.data)
+        if request.ending == "left":
+            await asyncio.sleep(0.01)
+            return 0
+        await writer.drain()
+        if request.ending == "half-closed":
+            writer.write_eof()
+        line = await reader.readline()
+        await reader.read()
+        return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
+    except ConnectionError:
+        return 0  # closed while it was sent
+    finally:
+        writer.transport.abort()
+
+
+async def _slow_head(url: str, report: FuzzReport, seconds: float) -> None:
+    """Sends a byte now and then, until the server has enough."""
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    closed: int | None = 0
+    began = time.monotonic()
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nX: ")
+        while not reader.at_eof():
+            if time.monotonic() - began > seconds + LATE_SECONDS:
+                closed = None
+                break
+            writer.write(b"x")
+            try:
+                async with asyncio.timeout(min(1.0, seconds / 10)):
+                    await reader.read(1)
+            except TimeoutError:
+                continue
+    except ConnectionError:
+        pass
+    finally:
+        writer.transport.abort()
+    report.add("slow head", closed, f"still open after {seconds + LATE_SECONDS:g} s")
+
+
+async def _check_it_serves(url: str, report: FuzzReport) -> None:
+    """One real request, and nothing left of the others."""
+    timeout = aiohttp.ClientTimeout(total=PATIENCE)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        body = {"prompt": "The sea is", "max_tokens": 4}
+        async with http.post(f"{url}/v1/completions", json=body) as reply:
+            if reply.status != 200:
+                report.failures.append(f"afterwards: {reply.status} {await reply.text()}")
+        async with http.get(f"{url}/health") as reply:
+            if reply.status != 200:
+                report.failures.append(f"afterwards: {await reply.text()}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario's flags."""
+    add_model_argument(parser)
+    parser.add_argument("--requests", type=int, default=5000, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does it to a server of its own; returns the exit code."""
+    began = time.monotonic()
+    # A short context bounds what a request that turns out to be a good one may cost.
+    with serving(options.model, "--max-context", "512") as server:
+        report = asyncio.run(fuzz(server.spec.base_url, options.requests, options.seed))
+    print(report)
+    print(
+        json.dumps(
+            {
+                "scenario": "fuzz",
+                "requests": report.requests,
+                "seconds": round(time.monotonic() - began, 1),
+                "statuses": dict(sorted(report.statuses.items())),
+                "failures": len(report.failures),
+            }
+        )
+    )
+    return 1 if report.failures else 0
+
+
+def main() -> int:
+    """For this scenario alone."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
