@@ -10,7 +10,7 @@ from fake_engine import FakeEngine, model_info
 
 from chairlift.loadtest.faults.fuzz import fuzz
 
-REQUESTS = 600
+REQUESTS = 400
 
 
 @pytest.mark.filterwarnings("default")
@@ -25,7 +25,7 @@ async def test_bad_requests_get_clear_errors_and_leave_nothing(
         assert report.requests >= REQUESTS
         assert report.statuses[200] > 0
         assert report.statuses[400] > REQUESTS / 4
-        assert {404, 405, 413, 415, 431} <= set(report.statuses)
+        assert {404, 405, 415} <= set(report.statuses)
         await until(lambda: not len(server.service.drain))
     bad = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
     assert bad == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+
+Ending = Literal["patient", "half-closed", "left"]
 
 # Values as JSON text, or as what is not even that.
 _DEEP = 5_000
@@ -33,6 +36,7 @@ _BASES: dict[str, dict[str, bytes]] = {
     "/tokenize": {"prompt": b'"hi"'},
     "/detokenize": {"tokens": b"[1,2]"},
 }
+_ENDINGS: tuple[Ending, ...] = ("patient", "half-closed", "left")
 _METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "HEAD", "BREW", "post", "P\x00ST")
 _TYPES = ("", "text/plain", "multipart/form-data; boundary=x", "application/xml", "a/b/c", "\xff")
 _PATHS = (
@@ -40,16 +44,18 @@ _PATHS = (
     *("/../../etc/passwd", "/v1/completions?x=" + "y" * 5_000, "*", "http://[::1", "/\x7f"),
 )
 
-Ending = Literal["answered", "half-closed", "left"]
-
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """Bytes to send. Then the client waits for an answer, or closes its half first, or leaves."""
+    """Bytes to send.
+
+    Then the client waits for an answer, and closes its half if none comes soon; or it closes its
+    half at once; or it leaves.
+    """
 
     kind: str
     data: bytes
-    ending: Ending = "answered"
+    ending: Ending = "patient"
 
 
 def bad_requests(schema: dict[str, Any], seed: int) -> Iterator[BadRequest]:
@@ -98,7 +104,7 @@ def _wrong_type(draw: random.Random, fields: list[str]) -> BadRequest:
 def _wrong_coding(draw: random.Random, fields: list[str]) -> BadRequest:
     path, body = _body(draw, fields)
     coding = draw.choice((b"gzip", b"deflate", b"br", b"zstd", b"gzip, gzip", b"x"))
-    data = draw.choice((body, zlib.compress(body)[:-3], zlib.compress(b" " * 50_000_000)))
+    data = draw.choice((body, zlib.compress(body)[:-3], _bomb()))
     head = b"Content-Encoding: " + coding + b"\r\n"
     return BadRequest("wrong content coding", _post(path, data, head))
 
@@ -106,12 +112,12 @@ def _wrong_coding(draw: random.Random, fields: list[str]) -> BadRequest:
 def _wrong_method(draw: random.Random, fields: list[str]) -> BadRequest:
     path, body = _body(draw, fields)
     method = draw.choice(_METHODS).encode()
-    return BadRequest("wrong method", _post(path, body).replace(b"POST", method, 1), "half-closed")
+    return BadRequest("wrong method", _post(path, body).replace(b"POST", method, 1))
 
 
 def _wrong_path(draw: random.Random, fields: list[str]) -> BadRequest:
     path = draw.choice(_PATHS)
-    return BadRequest("wrong path", _post(path, b"{}"), "half-closed")
+    return BadRequest("wrong path", _post(path, b"{}"))
 
 
 def _wrong_head(draw: random.Random, fields: list[str]) -> BadRequest:
@@ -140,7 +146,7 @@ def _wrong_head(draw: random.Random, fields: list[str]) -> BadRequest:
             b"Origin: \xff\r\n",
         )
     )
-    return BadRequest("wrong head", _post(path, body, head), "half-closed")
+    return BadRequest("wrong head", _post(path, body, head))
 
 
 def _wrong_line(draw: random.Random, fields: list[str]) -> BadRequest:
@@ -155,13 +161,13 @@ def _wrong_line(draw: random.Random, fields: list[str]) -> BadRequest:
             b"\r\n" * 50,
         )
     )
-    return BadRequest("no HTTP", line + b"\r\n\r\n", "half-closed")
+    return BadRequest("no HTTP", line + b"\r\n\r\n")
 
 
 def _cut_off(draw: random.Random, fields: list[str]) -> BadRequest:
     path, body = _body(draw, fields)
     whole = _post(path, body)
-    ending = draw.choice(("half-closed", "left"))
+    ending = draw.choice(_ENDINGS)
     return BadRequest("cut off", whole[: draw.randrange(1, len(whole))], ending)
 
 
@@ -172,13 +178,13 @@ def _chunked(draw: random.Random, fields: list[str]) -> BadRequest:
     end = draw.choice((b"0\r\n\r\n", b"0\r\n", b"", b"0\r\nX: y\r\n\r\n"))
     head = b"Transfer-Encoding: chunked\r\n"
     data = _head(path, head) + chunk + end
-    return BadRequest("chunks", data, draw.choice(("half-closed", "left")))
+    return BadRequest("chunks", data, draw.choice(_ENDINGS))
 
 
 def _pipelined(draw: random.Random, fields: list[str]) -> BadRequest:
     path, body = _body(draw, fields)
     one = _post(path, body).replace(b"Connection: close\r\n", b"")
-    return BadRequest("pipelined", one * draw.randint(2, 50), draw.choice(("half-closed", "left")))
+    return BadRequest("pipelined", one * draw.randint(2, 50), draw.choice(_ENDINGS))
 
 
 def _abandoned_stream(draw: random.Random, fields: list[str]) -> BadRequest:
@@ -192,6 +198,11 @@ _KINDS: tuple[Callable[[random.Random, list[str]], BadRequest], ...] = (
     *(_no_json, _wrong_type, _wrong_coding, _wrong_method, _wrong_path, _wrong_head, _wrong_line),
     *(_cut_off, _chunked, _pipelined, _abandoned_stream),
 )
+
+
+@functools.cache
+def _bomb() -> bytes:
+    return zlib.compress(b" " * 50_000_000)
 
 
 def _body(draw: random.Random, fields: list[str]) -> tuple[str, bytes]:

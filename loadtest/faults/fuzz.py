@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -29,8 +31,11 @@ PATIENCE = 30.0
 HEAD_SECONDS = 75.0
 LATE_SECONDS = 15.0
 AT_ONCE = 16
+# A whole request is answered by then, one that lacks something needs to be told so.
+HALF_CLOSE_SECONDS = 0.5
 SHARE_OF_SCHEMA = 0.4
 _SHOWN = 20
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
 
 
 @dataclass(slots=True)
@@ -138,7 +143,7 @@ async def _send_all(url: str, bad: Iterator[BadRequest], report: FuzzReport) -> 
 
 
 async def _send(url: str, request: BadRequest) -> int:
-    """The status of the answer, 0 if the connection was closed without one, or by this side."""
+    """The status of the answer, the highest of several; 0 if there was none."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
@@ -147,11 +152,16 @@ async def _send(url: str, request: BadRequest) -> int:
             await asyncio.sleep(0.01)
             return 0
         await writer.drain()
-        if request.ending == "half-closed":
+        answer = b""
+        if request.ending == "patient":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HALF_CLOSE_SECONDS):
+                    answer = await reader.read(65536)
+        if not answer and not reader.at_eof():
             writer.write_eof()
-        line = await reader.readline()
-        await reader.read()
-        return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
+        answer += await reader.read()
+        # Several, perhaps: of pipelined requests, or after "100 Continue".
+        return max(map(int, _STATUS.findall(answer)), default=0)
     except ConnectionError:
         return 0  # closed while it was sent
     finally:
