@@ -113,6 +113,13 @@ class ChildServer:
         if error is None:
             self._log.unlink(missing_ok=True)
 
+    def wait(self, seconds: float) -> int | None:
+        """Waits until the process has ended by itself; its exit code, None if it has not."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
     def _await_health(self, process: subprocess.Popen[bytes]) -> None:
         started = shown = time.monotonic()
         while not self._healthy():

@@ -20,7 +20,7 @@ _MLX_LM_LAUNCHER = (
 )
 
 
-def ours(model: Path | str) -> ServerSpec:
+def ours(model: Path) -> ServerSpec:
     """Chairlift, as it is installed beside this Python, with its default settings."""
     port = free_port()
     command = Path(sys.executable).with_name("chairlift")

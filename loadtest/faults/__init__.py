@@ -1,1 +1,1 @@
-"""What a server must survive: each scenario does something bad to a real one and says what came."""
+"""What may go wrong is made to go wrong, on a real server: a file a scenario, each with checks."""

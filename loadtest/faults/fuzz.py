@@ -9,21 +9,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from chairlift.loadtest.faults.bad_requests import BadRequest, bad_requests
-from chairlift.loadtest.faults.server import add_model_argument, serving
+from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
+from chairlift.loadtest.faults.streams import child
 
 # No step of a small model takes that long.
 PATIENCE = 30.0
@@ -64,9 +64,7 @@ class FuzzReport:
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {count}" for kind, count in self.sent.most_common())
         came = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
-        lines = [f"{self.requests} requests: {kinds}", f"answers: {came}"]
-        lines += [f"FAILED {failure}" for failure in self.failures[:_SHOWN]]
-        return "\n".join(lines)
+        return f"{self.requests} requests: {kinds}\nanswers: {came}"
 
 
 async def fuzz(
@@ -157,7 +155,8 @@ async def _send(url: str, request: BadRequest) -> int:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HALF_CLOSE_SECONDS):
                     answer = await reader.read(65536)
-        if not answer and not reader.at_eof():
+        # What may be kept alive is ended, too.
+        if not reader.at_eof():
             writer.write_eof()
         answer += await reader.read()
         # Several, perhaps: of pipelined requests, or after "100 Continue".
@@ -207,39 +206,23 @@ async def _check_it_serves(url: str, report: FuzzReport) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's flags."""
-    add_model_argument(parser)
+    """The scenario's own flags."""
     parser.add_argument("--requests", type=int, default=5000, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Does it to a server of its own; returns the exit code."""
-    began = time.monotonic()
+def run(model: Path, options: argparse.Namespace) -> Outcome:
+    """Does it to a server of its own."""
     # A short context bounds what a request that turns out to be a good one may cost.
-    with serving(options.model, "--max-context", "512") as server:
+    with child(model, "--max-context", "512", "--log-level", "warning") as server:
         report = asyncio.run(fuzz(server.spec.base_url, options.requests, options.seed))
-    print(report)
-    print(
-        json.dumps(
-            {
-                "scenario": "fuzz",
-                "requests": report.requests,
-                "seconds": round(time.monotonic() - began, 1),
-                "statuses": dict(sorted(report.statuses.items())),
-                "failures": len(report.failures),
-            }
-        )
-    )
-    return 1 if report.failures else 0
+    statuses = dict(sorted(report.statuses.items()))
+    figures = {"requests": report.requests, "kinds": dict(report.sent), "statuses": statuses}
+    failed = "; ".join(report.failures[:_SHOWN])
+    checks = [
+        Check("as many as asked for", report.requests >= options.requests, str(report.requests)),
+        Check("no 5xx, no hang, and it serves afterwards", not report.failures, failed or "none"),
+    ]
+    return Outcome(figures, [str(report)], checks)
 
 
-def main() -> int:
-    """For this scenario alone."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FUZZ = Scenario("fuzz", "thousands of bad requests", add_arguments, run)
