@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from chairlift.api.deadline import DEADLINE
-from chairlift.api.errors import problem_of
+from chairlift.api.errors import GenerationFailed, problem_of
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored
 from chairlift.api.replies import Finish, Usage
@@ -143,8 +143,9 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 
 
 def log_failure(status: int, error: BaseException, request_id: str) -> None:
-    """Logs what an operator must know of: our own bugs with their trace."""
+    """Logs what an operator must know of: our own bugs with their trace, but no user's text."""
     if status == 500:
-        logger.error("request %s failed: %s", request_id, trace_of(error))
+        known = isinstance(error, GenerationFailed)
+        logger.error("request %s failed: %s", request_id, error if known else trace_of(error))
     elif status > 500:
         logger.warning("request %s not served: %s", request_id, error)

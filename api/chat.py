@@ -40,6 +40,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
+    # Refusals are to cost next to nothing: before the prompt is made.
+    model.client.check_room(request.n, priority)
     async with deadline.limit():
         tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
     params = sampling_params(

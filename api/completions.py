@@ -44,6 +44,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     most = model.info.max_rows + model.info.max_queue
     if len(request.prompt) * request.n > most:
         raise RequestError(f"prompt: at most {most} choices in one request", "prompt")
+    # Refusals are to cost next to nothing: before the prompts are tokenized.
+    model.client.check_room(len(request.prompt) * request.n, priority)
     async with deadline.limit():
         prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
     name = f"cmpl-{uuid.uuid4().hex}"

@@ -65,6 +65,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    def check_room(self, choices: int, priority: int) -> None:
+        """Asks what ``submit`` will say of the queue, before anything is done for a request.
+
+        Raises:
+            QueueFull: so many choices of that class would not be accepted now.
+        """
+        ...
+
     def submit(self, request: Submit) -> TokenStream:
         """Hands a request to the engine; returns at once.
 

@@ -146,14 +146,7 @@ class StreamingClient:
                 f"({request.params.max_tokens}) exceed the context of "
                 f"{self.info.max_context} tokens" + (f": {why}" if why else "")
             )
-        room = self.info.max_rows + self.info.max_queue
-        if self.unfinished + request.n > room:
-            wait = self._predicted_wait(request.priority, self.info.limits.ageing)
-            raise QueueFull(
-                f"{self.unfinished} requests are unfinished and {room} is the limit; one of "
-                f"priority {request.priority} would wait for about {wait} s",
-                wait,
-            )
+        self.check_room(request.n, request.priority)
         if not self._streams:
             self._last_step = time.monotonic()  # an idle engine has not stalled
         claim = self.forecast.add(
@@ -166,6 +159,19 @@ class StreamingClient:
         self.unfinished += request.n
         self.send(request)
         return stream
+
+    def check_room(self, choices: int, priority: int) -> None:
+        """See ``interface.EngineClient.check_room``."""
+        if self.info is None:
+            return
+        room = self.info.max_rows + self.info.max_queue
+        if self.unfinished + choices > room:
+            wait = self._predicted_wait(priority, self.info.limits.ageing)
+            raise QueueFull(
+                f"{self.unfinished} requests are unfinished and {room} is the limit; one of "
+                f"priority {priority} would wait for about {wait} s",
+                wait,
+            )
 
     def forget(self, request_id: str) -> None:
         """Drops a request that has ended."""

@@ -97,9 +97,12 @@ class FakeEngine:
         assert self.info is not None
         return self.info
 
-    def submit(self, request: Submit) -> FakeStream:
+    def check_room(self, choices: int, priority: int) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def submit(self, request: Submit) -> FakeStream:
+        self.check_room(request.n, request.priority)
         self.submitted.append(request)
         return FakeStream(self, request)
 

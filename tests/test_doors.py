@@ -13,7 +13,7 @@ import openai
 import pytest
 import trustme
 from api_server import CHAT, Running, ending, running, until
-from fake_engine import FakeEngine, byte_tokenizer, model_info
+from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
 from chairlift.api import vocabulary
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyFileError, KeyLimits, digest_of, read_keys
@@ -24,6 +24,7 @@ from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.trace import trace_of
 from chairlift.engine.errors import RequestError
+from chairlift.engine.messages import Submit
 
 ALICE, BOB = "sk-alice-secret", "sk-bob-secret"
 PROMPT = {"prompt": "x"}
@@ -382,6 +383,24 @@ def test_a_trace_tells_the_place_and_not_the_text() -> None:
     assert "caused by KeyError" in trace
     assert "test_doors.py" in trace
     assert "secret" not in trace
+
+
+async def test_no_users_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+
+    def script(request: Submit, index: int) -> Scripted:
+        raise ValueError(f"cannot generate for {request.prompt} and {'my secret'}")
+
+    async with running(FakeEngine(model_info(), script)) as server:
+        text = {"messages": [{"role": "user", "content": "my secret"}]}
+        status, body = await server.post("/v1/chat/completions", text)
+        assert (status, body["error"]["message"]) == (500, "internal error")
+        wrong = {**text, "temperature": "my secret", "my secret": 1, "stop": ["my secret"]}
+        for path in ("/v1/chat/completions", "/v1/completions?my+secret", "/my-secret"):
+            status, _ = await server.post(path, wrong)
+            assert status in (400, 404)
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_hostile_templates_end_and_nobody_else_waits(monkeypatch: pytest.MonkeyPatch) -> None:

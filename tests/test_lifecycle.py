@@ -219,7 +219,7 @@ async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
     with server_process(tiny) as (process, url):
         async with aiohttp.ClientSession() as http:
             await until_health(http, url)
-            endless = asyncio.create_task(stream(http, url, 4000))
+            endless = asyncio.create_task(stream(http, url, 3500))
             await asyncio.sleep(0.3)
             process.send_signal(signal.SIGINT)
             await until_health(http, url, 503)
