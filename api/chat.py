@@ -28,7 +28,7 @@ from chairlift.api.replies import (
     Usage,
 )
 from chairlift.api.sampling import sampling_params
-from chairlift.api.schemas import ChatRequest
+from chairlift.api.schemas import ChatRequest, chars_of
 from chairlift.api.service import SERVICE
 
 
@@ -42,6 +42,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     model = service.model(request.model)
     # Refusals are to cost next to nothing: before the prompt is made.
     model.client.check_room(request.n, priority)
+    model.vocabulary.check_chars(chars_of(request.messages), model.info.max_context, "messages")
     async with deadline.limit():
         tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
     params = sampling_params(

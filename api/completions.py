@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 
@@ -60,9 +61,11 @@ async def _token_prompt(
     request: CompletionRequest, model: ServedModel, prompt: Prompt
 ) -> TokenPrompt:
     if isinstance(prompt, str):
+        model.vocabulary.check_chars(len(prompt), model.info.max_context, "prompt")
         tokens = await model.vocabulary.encode(prompt, request.add_special_tokens)
     else:
-        model.vocabulary.check_ids(prompt, "prompt")
+        if len(prompt) <= model.info.max_context:
+            model.vocabulary.check_ids(prompt, "prompt")
         tokens = prompt
     params = sampling_params(
         request,
@@ -73,6 +76,8 @@ async def _token_prompt(
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,
     )
+    # Of hundreds of prompts none holds up everyone's streams for longer than itself.
+    await asyncio.sleep(0)
     return TokenPrompt(tokens, params)
 
 

@@ -13,7 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from chairlift.api.limited import TookTooLong, run_limited
 from chairlift.api.schemas import Message
 from chairlift.api.text import Detokenizer
-from chairlift.engine.errors import RequestError
+from chairlift.engine.errors import PromptTooLong, RequestError
 
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
@@ -48,6 +48,7 @@ class Vocabulary:
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         )
         self._known = len(tokenizer)
+        self._longest = max(map(len, tokenizer.get_vocab()))
         self._rendering = asyncio.Semaphore(TEMPLATES_AT_ONCE)
         self._texts: dict[int, TokenText] = {}
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
@@ -97,6 +98,20 @@ class Vocabulary:
         """The text of token ids, special tokens included."""
         known = [token for token in tokens if token < self._known]
         return await _off_loop(len(known) * 4, lambda: str(self._tokenizer.decode(known)))
+
+    def check_chars(self, chars: int, context: int, param: str) -> None:
+        """Refuses, before it is tokenized, what is too long even if all tokens were the longest.
+
+        Raises:
+            PromptTooLong: so many characters are more than ``context`` tokens.
+        """
+        most = context * self._longest
+        if chars > most:
+            raise PromptTooLong(
+                f"{param}: {chars} characters; this model's maximum context length is {context} "
+                f"tokens, never more than {most} characters",
+                param,
+            )
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Raises RequestError, naming ``param``, for an id that the model does not have."""

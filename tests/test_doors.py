@@ -230,6 +230,11 @@ async def test_streams_at_once_are_given_back() -> None:
         ("/v1/chat/completions", {**CHAT, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit"),
         ("/v1/completions", {"prompt": ["x"] * 4, "n": 7}, "prompt"),
         ("/v1/completions", {"prompt": "x", "timeout": 0}, "timeout"),
+        ("/v1/completions", {"prompt": "x" * 100_000}, "prompt"),
+        ("/v1/chat/completions", {"messages": CHAT["messages"] * 4097}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 2049}, "tokens"),
         ("/v1/completions", {"prompt": "x", "timeout": "5"}, "timeout"),
     ],
 )
