@@ -29,9 +29,13 @@ from chairlift.engine.source import resolve
 
 logger = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 0.0005
+
 
 def serve(settings: ServerSettings, config: EngineConfig) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
+    # Chat templates are rendered in threads, which get their turn from a busy loop after so long.
+    sys.setswitchinterval(SWITCH_SECONDS)
     return uvloop.run(Server(settings, config).run())
 
 
