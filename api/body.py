@@ -23,8 +23,8 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
         web.HTTPException: it is too large, too slow, or not declared to be JSON.
         TimedOut, Draining: the request's time is up.
     """
-    # Only JSON: a web page elsewhere may post text/plain to a server on localhost unasked.
     settings = request.app[SERVICE].settings
+    # Only JSON: a web page elsewhere may post text/plain to a server on localhost unasked.
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
@@ -38,11 +38,12 @@ class Connection(web.RequestHandler):
         self._on_malformed = on_malformed
         self._cut: asyncio.TimerHandle | None = None
         # aiohttp forgets its own before all is sent.
-        self._wire: asyncio.BaseTransport | None = None
+        self._wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
-        self._wire = transport
+        # NOTE: by the loop's contract; uvloop's are no subclass of it.
+        self._wire = cast(asyncio.Transport, transport)
         super().connection_made(transport)
 
     def pause_writing(self) -> None:
@@ -96,7 +97,7 @@ class Connection(web.RequestHandler):
 
     def _cut_off(self) -> None:
         self._cut = None
-        if isinstance(self._wire, asyncio.Transport):
+        if self._wire is not None:
             logger.info("cut off a client that did not read for %g s", self._slow_reader_seconds)
             self._wire.abort()
 

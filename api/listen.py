@@ -79,10 +79,11 @@ async def _bind(
     await runner.setup()
     try:
         await _Site(runner, service, host, port, tls).start()
-    except BaseException as error:
+    except OSError as error:
         await runner.cleanup()
-        if isinstance(error, OSError):
-            raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    except BaseException:
+        await runner.cleanup()
         raise
     return runner
 

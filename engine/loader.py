@@ -67,8 +67,8 @@ def load_model(
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     wanted = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
-    _check_memory(source)
     try:
+        _check_memory(source)
         if source.kind == "gguf":
             file = GGUFFile(source.path)
             model, config = build_model(

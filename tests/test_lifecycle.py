@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 from api_server import CHAT, ending, running, until
 from fake_engine import FakeEngine, model_info
 from tiny import tiny_model_dir
@@ -120,14 +121,19 @@ async def unread(url: str, body: dict[str, Any]) -> AsyncIterator[socket.socket]
         yield client
 
 
+@pytest.mark.parametrize("loop", [asyncio, uvloop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize(
     ("settings", "waiting"),
     [({"slow_reader_seconds": 0.5}, 0), ({"slow_reader_tokens": 100}, 101)],
     ids=["seconds", "tokens"],
 )
-async def test_a_client_that_does_not_read_is_cut_off(
-    settings: dict[str, Any], waiting: int
+def test_a_client_that_does_not_read_is_cut_off(
+    loop: Any, settings: dict[str, Any], waiting: int
 ) -> None:
+    loop.run(check_that_it_is_cut_off(settings, waiting))
+
+
+async def check_that_it_is_cut_off(settings: dict[str, Any], waiting: int) -> None:
     # Large steps, so that the kernel's buffers are full soon.
     fast = engine(step_seconds=0.0)
     fast.steps_at_once = 500

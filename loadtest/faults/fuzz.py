@@ -95,10 +95,10 @@ def _against_schema(
     import requests as http
     import schemathesis
     from schemathesis import GenerationMode
+    from schemathesis.core.result import Ok
 
-    operations = [
-        result.ok() for result in schemathesis.openapi.from_dict(schema).get_all_operations()
-    ]
+    results = schemathesis.openapi.from_dict(schema).get_all_operations()
+    operations = [result.ok() for result in results if isinstance(result, Ok)]
     operations = [operation for operation in operations if list(operation.body)]
     session = http.Session()
     for number, operation in enumerate(operations):
