@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 from api_server import ending, running, until
 from fake_engine import FakeEngine, model_info
 
+from chairlift.loadtest import procfs
 from chairlift.loadtest.faults.fuzz import fuzz
+from chairlift.loadtest.faults.soak import Soak
 
 REQUESTS = 400
 
@@ -29,3 +32,12 @@ async def test_bad_requests_get_clear_errors_and_leave_nothing(
         await until(lambda: not len(server.service.drain))
     bad = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
     assert bad == []
+
+
+def test_growth_is_that_of_the_last_third() -> None:
+    flat, rising = [5, 900, *[1000] * 4], [1000, 1000, 1000, 1000, 1000, 1100]
+    soak = Soak(resident={"flat": flat, "rising": rising, "none": [7]})
+    assert soak.growth("flat") == pytest.approx(0)
+    assert soak.growth("rising") == pytest.approx(100 / 1050)
+    assert soak.growth("none") == 0
+    assert procfs.resident_bytes(os.getpid()) > 10e6

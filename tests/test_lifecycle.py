@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,11 @@ from api_server import CHAT, ending, running, until
 from fake_engine import FakeEngine, model_info
 from tiny import tiny_model_dir
 
+from chairlift.api import serve
+from chairlift.api.cli import main
+from chairlift.api.keys import NO_LIMITS, ApiKey
+from chairlift.api.settings import ServerSettings
+from chairlift.engine.config import EngineConfig
 from chairlift.loadtest.child import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
@@ -287,9 +292,29 @@ def test_what_cannot_be_served_is_one_line_before_a_model_is_looked_for(tmp_path
         (["--drain-timeout", "-1"], "--drain-timeout"),
     ],
 )
-def test_bad_flags_are_named(arguments: list[str], said: str) -> None:
-    from chairlift.api.cli import main
-
+def test_bad_flags_are_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["serve", "no/model", *arguments])
     assert exit_info.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("open_to_all", "keys", "warned"),
+    [(True, (), True), (False, (), False), (True, (ApiKey("a", b"", NO_LIMITS),), False)],
+)
+async def test_a_server_that_is_open_to_all_warns_without_a_key(
+    open_to_all: bool,
+    keys: tuple[ApiKey, ...],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Nothing is bound but the loopback here.
+    monkeypatch.setattr(serve, "is_loopback", lambda host: not open_to_all)
+    server = serve.Server(ServerSettings(port=0, keys=keys), EngineConfig())
+    async with AsyncExitStack() as stack:
+        await server._listen(stack)
+    assert any("there is no API key" in record.message for record in caplog.records) == warned
