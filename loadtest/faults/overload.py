@@ -41,46 +41,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10,
         help="so many times more requests than those hold (default: %(default)s)",
     )
-    add("--seconds", type=float, default=20.0, help="over which they come (default: %(default)g)")
+    add("--seconds", type=float, default=10.0, help="over which they come (default: %(default)g)")
+    add("--rounds", type=int, default=3, help="quiet and flooded in turn (default: %(default)s)")
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
-    """Watches the streams undisturbed, and again while the others come."""
+    """Watches the streams undisturbed and while the others come, in turn."""
     flags = ("--max-rows", str(options.rows), "--max-queue", str(options.queue))
     with child(model, *flags) as server:
         return uvloop.run(_overload(server.spec.base_url, options))
 
 
 async def _overload(url: str, options: argparse.Namespace) -> Outcome:
-    room, seconds = options.rows + options.queue, options.seconds
     body = {"temperature": 0, "ignore_eos": True}
+    refusals = Refusals([], [])
+    quiet = flooded = 0
     async with OpenAIClient(url, body=body) as client:
         client.model = await client.first_model()
-        async with Streams(client, options.rows, ENDLESS) as streams:
-            start = time.perf_counter()
-            await asyncio.sleep(seconds)
-            undisturbed = streams.between(start, start + seconds) / seconds
-        await until_metric(url, "vllm:num_requests_running", 0, _PATIENCE)
-        async with Streams(client, options.rows, ENDLESS) as streams:
-            waiting = [
-                asyncio.create_task(client.complete(request(1000 + number, ENDLESS)))
-                for number in range(options.queue)
-            ]
-            await until_metric(url, "vllm:num_requests_waiting", options.queue, _PATIENCE)
-            start = time.perf_counter()
-            refusals = await _refused(client, options.times * room, seconds)
-            await asyncio.sleep(start + seconds - time.perf_counter())
-            disturbed = streams.between(start, start + seconds) / seconds
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        # In turns, so that what else the machine does falls on both alike.
+        for _ in range(options.rounds):
+            async with Streams(client, options.rows, ENDLESS) as streams:
+                start = time.perf_counter()
+                await asyncio.sleep(options.seconds)
+                quiet += streams.between(start, start + options.seconds)
+            await until_metric(url, "vllm:num_requests_running", 0, _PATIENCE)
+            async with Streams(client, options.rows, ENDLESS) as streams:
+                flooded += await _flood(client, url, streams, options, refusals)
+            await until_metric(url, "vllm:num_requests_running", 0, _PATIENCE)
         told = await metric(url, "chairlift_requests_rejected_total", reason="queue_full")
-    return _outcome(refusals, undisturbed, disturbed, told)
+    seconds = options.seconds * options.rounds
+    return _outcome(refusals, quiet / seconds, flooded / seconds, told)
 
 
-async def _refused(client: OpenAIClient, count: int, seconds: float) -> Refusals:
+async def _flood(
+    client: OpenAIClient,
+    url: str,
+    streams: Streams,
+    options: argparse.Namespace,
+    refusals: Refusals,
+) -> int:
+    """Fills the queue and sends all the others; the tokens that the streams made meanwhile."""
+    waiting = [
+        asyncio.create_task(client.complete(request(1000 + number, ENDLESS)))
+        for number in range(options.queue)
+    ]
+    await until_metric(url, "vllm:num_requests_waiting", options.queue, _PATIENCE)
+    start = time.perf_counter()
+    count = options.times * (options.rows + options.queue)
+    await _refused(client, count, options.seconds, refusals)
+    await asyncio.sleep(start + options.seconds - time.perf_counter())
+    tokens = streams.between(start, start + options.seconds)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return tokens
+
+
+async def _refused(client: OpenAIClient, count: int, seconds: float, refusals: Refusals) -> None:
     """Sends requests evenly over that time, whether those before are answered or not."""
-    refusals = Refusals([], [])
 
     async def send(number: int) -> None:
         await asyncio.sleep(number * seconds / count)
@@ -92,7 +110,6 @@ async def _refused(client: OpenAIClient, count: int, seconds: float) -> Refusals
             refusals.errors.append(reply.error or "it was served")
 
     await asyncio.gather(*map(send, range(count)))
-    return refusals
 
 
 def _outcome(refusals: Refusals, undisturbed: float, disturbed: float, told: float) -> Outcome:
