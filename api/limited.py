@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
+
+# One that has to be ended does not hold up all others; more would take the interpreter from the
+# event loop.
+THREADS = 2
 
 
 class TookTooLong(Exception):
     """The work was not done in its time."""
 
 
-async def run_limited(work: Callable[[], T], seconds: float) -> T:
-    """What ``work`` returns or raises. It runs in a thread of its own, and is ended there.
+@dataclass(slots=True)
+class _Job:
+    """``started`` in seconds of ``time.monotonic()``, and in which thread; None: not yet."""
+
+    started: float | None = None
+    thread: int | None = None
+
+
+class Limited:
+    """Threads in which each piece of work may take ``seconds``, and is ended after that.
 
     Ended between two of Python's bytecodes, that is: a template's loops are made of those.
-
-    Raises:
-        TookTooLong: it was not done after ``seconds``.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)  # type: ignore[arg-type]
-        else:
-            done.set_exception(error)
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="chairlift-limited")
+        self._lock = threading.Lock()
 
-    def body() -> None:
-        # The second: this thread may be ended while it tells that it is done.
-        with contextlib.suppress(TookTooLong, RuntimeError):
-            try:
-                result = work()
-            except Exception as error:
-                loop.call_soon_threadsafe(tell, None, error)
-            else:
-                loop.call_soon_threadsafe(tell, result, None)
+    async def run(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns or raises.
 
-    thread = threading.Thread(target=body, name="chairlift-limited", daemon=True)
-    thread.start()
-    try:
-        async with asyncio.timeout(seconds):
-            return await done
-    except TimeoutError:
-        raise TookTooLong from None
-    finally:
-        if not done.done() or done.cancelled():
-            _end(thread)
+        Raises:
+            TookTooLong: it was not done in its time.
+        """
+        job = _Job()
+        future = asyncio.wrap_future(self._pool.submit(partial(self._do, job, work)))
+        try:
+            while not future.done():
+                await asyncio.wait({future}, timeout=self._seconds)
+                if job.started is not None and time.monotonic() - job.started >= self._seconds:
+                    self._end(job)
+        finally:
+            # Nobody waits for it any more: it need not begin, or go on.
+            future.cancel()
+            self._end(job)
+        return future.result()
 
+    def _do(self, job: _Job, work: Callable[[], T]) -> T:
+        job.started = time.monotonic()
+        job.thread = threading.get_ident()
+        try:
+            return work()
+        finally:
+            with self._lock:
+                job.thread = None
+            # NOTE: if it was ended just now, it learns of it here, and not where the pool does not
+            # expect it.
+            time.sleep(0)
 
-def _end(thread: threading.Thread) -> None:
-    """Raises TookTooLong in a thread, wherever it is; does nothing to one that has ended."""
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(TookTooLong)
-        )
+    def _end(self, job: _Job) -> None:
+        """Raises TookTooLong where it runs; does nothing to what has not begun or is done."""
+        with self._lock:
+            if job.thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(job.thread), ctypes.py_object(TookTooLong)
+                )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from chairlift.api.limited import TookTooLong, run_limited
+from chairlift.api.limited import Limited, TookTooLong
 from chairlift.api.schemas import Message
 from chairlift.api.text import Detokenizer
 from chairlift.engine.errors import PromptTooLong, RequestError
@@ -19,9 +19,7 @@ from chairlift.engine.errors import PromptTooLong, RequestError
 # are tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
 # A template is the model's own code, and may be a bad one.
-TEMPLATE_SECONDS = 10.0
-# More at once would only take the interpreter from each other.
-TEMPLATES_AT_ONCE = 4
+TEMPLATE_SECONDS = 5.0
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
@@ -49,7 +47,7 @@ class Vocabulary:
         )
         self._known = len(tokenizer)
         self._longest = max(map(len, tokenizer.get_vocab()))
-        self._rendering = asyncio.Semaphore(TEMPLATES_AT_ONCE)
+        self._rendering = Limited(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
         # this stand-in for the prompt a token's space is inside the text, and is kept.
@@ -79,8 +77,7 @@ class Vocabulary:
             tokenize=True,
         )
         try:
-            async with self._rendering:
-                return list(await run_limited(template, TEMPLATE_SECONDS))
+            return list(await self._rendering.run(template))
         except TookTooLong as error:
             raise RequestError(
                 f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "

@@ -17,7 +17,7 @@ from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
 from chairlift.api import vocabulary
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyFileError, KeyLimits, digest_of, read_keys
-from chairlift.api.limited import TookTooLong, run_limited
+from chairlift.api.limited import Limited, TookTooLong
 from chairlift.api.listen import is_loopback, listen, listen_for_scrapes, tls_context
 from chairlift.api.ratelimit import Account, Bucket, duration
 from chairlift.api.service import Service
@@ -435,12 +435,17 @@ async def test_limited_work_is_ended_in_its_thread() -> None:
         while True:
             beats.append(1)
 
-    with pytest.raises(TookTooLong):
-        await run_limited(endless, 0.1)
+    limited = Limited(0.1)
+    for _ in range(3):  # more than there are threads
+        with pytest.raises(TookTooLong):
+            await limited.run(endless)
+    left = asyncio.create_task(limited.run(endless))
+    await asyncio.sleep(0.05)
+    left.cancel()
     await asyncio.sleep(0.1)
     beaten = len(beats)
     await asyncio.sleep(0.1)
     assert beaten == len(beats) > 0
-    assert await run_limited(lambda: 5, 1.0) == 5
+    assert await asyncio.gather(*(limited.run(lambda: 5) for _ in range(50))) == [5] * 50
     with pytest.raises(ZeroDivisionError):
-        await run_limited(lambda: 1 // 0, 1.0)
+        await limited.run(lambda: 1 // 0)
