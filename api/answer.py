@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import GENERATION
 from chairlift.api.generation import Generation
@@ -19,6 +20,7 @@ from chairlift.api.replies import Finish, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import SERVICE
 from chairlift.api.sse import EventStream
+from chairlift.engine.trace import trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +64,24 @@ class Shape(Protocol):
 
 
 async def answer(
-    http: web.Request, request: Generate, generation: Generation, shape: Shape, arrival: float
+    http: web.Request, request: Generate, generation: Generation, shape: Shape
 ) -> web.StreamResponse:
-    """Generates and replies. ``arrival`` is in seconds of ``time.monotonic()``.
+    """Generates and replies.
 
     Raises:
         QueueFull, EngineDead: the engine does not take the request now.
-        EngineDead, GenerationFailed: it failed, and nothing was sent yet.
+        RateLimited: the client's key may not have it now.
+        EngineDead, GenerationFailed, TimedOut: it failed, and nothing was sent yet.
         ConnectionResetError: the client left.
     """
     http[GENERATION] = generation
+    deadline = http[DEADLINE]
     try:
-        generation.submit(arrival)
+        generation.submit(deadline.arrival)
         if request.stream:
             return await _stream(http, request, generation, shape)
-        return await _whole(generation, shape)
+        async with deadline.limit():
+            return await _whole(generation, shape)
     finally:
         generation.close()
 
@@ -98,9 +103,14 @@ async def _stream(
     http: web.Request, request: Generate, generation: Generation, shape: Shape
 ) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
-    async with EventStream(http, settings.keep_alive_seconds) as events:
+
+    def too_much() -> bool:
+        return generation.waiting > settings.slow_reader_tokens
+
+    async with EventStream(http, settings.keep_alive_seconds, too_much) as events:
         try:
-            await _send_pieces(events, generation, shape)
+            async with http[DEADLINE].limit():
+                await _send_pieces(events, generation, shape)
             if request.include_usage:
                 await events.send([shape.usage_chunk(generation.usage())])
         except ConnectionResetError:
@@ -135,8 +145,8 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 
 
 def log_failure(status: int, error: BaseException) -> None:
-    """Logs what an operator must know of: our own bugs with their trace."""
+    """Logs what an operator must know of: our own bugs with their trace, but no user's text."""
     if status == 500:
-        logger.error("a request failed: %s", error, exc_info=error)
+        logger.error("a request failed: %s", trace_of(error))
     elif status > 500:
         logger.warning("a request was not served: %s", error)

@@ -1,4 +1,4 @@
-"""The aiohttp application: routes, and the one middleware that all requests pass."""
+"""The aiohttp application: routes, and the middlewares that all requests pass."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from aiohttp import web
 
 from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
+from chairlift.api.cors import allow_origins
+from chairlift.api.doors import ACCOUNTS, Accounts, doors, tell_limits
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, Exchange
 from chairlift.api.openapi import document
@@ -27,14 +29,19 @@ GIVEN_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 def build_app(service: Service) -> web.Application:
     """The application around ``service``, loaded or still loading."""
-    app = web.Application(middlewares=[_boundary], client_max_size=service.settings.max_body_bytes)
+    settings = service.settings
+    app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
-    app.on_response_prepare.append(_name_request)
+    app[ACCOUNTS] = Accounts(settings)
+    app.on_response_prepare.extend((_name_request, tell_limits))
+    if settings.cors_origins:
+        allow_origins(app, settings.cors_origins)
     for route in ROUTES:
         # A model's id may have slashes.
         path = route.path.replace("{id}", "{id:.+}")
         app.router.add_route(route.method, path, route.handler)
-    app.router.add_get("/metrics", metrics)
+    if settings.metrics_port is None:
+        app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())
     return app
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.schemas import RequestT, parse
+from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
+
+# Validating more than this would hold up everyone's streams.
+INLINE_BYTES = 64 << 10
 
 
 async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
@@ -13,13 +20,20 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
 
     Raises:
         RequestError, pydantic.ValidationError: it is not a valid one.
-        web.HTTPException: it is too large, or not declared to be JSON.
+        web.HTTPException: it is too large, too slow, or not declared to be JSON.
+        TimedOut, Draining: the request's time is up.
     """
+    settings = request.app[SERVICE].settings
     # Only JSON: a web page elsewhere may post text/plain to a server on localhost unasked.
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType
     try:
-        body = await request.read()
+        async with request[DEADLINE].limit(), asyncio.timeout(settings.body_seconds):
+            body = await request.read()
     except web.RequestPayloadError as error:
         raise RequestError("the body is cut short or wrongly encoded") from error
-    return parse(kind, body)
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout from error
+    if len(body) <= INLINE_BYTES:
+        return parse(kind, body)
+    return await asyncio.to_thread(parse, kind, body)

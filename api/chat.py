@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 
@@ -12,9 +11,11 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, chat_logprobs
 from chairlift.api.priority import priority_of
+from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.replies import (
     ChatChoice,
     ChatChunk,
@@ -27,18 +28,23 @@ from chairlift.api.replies import (
     Usage,
 )
 from chairlift.api.sampling import sampling_params
-from chairlift.api.schemas import ChatRequest
+from chairlift.api.schemas import ChatRequest, chars_of
 from chairlift.api.service import SERVICE
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
-    arrival = time.monotonic()
     service = http.app[SERVICE]
+    deadline = http[DEADLINE]
     request = await read(http, ChatRequest)
+    deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
-    tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
+    # Refusals are to cost next to nothing: before the prompt is made.
+    model.client.check_room(request.n, priority)
+    model.vocabulary.check_chars(chars_of(request.messages), model.info.max_context, "messages")
+    async with deadline.limit():
+        tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
     params = sampling_params(
         request,
         model,
@@ -55,8 +61,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         f"chatcmpl-{uuid.uuid4().hex}",
         [TokenPrompt(tokens, params)],
         priority,
+        http[ACCOUNT],
     )
-    return await answer(http, request, generation, _ChatShape(generation, request), arrival)
+    return await answer(http, request, generation, _ChatShape(generation, request))
 
 
 class _ChatShape:

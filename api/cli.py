@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
-from chairlift.api import cli_engine_process, cli_observability
+from chairlift.api import cli_doors, cli_engine_process, cli_observability
+from chairlift.api.flags import (
+    byte_size,
+    byte_size_or_zero,
+    directory,
+    port,
+    positive,
+    positive_seconds,
+)
+from chairlift.api.keys import KeyFileError
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 from chairlift.engine.logs import set_up_logs
 
 _SERVER = ServerSettings()
 _ENGINE = EngineConfig()
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +60,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument_group("server").add_argument
     add("--host", default=_SERVER.host, help="address to bind (default: %(default)s)")
-    add("--port", type=_port, default=_SERVER.port, help="0 chooses one (default: 8000)")
+    add("--port", type=port, default=_SERVER.port, help="0 chooses one (default: 8000)")
     add("--served-model-name", metavar="NAME", help="the model's id in the API (default: its own)")
     add(
         "--max-body-bytes",
@@ -65,7 +71,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--keep-alive-seconds",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=_SERVER.keep_alive_seconds,
         metavar="S",
         help="a stream silent for this long gets a comment line (default: %(default)g)",
@@ -79,11 +85,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: float32 on the CPU (with matrix units for it, quantized weights are rounded to "
         "bfloat16), the model's own elsewhere",
     )
-    add("--max-rows", type=_positive, metavar="N", help="most sequences in one batch")
-    add("--max-step-tokens", type=_positive, metavar="N", help="most tokens computed in one step")
+    add("--max-rows", type=positive, metavar="N", help="most sequences in one batch")
+    add("--max-step-tokens", type=positive, metavar="N", help="most tokens computed in one step")
     add(
         "--max-step-ms",
-        type=_positive,
+        type=positive,
         metavar="MS",
         help="how long a step beside running streams may take; prompts are cut accordingly",
     )
@@ -95,7 +101,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--max-queue",
-        type=_positive,
+        type=positive,
         default=_ENGINE.max_queue,
         metavar="N",
         help="most requests that wait; more are refused with 429 (default: %(default)s)",
@@ -103,13 +109,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-context",
         "--max-model-len",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="most tokens of a request, prompt and output (default: the model's limit)",
     )
     add(
         "--priority-ageing",
-        type=_positive_seconds,
+        type=positive_seconds,
         default=_ENGINE.priority_ageing,
         metavar="S",
         help="a request of a class one step less urgent goes first once it has waited this much "
@@ -117,6 +123,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
     _add_cache_arguments(parser)
+    cli_doors.add_arguments(parser)
     cli_engine_process.add_arguments(parser)
     cli_observability.add_arguments(parser)
 
@@ -125,7 +132,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("KV cache and shared prefixes").add_argument
     add(
         "--prefix-cache-bytes",
-        type=_byte_size_or_zero,
+        type=byte_size_or_zero,
         metavar="SIZE",
         help="memory for the KV of earlier prompts, so that a prompt which begins like one of them "
         "need not be computed from its start: bytes, like 4G or 512M; 0 turns it off (default: a "
@@ -133,7 +140,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--prefix-cache-dir",
-        type=_directory,
+        type=directory,
         metavar="DIR",
         help="keep prefixes in this directory too, where they outlast the server "
         "(default: in memory only)",
@@ -146,7 +153,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--swap-memory",
-        type=_byte_size_or_zero,
+        type=byte_size_or_zero,
         metavar="SIZE",
         help="memory of the host for sequences that are preempted while the KV cache is full, so "
         "that they go on later without being computed again: bytes, like 4G or 512M; 0: they are "
@@ -154,7 +161,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--swap-dir",
-        type=_directory,
+        type=directory,
         metavar="DIR",
         help="once half of that is full, keep some of them in unnamed files in this directory "
         "(default: in memory only)",
@@ -183,8 +190,12 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         config = engine_config(options)
+        doors = cli_doors.door_settings(options)
     except ValueError as error:
         parser.error(str(error))
+    except KeyFileError as error:
+        print(f"chairlift: error: {error}", file=sys.stderr)
+        return 1
     set_up_logs(options.log_level, options.log_format, "api")
     # transformers would advise, in every process, to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -199,6 +210,7 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         log_format=options.log_format,
         canary_interval=options.canary_interval,
         otlp_endpoint=options.otlp_endpoint,
+        **doors,
     )
     return serve(settings, config, cli_engine_process.supervision(options))
 
@@ -237,47 +249,3 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         kv_bits=options.kv_bits,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )
-
-
-def byte_size(text: str) -> int:
-    """Bytes from "4G", "512M", "1.5GiB" or "4096": units are powers of 1024."""
-    size = _byte_size_or_zero(text)
-    if size == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
-    return size
-
-
-def _byte_size_or_zero(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
-
-
-def _directory(text: str) -> Path:
-    path = Path(text).expanduser()
-    if not text or (path.exists() and not path.is_dir()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a directory")
-    return path
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
-    return int(text)
-
-
-def _positive_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds

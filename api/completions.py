@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 import uuid
 from collections.abc import Sequence
 
@@ -12,10 +12,12 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
+from chairlift.api.deadline import DEADLINE
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, completion_logprobs
 from chairlift.api.priority import priority_of
+from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.replies import (
     Completion,
     CompletionChoice,
@@ -34,29 +36,36 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """Continues one or several prompts."""
-    arrival = time.monotonic()
     service = http.app[SERVICE]
+    deadline = http[DEADLINE]
     request = await read(http, CompletionRequest)
+    deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
     most = model.info.max_rows + model.info.max_queue
-    if len(request.prompt) > most:
-        raise RequestError(f"prompt: at most {most} prompts in one request", "prompt")
-    prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
+    if len(request.prompt) * request.n > most:
+        raise RequestError(f"prompt: at most {most} choices in one request", "prompt")
+    # Refusals are to cost next to nothing: before the prompts are tokenized.
+    model.client.check_room(len(request.prompt) * request.n, priority)
+    async with deadline.limit():
+        prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
     name = f"cmpl-{uuid.uuid4().hex}"
-    generation = Generation(model, service.recorder, request, name, prompts, priority)
+    account = http[ACCOUNT]
+    generation = Generation(model, service.recorder, request, name, prompts, priority, account)
     echoes = [await _echo(model, prompt) for prompt in request.prompt] if request.echo else []
     shape = _CompletionShape(generation, request, echoes)
-    return await answer(http, request, generation, shape, arrival)
+    return await answer(http, request, generation, shape)
 
 
 async def _token_prompt(
     request: CompletionRequest, model: ServedModel, prompt: Prompt
 ) -> TokenPrompt:
     if isinstance(prompt, str):
+        model.vocabulary.check_chars(len(prompt), model.info.max_context, "prompt")
         tokens = await model.vocabulary.encode(prompt, request.add_special_tokens)
     else:
-        model.vocabulary.check_ids(prompt, "prompt")
+        if len(prompt) <= model.info.max_context:
+            model.vocabulary.check_ids(prompt, "prompt")
         tokens = prompt
     params = sampling_params(
         request,
@@ -67,6 +76,8 @@ async def _token_prompt(
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,
     )
+    # Of hundreds of prompts none holds up everyone's streams for longer than itself.
+    await asyncio.sleep(0)
     return TokenPrompt(tokens, params)
 
 

@@ -29,8 +29,33 @@ class NotReady(EngineDead):
     """The model is still loading, or the engine's steps have stopped."""
 
 
+class Draining(EngineDead):
+    """The server is about to end: it takes no request any more, or ends one that takes too long."""
+
+
 class GenerationFailed(Exception):
     """The engine gave up on a request that it had accepted."""
+
+
+class TimedOut(Exception):
+    """The request was not done within its time."""
+
+
+class Unauthorized(Exception):
+    """The request needs an API key, and has none or a wrong one."""
+
+
+class RateLimited(Exception):
+    """The request's API key has used up what it may for now.
+
+    ``kind`` is what of: "requests", "tokens" or "streams"; ``limit`` says how many, and
+    ``retry_after`` is in seconds.
+    """
+
+    def __init__(self, kind: str, limit: str, retry_after: float) -> None:
+        super().__init__(f"rate limit reached: this key may have {limit}")
+        self.kind = kind
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +114,35 @@ def problem_of(error: BaseException) -> Problem:
                 headers=_retry_after(error.retry_after),
                 rejected="queue_full",
             )
+        case RateLimited():
+            return Problem(
+                429,
+                str(error),
+                type=error.kind,
+                code="rate_limit_exceeded",
+                headers=_retry_after(error.retry_after),
+                rejected="rate_limit",
+            )
+        case Unauthorized():
+            return Problem(
+                401,
+                str(error),
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+                rejected="unauthorized",
+            )
         case EngineDead():
+            code = "draining" if isinstance(error, Draining) else "unavailable"
             return Problem(
                 503,
                 str(error),
                 type="server_error",
-                code="unavailable",
+                code=code,
                 headers=_retry_after(UNAVAILABLE_RETRY_SECONDS),
-                rejected="unavailable",
+                rejected=code,
             )
+        case TimedOut():
+            return Problem(504, str(error), type="timeout_error", code="timeout")
         case GenerationFailed():
             return Problem(500, str(error), type="server_error", code="generation_failed")
         case web.HTTPException():
@@ -138,6 +183,8 @@ def _of_http(error: web.HTTPException) -> Problem:
                 code="method_not_allowed",
                 headers={"Allow": error.headers["Allow"]},
             )
+        case 408:
+            return Problem(408, "the request body took too long to arrive", code="body_timeout")
         case 413:
             return Problem(
                 413, "the request body is too large", code="body_too_large", rejected="too_large"

@@ -10,6 +10,7 @@ MAX_STOPS = 16
 # Bounds what matching costs a token; no real stop string comes near.
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
+MAX_BIASES = 1024
 
 Prompt = str | list[int]
 
@@ -42,6 +43,8 @@ def _stops(value: object) -> list[str]:
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, dict):
         raise ValueError("must be an object of token ids and biases")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"must hold at most {MAX_BIASES} token ids")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
@@ -103,6 +106,7 @@ LogitBias = Annotated[
     WithJsonSchema(
         {
             "type": "object",
+            "maxProperties": MAX_BIASES,
             "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
         }
     ),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from chairlift.api.choice import Choice, Piece
 from chairlift.api.errors import GenerationFailed
+from chairlift.api.ratelimit import Account
 from chairlift.api.replies import PromptTokensDetails, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
@@ -37,9 +38,9 @@ class _Arrived(NamedTuple):
 class Generation:
     """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
 
-    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``. The
-    engine has ``accepted`` all of them, or it has none. ``times`` are those of the prompts that it
-    was given.
+    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``, and
+    what they use is counted in ``account``. The engine has ``accepted`` all of them, or it has
+    none. ``times`` are those of the prompts that it was given.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Generation:
         request_id: str,
         prompts: Sequence[TokenPrompt],
         priority: int,
+        account: Account,
     ) -> None:
         self.id = request_id
         self.created = int(time.time())
@@ -61,9 +63,11 @@ class Generation:
         self.detokenizing = Detokenizing()
         self._recorder = recorder
         self._priority = priority
+        self._account = account
         self._cache_salt = request.cache_salt or ""
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
+        self._inbox: list[_Arrived] = []
         vocabulary = model.vocabulary
         hidden = vocabulary.special_ids.union(vocabulary.end_ids)
         self.choices = [
@@ -83,8 +87,10 @@ class Generation:
         """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
 
         Raises:
+            RateLimited: the account does not allow it now.
             QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
         """
+        self._account.check(self._prompt_tokens, len(self.choices))
         for number, (tokens, params) in enumerate(self.prompts):
             submit = Submit(
                 f"{self.id}-{number}",
@@ -97,6 +103,7 @@ class Generation:
             )
             self._streams.append(self.model.submit(submit))
             self.times.append(PromptTimes(arrival))
+        self._account.begin(self._prompt_tokens, len(self.choices))
         self.accepted = True
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
@@ -126,14 +133,25 @@ class Generation:
         choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
             return None  # it was on its way when a stop string was found
+        before = choice.tokens
         piece = choice.take(output)
+        self._account.spend(choice.tokens - before)
         if piece.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
         return None if piece.is_empty else piece
 
+    @property
+    def waiting(self) -> int:
+        """Outputs that have come and were not asked for yet."""
+        return sum(stream.waiting for stream in self._streams) + len(self._inbox)
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
     def usage(self) -> Usage:
         """Tokens so far. A prompt is counted once, and so is its cached part, whatever its n."""
-        prompt = sum(len(prompt.tokens) for prompt in self.prompts)
+        prompt = self._prompt_tokens
         completion = sum(choice.tokens for choice in self.choices)
         cached = sum(
             max(choice.cached_tokens for choice in self._choices_of(number))
@@ -146,6 +164,8 @@ class Generation:
         for pump in self._pumps:
             if not pump.cancel() and not pump.cancelled():
                 pump.exception()  # seen; asyncio would log it otherwise
+        if self.accepted and self._streams:
+            self._account.end(len(self.choices))
         for number, stream in enumerate(self._streams):
             stream.close()
             longest = max(choice.tokens for choice in self._choices_of(number))
@@ -162,7 +182,7 @@ class Generation:
                 yield [_Arrived(0, outputs)]
             return
         # A step's outputs are ready together: the pumps gather them before this task wakes.
-        inbox: list[_Arrived] = []
+        inbox = self._inbox
         wake = asyncio.Event()
 
         async def pump(prompt: int, stream: TokenStream) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
@@ -14,6 +14,9 @@ from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
+MAX_MESSAGES = 4096
+# No model's context is longer; to validate more would hold up everyone's streams.
+MAX_TOKENS = 1 << 20
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
 MAX_SALT_CHARS = 256
 
@@ -71,6 +74,7 @@ class Generate(Request):
     skip_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -91,8 +95,16 @@ class Message(Request):
     tool_call_id: str | None = None
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def chars_of(messages: Iterable[Message]) -> int:
+    """The characters of a conversation's contents."""
+    return sum(len(message.content) for message in messages)
+
+
 class ChatRequest(Generate):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
@@ -126,7 +138,7 @@ class TokenizeRequest(Request):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -140,7 +152,7 @@ class TokenizeRequest(Request):
 
 class DetokenizeRequest(Request):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
 
 
 RequestT = TypeVar("RequestT", bound=Request)

@@ -7,11 +7,19 @@ import gc
 import logging
 import os
 import signal
+import sys
+from contextlib import AsyncExitStack
 
 import uvloop
 
 from chairlift.api.canary import Canary
-from chairlift.api.listen import listen
+from chairlift.api.listen import (
+    address_of,
+    is_loopback,
+    listen,
+    listen_for_scrapes,
+    tls_context,
+)
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.client import ProcessClient
@@ -23,9 +31,13 @@ from chairlift.engine.supervision import Supervision
 
 logger = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 0.0005
+
 
 def serve(settings: ServerSettings, config: EngineConfig, supervision: Supervision) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
+    # Chat templates are rendered in threads, which get their turn from a busy loop after so long.
+    sys.setswitchinterval(SWITCH_SECONDS)
     return uvloop.run(Server(settings, config, supervision).run())
 
 
@@ -47,31 +59,59 @@ class Server:
         """Serves; returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        try:
-            runner = await listen(self._service)
-        except OSError as error:
-            return _fail(f"cannot listen on {self._settings.host}:{self._settings.port}: {error}")
+        async with AsyncExitStack() as stack:
+            self._trace(stack)
+            stack.push_async_callback(self._stop_engine)
+            try:
+                address = await self._listen(stack)
+            except OSError as error:
+                return _fail(str(error))
+            stack.callback(self._stop_canary)
+            return await self._serve(address)
+
+    def _trace(self, stack: AsyncExitStack) -> None:
         if self._settings.otlp_endpoint is not None:
             from chairlift.api.tracing import Tracing, otlp_processor
 
-            self._service.tracing = Tracing(otlp_processor(self._settings.otlp_endpoint))
-        address = "http://{}:{}".format(*runner.addresses[0][:2])
+            tracing = self._service.tracing = Tracing(otlp_processor(self._settings.otlp_endpoint))
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+
+    async def _listen(self, stack: AsyncExitStack) -> str:
+        """Opens the doors, which ``stack`` closes; returns the server's address.
+
+        Raises:
+            OSError: they cannot be; one line that says why.
+        """
+        settings = self._settings
+        tls = tls_context(settings)
+        runner = await listen(self._service, tls)
+        stack.push_async_callback(runner.cleanup)
+        if settings.metrics_port is not None:
+            scrapes = await listen_for_scrapes(self._service, settings.metrics_port)
+            stack.push_async_callback(scrapes.cleanup)
+            logger.info("metrics on %s", address_of(scrapes, None))
+        address = address_of(runner, tls)
         logger.info("listening on %s", address)
-        try:
-            return await self._serve(address)
-        finally:
-            if self._canary is not None:
-                self._canary.cancel()
-            await runner.cleanup()
-            if self._client is not None:
-                await self._client.stop()
-            if self._service.tracing is not None:
-                await asyncio.to_thread(self._service.tracing.close)
+        if not settings.keys and not is_loopback(settings.host):
+            logger.warning(
+                "anybody who reaches %s may use this server: there is no API key "
+                "(--api-key-file, CHAIRLIFT_API_KEY)",
+                address,
+            )
+        return address
+
+    async def _stop_engine(self) -> None:
+        if self._client is not None:
+            await self._client.stop()
+
+    def _stop_canary(self) -> None:
+        if self._canary is not None:
+            self._canary.cancel()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():  # asked twice: at once
             os._exit(130)
-        logger.info("stopping; requests have %g s to finish", self._settings.grace_seconds)
+        logger.info("stopping; requests have %g s to finish", self._settings.drain_seconds)
         self._stop.set()
 
     async def _serve(self, address: str) -> int:
@@ -90,6 +130,9 @@ class Server:
         await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
         if not died.done():
             died.cancel()
+            cut = await self._service.drain.finish(self._settings.drain_seconds)
+            if cut:
+                logger.warning("%d requests took too long and were ended", cut)
             return 0
         return _fail(died.result())
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from chairlift.api.canary import Canary
+from chairlift.api.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.interface import EngineClient, TokenStream
@@ -60,6 +61,7 @@ class Service:
         self.settings = settings
         self.recorder = Recorder()
         self.tracing: Tracing | None = None
+        self.drain = Drain()
         self.progress = "loading the model"
         self._model: ServedModel | None = None
 
@@ -72,6 +74,8 @@ class Service:
     @property
     def unhealthy(self) -> str | None:
         """Why requests cannot be served now, or None when they can."""
+        if self.drain.draining:
+            return f"draining: {len(self.drain)} requests to finish"
         return self.progress if self._model is None else self._model.client.unhealthy
 
     def model(self, name: str | None = None) -> ServedModel:

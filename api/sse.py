@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +13,12 @@ from aiohttp import web
 
 from chairlift.api.errors import Problem
 
+logger = logging.getLogger(__name__)
+
 _KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
+# How often it is looked at what waits for a client that does not read.
+WATCH_SECONDS = 0.5
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -25,13 +30,18 @@ _HEADERS = {
 class EventStream:
     """One event stream reply, opened and closed by ``async with``.
 
+    A stream silent for ``keep_alive_seconds`` gets a comment line. A client that does not read is
+    cut off when ``too_much`` says that more is waiting for it than may.
     Writing raises ConnectionResetError once the client has left.
     """
 
-    def __init__(self, request: web.Request, keep_alive_seconds: float) -> None:
+    def __init__(
+        self, request: web.Request, keep_alive_seconds: float, too_much: Callable[[], bool]
+    ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._interval = keep_alive_seconds
+        self._too_much = too_much
         self._encode = msgspec.json.Encoder().encode
         self._last_write = 0.0
 
@@ -71,10 +81,19 @@ class EventStream:
         loop = asyncio.get_running_loop()
         while True:
             silent = loop.time() - self._last_write
-            if silent < self._interval:
-                await asyncio.sleep(self._interval - silent)
+            await asyncio.sleep(min(max(0.0, self._interval - silent), WATCH_SECONDS))
+            if self._request.protocol.writing_paused:
+                if self._too_much():
+                    self._cut_off()
+                continue
+            if loop.time() - self._last_write < self._interval:
                 continue
             try:
                 await self._write(_KEEP_ALIVE)
             except ConnectionResetError:
                 return  # the handler is told by its own write, or cancelled
+
+    def _cut_off(self) -> None:
+        if (transport := self._request.transport) is not None:
+            logger.info("cut off a client that does not read what it asked for")
+            transport.abort()

@@ -7,8 +7,9 @@ from aiohttp import web
 from chairlift.api.answer import json_response
 from chairlift.api.body import read
 from chairlift.api.replies import DetokenizeReply, TokenizeReply
-from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest
+from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest, chars_of
 from chairlift.api.service import SERVICE
+from chairlift.engine.errors import PromptTooLong
 
 
 async def tokenize(http: web.Request) -> web.Response:
@@ -16,11 +17,15 @@ async def tokenize(http: web.Request) -> web.Response:
     request = await read(http, TokenizeRequest)
     model = http.app[SERVICE].model(request.model)
     vocabulary = model.vocabulary
+    context = model.info.max_context
     if request.messages is not None:
+        vocabulary.check_chars(chars_of(request.messages), context, "messages")
         tokens = await vocabulary.render(request.messages, request.add_generation_prompt)
     else:
-        tokens = await vocabulary.encode(request.prompt or "", request.add_special_tokens)
-    reply = TokenizeReply(len(tokens), model.info.max_context, tokens)
+        prompt = request.prompt or ""
+        vocabulary.check_chars(len(prompt), context, "prompt")
+        tokens = await vocabulary.encode(prompt, request.add_special_tokens)
+    reply = TokenizeReply(len(tokens), context, tokens)
     if request.return_token_strs:
         reply.token_strs = [vocabulary.token_text(token).text for token in tokens]
     return json_response(reply)
@@ -29,6 +34,9 @@ async def tokenize(http: web.Request) -> web.Response:
 async def detokenize(http: web.Request) -> web.Response:
     """The text of tokens."""
     request = await read(http, DetokenizeRequest)
-    vocabulary = http.app[SERVICE].model(request.model).vocabulary
+    model = http.app[SERVICE].model(request.model)
+    vocabulary = model.vocabulary
+    if len(request.tokens) > model.info.max_context:
+        raise PromptTooLong(f"tokens: at most {model.info.max_context}, the context", "tokens")
     vocabulary.check_ids(request.tokens, "tokens")
     return json_response(DetokenizeReply(await vocabulary.decode(request.tokens)))

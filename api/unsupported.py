@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 
 from chairlift.engine.errors import RequestError
 
 logger = logging.getLogger(__name__)
+
+# What a client has misspelt is told in the log; what else stands for a name may be a user's text.
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
+OTHER = "(no identifiers)"
 
 # Each field with the values that ask for nothing (null always does). Names from OpenAI's API,
 # vLLM's extensions to it and mlx_lm.server's. Some are fields of one endpoint only: it declares
@@ -94,12 +99,11 @@ def check_extra_fields(parts: Iterable[Mapping[str, object]]) -> None:
             if name in HARMLESS:
                 continue
             if name not in REFUSED:
-                unknown[name[:64]] = None
+                unknown[name if _IDENTIFIER.fullmatch(name) else OTHER] = None
             elif not _asks_for_nothing(value, REFUSED[name]):
                 raise RequestError(f"{name} is not supported", name)
     if unknown:
-        shown = ", ".join(repr(name) for name in list(unknown)[:20])
-        logger.warning("ignored unknown request fields: %s", shown)
+        logger.warning("ignored unknown request fields: %s", ", ".join(list(unknown)[:20]))
 
 
 def _asks_for_nothing(value: object, nothings: tuple[object, ...]) -> bool:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from chairlift.api.limited import Limited, TookTooLong
 from chairlift.api.schemas import Message
 from chairlift.api.text import Detokenizer
-from chairlift.engine.errors import RequestError
+from chairlift.engine.errors import PromptTooLong, RequestError
 
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
+# A template is the model's own code, and may be a bad one.
+TEMPLATE_SECONDS = 5.0
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
@@ -42,6 +46,8 @@ class Vocabulary:
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         )
         self._known = len(tokenizer)
+        self._longest = max(map(len, tokenizer.get_vocab()))
+        self._rendering = Limited(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
         # this stand-in for the prompt a token's space is inside the text, and is kept.
@@ -64,20 +70,20 @@ class Vocabulary:
         if not self._tokenizer.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
         conversation = [_as_template_takes_it(message) for message in messages]
-        return await _off_loop(
-            sum(len(message.content) for message in messages),
-            lambda: self._apply_template(conversation, add_generation_prompt),
+        template = partial(
+            self._tokenizer.apply_chat_template,
+            conversation,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
         )
-
-    def _apply_template(
-        self, conversation: list[dict[str, str]], add_generation_prompt: bool
-    ) -> list[int]:
         try:
-            return list(
-                self._tokenizer.apply_chat_template(
-                    conversation, add_generation_prompt=add_generation_prompt, tokenize=True
-                )
-            )
+            return list(await self._rendering.run(template))
+        except TookTooLong as error:
+            raise RequestError(
+                f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "
+                "messages",
+                "messages",
+            ) from error
         # NOTE: a template is the model's own code; what it raises can be of any type.
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
@@ -89,6 +95,20 @@ class Vocabulary:
         """The text of token ids, special tokens included."""
         known = [token for token in tokens if token < self._known]
         return await _off_loop(len(known) * 4, lambda: str(self._tokenizer.decode(known)))
+
+    def check_chars(self, chars: int, context: int, param: str) -> None:
+        """Refuses, before it is tokenized, what is too long even if all tokens were the longest.
+
+        Raises:
+            PromptTooLong: so many characters are more than ``context`` tokens.
+        """
+        most = context * self._longest
+        if chars > most:
+            raise PromptTooLong(
+                f"{param}: {chars} characters; this model's maximum context length is {context} "
+                f"tokens, never more than {most} characters",
+                param,
+            )
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Raises RequestError, naming ``param``, for an id that the model does not have."""

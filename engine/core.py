@@ -35,6 +35,7 @@ from chairlift.engine.prompts import Prompts
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.sampler import Logprobs
 from chairlift.engine.step import Step
+from chairlift.engine.trace import trace_of
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -277,13 +278,13 @@ class EngineCore:
 
     def _refuse(self, request: Submit, error: Exception) -> None:
         """Ends a request that could not be taken."""
-        log.error("request %s cannot be served", request.request_id, exc_info=error)
+        log.error("request %s cannot be served: %s", request.request_id, trace_of(error))
         self._failed += refusal(request, explained(error))
         self._stats.finished += refused(request, time.monotonic())
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """Ends one choice whose own part of a step has failed."""
-        log.error("request %s has failed", sequence.request_id, exc_info=error)
+        log.error("request %s has failed: %s", sequence.request_id, trace_of(error))
         self._failed.append(failure(sequence.request_id, sequence.index, explained(error)))
         self._finish(sequence, "error")
 

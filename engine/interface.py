@@ -21,6 +21,11 @@ class TokenStream(Protocol):
         """
         ...
 
+    @property
+    def waiting(self) -> int:
+        """Outputs that have arrived and were not asked for yet."""
+        ...
+
     def stop(self, index: int) -> None:
         """Ends one choice as finished ("stop"): its stop string was found. Yields no more of it."""
         ...
@@ -68,6 +73,14 @@ class EngineClient(Protocol):
         Raises:
             ModelError: the model cannot be loaded.
             EngineDead: the engine ended while starting.
+        """
+        ...
+
+    def check_room(self, choices: int, priority: int) -> None:
+        """Asks what ``submit`` will say of the queue, before anything is done for a request.
+
+        Raises:
+            QueueFull: so many choices of that class would not be accepted now.
         """
         ...
 

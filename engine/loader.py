@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model
 from mlx_lm.utils import load_model as load_directory
 from safetensors import SafetensorError, safe_open
 
+from chairlift.engine import device
 from chairlift.engine.adapters import adapt
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf_file import GGUFFile
@@ -67,6 +68,7 @@ def load_model(
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     wanted = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
     try:
+        _check_memory(source)
         if source.kind == "gguf":
             file = GGUFFile(source.path)
             model, config = build_model(
@@ -123,6 +125,18 @@ def _from_directory(
     on_progress(f"loading weights: {sum(s.stat().st_size for s in shards) / 1e6:.0f} MB")
     model, config = load_directory(path, lazy=True, trust_remote_code=source.trust_remote_code)
     return model, config
+
+
+def _check_memory(source: ModelSource) -> None:
+    """Refuses what cannot fit, rather than be killed in the middle of loading it."""
+    one = source.kind == "gguf"
+    files = [source.path] if one else list(source.path.glob("model*.safetensors"))
+    needed, free = sum(file.stat().st_size for file in files), device.free_memory()
+    if needed > free:
+        raise ModelError(
+            f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
+            f"and {free / 1e9:.2f} GB are free"
+        )
 
 
 def _cast(model: Module, dtype: mx.Dtype) -> None:

@@ -71,6 +71,11 @@ class Stream:
         return len(self._running)
 
     @property
+    def waiting(self) -> int:
+        """See ``interface.TokenStream.waiting``."""
+        return len(self._arrived)
+
+    @property
     def progress(self) -> dict[int, int]:
         """Output tokens of each choice that still runs."""
         return {index: len(choice.output) for index, choice in self._running.items()}
@@ -216,14 +221,7 @@ class StreamingClient:
                 f"({request.params.max_tokens}) exceed the context of "
                 f"{self.info.max_context} tokens" + (f": {why}" if why else "")
             )
-        room = self.info.max_rows + self.info.max_queue
-        if self.unfinished + request.n > room:
-            wait = self._predicted_wait(request.priority, self.info.limits.ageing)
-            raise QueueFull(
-                f"{self.unfinished} requests are unfinished and {room} is the limit; one of "
-                f"priority {request.priority} would wait for about {wait} s",
-                wait,
-            )
+        self.check_room(request.n, request.priority)
         if not self._streams:
             self.last_step = time.monotonic()  # an idle engine has not stalled
         claim = self.forecast.add(
@@ -254,6 +252,19 @@ class StreamingClient:
             self.on_step(stats)
         except Exception:  # streams do not end because something is counted wrong
             log.exception("a step's statistics could not be taken")
+
+    def check_room(self, choices: int, priority: int) -> None:
+        """See ``interface.EngineClient.check_room``."""
+        if self.info is None:
+            return
+        room = self.info.max_rows + self.info.max_queue
+        if self.unfinished + choices > room:
+            wait = self._predicted_wait(priority, self.info.limits.ageing)
+            raise QueueFull(
+                f"{self.unfinished} requests are unfinished and {room} is the limit; one of "
+                f"priority {priority} would wait for about {wait} s",
+                wait,
+            )
 
     def forget(self, request_id: str) -> None:
         """Drops a request that has ended."""

@@ -85,11 +85,6 @@ class ChildServer:
         assert self._process is not None
         return self._process.pid
 
-    def wait(self) -> int:
-        """Waits until the process has ended by itself; its exit code."""
-        assert self._process is not None
-        return self._process.wait()
-
     def __enter__(self) -> Self:
         print(f"{self.spec.name}: starting (log: {self._log})", file=sys.stderr, flush=True)
         with self._log.open("wb") as log:
@@ -122,6 +117,13 @@ class ChildServer:
         self._end()
         if error is None:
             self._log.unlink(missing_ok=True)
+
+    def wait(self, seconds: float) -> int | None:
+        """Waits until the process has ended by itself; its exit code, None if it has not."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
 
     def _await_health(self, process: subprocess.Popen[bytes]) -> None:
         started = shown = time.monotonic()

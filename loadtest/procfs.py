@@ -1,4 +1,4 @@
-"""CPU time of a process and all it started, from /proc."""
+"""CPU time and memory of a process and all it started, from /proc."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ class _Stat(NamedTuple):
 def available() -> bool:
     """Whether this system has a /proc to read."""
     return (_PROC / "self" / "stat").exists()
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds now."""
+    pages = (_PROC / str(pid) / "statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> float:

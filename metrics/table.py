@@ -78,7 +78,10 @@ SERVER: tuple[Metric, ...] = (
         "counter",
         "Requests refused before they reached the engine.",
         ("reason",),
-        values=("invalid", "context_length", "too_large", "queue_full", "unavailable"),
+        values=(
+            *("invalid", "malformed", "context_length", "too_large", "unauthorized"),
+            *("rate_limit", "queue_full", "unavailable", "draining"),
+        ),
     ),
     Metric(
         "disconnects",

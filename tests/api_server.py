@@ -80,7 +80,7 @@ class Running:
 async def running(
     engine: FakeEngine, chat_template: bool = True, **settings: Any
 ) -> AsyncIterator[Running]:
-    service = Service(ServerSettings(port=0, **{"grace_seconds": 1.0, **settings}))
+    service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
         tokenizer = TOKENIZER if chat_template else byte_tokenizer(None)
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)
@@ -94,6 +94,7 @@ async def running(
         async with aiohttp.ClientSession() as http, client:
             yield Running(url, service, engine, http, client)
     finally:
+        await service.drain.finish(service.settings.drain_seconds)
         await runner.cleanup()
 
 

@@ -85,6 +85,8 @@ class FakeEngine:
     first_step_seconds: float = 0.0
     # Steps whose outputs arrive together, as for a reader that was late.
     steps_at_once: int = 1
+    # Outputs that every stream says are waiting.
+    waiting: int = 0
     unhealthy: str | None = None
     unfinished: int = 0
     refusal: ChairliftError | None = None
@@ -102,9 +104,12 @@ class FakeEngine:
         assert self.info is not None
         return self.info
 
-    def submit(self, request: Submit) -> FakeStream:
+    def check_room(self, choices: int, priority: int) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def submit(self, request: Submit) -> FakeStream:
+        self.check_room(request.n, request.priority)
         self.submitted.append(request)
         return FakeStream(self, request)
 
@@ -140,6 +145,10 @@ class FakeStream:
                 arrived += step
                 position += 1
             yield arrived
+
+    @property
+    def waiting(self) -> int:
+        return self._engine.waiting
 
     def stop(self, index: int) -> None:
         self.running.discard(index)

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from chairlift.api.cli import add_serve_arguments, byte_size, engine_config, main
+from chairlift.api.cli import add_serve_arguments, engine_config, main
+from chairlift.api.flags import byte_size
 from chairlift.engine import device
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.process import Start, decode_path, encode_path

@@ -16,6 +16,7 @@ from mlx_lm.utils import save_config
 from models import default_model_path, write_tiny_gguf
 from tiny import TinyKind, tiny_model, tiny_model_dir
 
+from chairlift.engine import device
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.loader import load_model
 from chairlift.engine.source import ModelSource, resolve
@@ -195,3 +196,34 @@ def test_broken_directories_end_with_one_line(
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="dtype 'int4' is not one of auto, float32"):
         load_model(_directory(tmp_path), "int4")
+
+
+def test_what_cannot_fit_the_memory_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model_dir(tmp_path, "llama")
+    monkeypatch.setattr(device, "free_memory", lambda: 1000)
+    with pytest.raises(ModelError, match=r"not enough memory: .* and 0\.00 GB are free"):
+        load_model(ModelSource("m", "directory", folder), "auto")
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer"])
+def test_code_that_comes_with_a_model_is_not_run_unasked(tmp_path: Path, name: str) -> None:
+    folder = tiny_model_dir(tmp_path, "llama")
+    ran = tmp_path / "ran"
+    (folder / "custom.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    source = ModelSource("m", "directory", folder)
+    if name == "model":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_file": "custom.py"}))
+        with pytest.raises(ModelError):
+            load_model(source, "auto")
+    else:
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        automatic = {"AutoTokenizer": ["custom.Custom", None]}
+        settings |= {"tokenizer_class": "Custom", "auto_map": automatic}
+        path.write_text(json.dumps(settings))
+        with pytest.raises(ModelError):
+            load_tokenizer(source)
+    assert not ran.exists()

@@ -401,7 +401,7 @@ async def test_a_full_queue_is_a_429_until_there_is_room(tiny: Path, tmp_path: P
 
 async def test_sigterm_lets_streams_finish_but_not_for_ever(tiny: Path, tmp_path: Path) -> None:
     ask = {"model": tiny.name, "prompt": "ab", "temperature": 0, **UNENDING}
-    with serving(tmp_path, str(tiny), "--max-rows", "32") as server:
+    with serving(tmp_path, str(tiny), "--max-rows", "32", "--drain-timeout", "8") as server:
         async with server.client() as client:
             # Nobody reads it, and it is more than the socket's buffers take: it never ends.
             unread = await lenient(client).completions.create(

@@ -1,0 +1,135 @@
+"""API keys and what each may use: read from a TOML file or the environment, compared by hash."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+# A key that the environment gives has no name of its own.
+ENVIRONMENT_NAME = "default"
+# Shorter ones can be tried out.
+MIN_KEY_CHARS = 8
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class KeyFileError(Exception):
+    """The key file cannot be read, or something in it is wrong; one line that says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may use; None is no limit.
+
+    ``rpm`` are requests a minute, ``tpm`` tokens a minute, prompt and output. ``max_streams`` are
+    choices that are generated or wait at the same time, each prompt's n counted.
+    """
+
+    rpm: int | None = None
+    tpm: int | None = None
+    max_streams: int | None = None
+
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key by its name; ``digest`` is its SHA-256, and all that is kept of it."""
+
+    name: str
+    digest: bytes
+    limits: KeyLimits
+
+
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
+    """The key that ``given`` is, if it is one."""
+    digest = digest_of(given)
+    found = None
+    # All of them, and each in constant time: the time taken tells neither whether nor which.
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    return found
+
+
+def read_keys(
+    path: Path | None, environment: str | None, defaults: KeyLimits
+) -> tuple[ApiKey, ...]:
+    """The keys of the file, and the one that the environment gives.
+
+    The file is TOML, one table a key, named as the key is: ``key`` or its ``sha256`` in
+    hexadecimal, and limits of its own (``rpm``, ``tpm``, ``max_streams``; 0 is none) in place of
+    ``defaults``.
+
+    Raises:
+        KeyFileError: the file cannot be read, or something in it is wrong.
+    """
+    keys = [] if path is None else _of_file(path, defaults)
+    if environment:
+        if len(environment) < MIN_KEY_CHARS:
+            raise KeyFileError(f"CHAIRLIFT_API_KEY has fewer than {MIN_KEY_CHARS} characters")
+        keys.append(ApiKey(ENVIRONMENT_NAME, digest_of(environment), defaults))
+    for place, key in enumerate(keys):
+        for other in keys[:place]:
+            if key.name == other.name or key.digest == other.digest:
+                raise KeyFileError(f"the keys {other.name!r} and {key.name!r} are the same")
+    return tuple(keys)
+
+
+def _of_file(path: Path, defaults: KeyLimits) -> list[ApiKey]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        # NOTE: not the parser's own words, which may quote a key.
+        place = re.search(r"\(at .*\)", str(error))
+        raise KeyFileError(f"{path}: not valid TOML {place[0] if place else ''}".strip()) from error
+    if not tables:
+        raise KeyFileError(f"{path}: it holds no key")
+    try:
+        return [_key(name, table, defaults) for name, table in tables.items()]
+    except KeyFileError as error:
+        raise KeyFileError(f"{path}: {error}") from None
+
+
+def _key(name: str, table: object, defaults: KeyLimits) -> ApiKey:
+    if not _NAME.fullmatch(name):
+        raise KeyFileError("a key's name is made of letters, digits, '.', '_' and '-'")
+    if not isinstance(table, Mapping):
+        raise KeyFileError(f"{name}: must be a table: [{name}] and key = … below it")
+    limit_names = [field.name for field in fields(KeyLimits)]
+    for field in table:
+        if field not in ("key", "sha256", *limit_names):
+            raise KeyFileError(f"[{name}]: unknown field {field[:64]!r}")
+    own: dict[str, int | None] = {}
+    for field in limit_names:
+        if field in table:
+            value = table[field]
+            if type(value) is not int or value < 0:
+                raise KeyFileError(f"[{name}]: {field} must be a whole number, 0 or more")
+            own[field] = value or None
+    return ApiKey(name, _digest(name, table), replace(defaults, **own))
+
+
+def _digest(name: str, table: Mapping[str, object]) -> bytes:
+    key, sha256 = table.get("key"), table.get("sha256")
+    if (key is None) == (sha256 is None):
+        raise KeyFileError(f"[{name}]: needs either key or sha256")
+    if sha256 is not None:
+        if not isinstance(sha256, str) or not re.fullmatch(r"[0-9A-Fa-f]{64}", sha256):
+            raise KeyFileError(f"[{name}]: sha256 must be 64 hexadecimal digits")
+        return bytes.fromhex(sha256)
+    if not isinstance(key, str) or len(key) < MIN_KEY_CHARS:
+        raise KeyFileError(f"[{name}]: key must be a string of {MIN_KEY_CHARS} characters or more")
+    return digest_of(key)

@@ -1,0 +1,182 @@
+"""Minutes of mixed load with clients that leave or do not read: nothing of them may stay behind."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import uvloop
+
+from chairlift.loadtest import procfs
+from chairlift.loadtest.child import ChildServer
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
+from chairlift.loadtest.faults.streams import child, drop, metric, until_metric
+from chairlift.loadtest.words import WORDS
+from chairlift.loadtest.workload import Request
+
+LEAVING = 0.20
+NOT_READING = 0.05
+MOST_GROWTH = 0.02
+# Small enough to be full long before the last third: what grows then is a leak.
+PREFIX_BYTES = 64 << 20
+SLOW_READER_SECONDS = 5.0
+_PROMPTS = 200
+_SETTLE_SECONDS = 60.0
+_SAMPLE_SECONDS = 1.0
+# So large that the kernel's buffers do not hold a reply that nobody reads.
+_UNREAD_TOKENS = 1000
+
+
+@dataclass(slots=True)
+class Soak:
+    """What was done, and the resident bytes of each process at each sample."""
+
+    done: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    resident: dict[str, list[int]] = field(default_factory=dict)
+
+    def growth(self, process: str) -> float:
+        """By what part a process grew over the last third, by a straight line through it."""
+        samples = self.resident[process]
+        third = np.array(samples[len(samples) * 2 // 3 :], dtype=float)
+        if len(third) < 2:
+            return 0.0
+        slope = float(np.polyfit(np.arange(len(third)), third, 1)[0])
+        return slope * (len(third) - 1) / float(third.mean())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario's own flags."""
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="default: %(default)g")
+    add("--clients", type=int, default=24, help="at once (default: %(default)s)")
+    add("--rows", type=int, default=16, help="default: %(default)s")
+
+
+def run(model: Path, options: argparse.Namespace) -> Outcome:
+    """Loads the server, and looks at what is left afterwards."""
+    if not procfs.available():
+        raise ServerError("this needs a /proc to see how much memory processes hold")
+    flags = (
+        *("--max-rows", str(options.rows), "--prefix-cache-bytes", str(PREFIX_BYTES)),
+        *("--kv-memory", "1G", "--slow-reader-timeout", str(SLOW_READER_SECONDS)),
+    )
+    with child(model, *flags) as server:
+        return uvloop.run(_soak(server, options))
+
+
+async def _soak(server: ChildServer, options: argparse.Namespace) -> Outcome:
+    url = server.spec.base_url
+    soak = Soak()
+    draw = random.Random(options.seed)
+    prompts = [_prompt(draw) for _ in range(_PROMPTS)]
+    end = time.monotonic() + options.minutes * 60
+    async with OpenAIClient(url, body={"ignore_eos": True}) as client:
+        client.model = await client.first_model()
+        sampler = asyncio.create_task(_sample(server.pid, soak))
+        await asyncio.gather(
+            *(
+                _client(client, prompts, random.Random(f"{options.seed} {number}"), end, soak)
+                for number in range(options.clients)
+            )
+        )
+        sampler.cancel()
+    running = await until_metric(url, "vllm:num_requests_running", 0, _SETTLE_SECONDS)
+    waiting = await until_metric(url, "vllm:num_requests_waiting", 0, _SETTLE_SECONDS)
+    used = await until_metric(url, "chairlift_kv_bytes", 0, _SETTLE_SECONDS, state="used")
+    prefix = await metric(url, "chairlift_kv_bytes", state="prefix")
+    reserved = await metric(url, "chairlift_kv_bytes", state="reserved")
+    left = await metric(url, "chairlift_client_disconnects_total")
+    growth = {process: soak.growth(process) for process in soak.resident}
+    grown = ", ".join(f"{process} {part:+.2%}" for process, part in growth.items())
+    checks = [
+        Check("no errors", not soak.errors, f"{len(soak.errors)} {soak.errors[:3]}"),
+        Check("no rows are left", running == 0, f"{running:g}"),
+        Check("nothing is queued", waiting == 0, f"{waiting:g}"),
+        Check("no KV is used but the prefix cache's", used == 0, f"{used:g} bytes"),
+        Check("that keeps to its limit", prefix <= PREFIX_BYTES, f"{prefix / 1e6:.1f} MB"),
+        Check("those who left were seen", left > 0, f"{left:g} of {soak.done['left']}"),
+        Check(
+            f"memory grows by less than {MOST_GROWTH:.0%} in the last third",
+            all(part < MOST_GROWTH for part in growth.values()),
+            grown,
+        ),
+    ]
+    figures = {
+        "minutes": options.minutes,
+        "requests": dict(soak.done),
+        "disconnects": left,
+        "kv_bytes": {"used": used, "prefix": prefix, "reserved": reserved},
+        "growth": growth,
+        "resident_bytes": {name: values[-1] for name, values in soak.resident.items()},
+    }
+    return Outcome(figures, [f"{soak.done.total()} requests: {dict(soak.done)}"], checks)
+
+
+async def _client(
+    client: OpenAIClient, prompts: list[str], draw: random.Random, end: float, soak: Soak
+) -> None:
+    """One request after the other."""
+    while time.monotonic() < end:
+        prompt = draw.choice(prompts)
+        request = Request(prompt, len(prompt.split()), draw.randint(4, 64))
+        kind = draw.random()
+        if kind < NOT_READING:
+            soak.done["not read"] += 1
+            await _do_not_read(client, request)
+        elif kind < NOT_READING + LEAVING:
+            soak.done["left"] += 1
+            task = asyncio.create_task(client.complete(request))
+            await asyncio.sleep(draw.expovariate(1.0))
+            await drop(task)
+        else:
+            soak.done["whole"] += 1
+            reply = await client.complete(request)
+            if reply.output_tokens != request.output_len:
+                soak.errors.append(reply.error or f"{reply.output_tokens} tokens")
+
+
+async def _do_not_read(client: OpenAIClient, request: Request) -> None:
+    """Asks for much, and holds the connection for longer than the server will."""
+    address = urlsplit(client.base_url)
+    fields = {"prompt": request.prompt, "max_tokens": _UNREAD_TOKENS, "logprobs": 20}
+    body = json.dumps({**fields, "stream": True, "ignore_eos": True}).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    with socket.socket() as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.setblocking(False)
+        await loop.sock_connect(unread, (address.hostname, address.port))
+        await loop.sock_sendall(unread, head.encode() + body)
+        await asyncio.sleep(SLOW_READER_SECONDS * 4)
+
+
+async def _sample(server: int, soak: Soak) -> None:
+    while True:
+        api, engine = procfs.tree(server)[:2]
+        for name, pid in (("API process", api), ("engine process", engine)):
+            soak.resident.setdefault(name, []).append(procfs.resident_bytes(pid))
+        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _prompt(draw: random.Random) -> str:
+    """Many begin alike, and lengths are spread."""
+    begin = " ".join(WORDS[:40]) if draw.random() < 0.3 else ""
+    return begin + " ".join(draw.choices(WORDS, k=draw.choice((3, 10, 40, 120))))
+
+
+SOAK = Scenario("soak", "minutes of mixed load, with clients that misbehave", add_arguments, run)

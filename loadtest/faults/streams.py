@@ -1,0 +1,125 @@
+"""Long streams against a server, and what scenarios ask it and its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift.loadtest import peers
+from chairlift.loadtest.child import ChildServer
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.words import WORDS
+from chairlift.loadtest.workload import Request
+
+START_LIMIT = 300.0
+PROMPT_WORDS = 16
+_FIRST_TOKEN_LIMIT = 120.0
+_POLL_SECONDS = 0.05
+
+
+def child(model: Path, *flags: str) -> ChildServer:
+    """Chairlift in a process of its own, for as long as a ``with`` lasts."""
+    spec = peers.ours(model)
+    return ChildServer(replace(spec, command=[*spec.command, *flags]), START_LIMIT)
+
+
+def request(number: int, output_tokens: int) -> Request:
+    """A request whose prompt begins as no other's."""
+    words = [WORDS[(number + step * (number + 1)) % len(WORDS)] for step in range(PROMPT_WORDS)]
+    return Request(" ".join(words), PROMPT_WORDS, output_tokens)
+
+
+@dataclass(slots=True)
+class Streams:
+    """``count`` streams of ``output_tokens``, from the first token of each until the ``with`` ends.
+
+    Raises:
+        ServerError: one of them does not begin.
+    """
+
+    client: OpenAIClient
+    count: int
+    output_tokens: int
+    # When tokens came, in seconds of ``time.perf_counter()``.
+    tokens: list[float] = field(default_factory=list)
+    _tasks: list[asyncio.Task[Reply]] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        begun = [asyncio.Event() for _ in range(self.count)]
+
+        def listener(event: asyncio.Event) -> None:
+            def heard(now: float) -> None:
+                event.set()
+                self.tokens.append(now)
+
+            self._tasks.append(
+                asyncio.create_task(
+                    self.client.complete(request(len(self._tasks), self.output_tokens), heard)
+                )
+            )
+
+        for event in begun:
+            listener(event)
+        try:
+            async with asyncio.timeout(_FIRST_TOKEN_LIMIT):
+                await asyncio.gather(*(event.wait() for event in begun))
+        except TimeoutError as error:
+            raise ServerError("not all streams have begun") from error
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def replies(self) -> list[Reply]:
+        """All of them, to their ends."""
+        return await asyncio.gather(*self._tasks)
+
+    def between(self, start: float, end: float) -> int:
+        """Tokens that came then."""
+        return sum(start <= moment < end for moment in self.tokens)
+
+
+async def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that carry these labels."""
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as reply:
+        text = await reply.text()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+async def until_metric(url: str, name: str, value: float, seconds: float, **labels: str) -> float:
+    """Waits until a metric has that value, or the time is up; its value then."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = await metric(url, name, **labels)
+        if found == value or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def drop(task: asyncio.Task[Reply]) -> None:
+    """Its client leaves."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
