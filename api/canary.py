@@ -176,6 +176,11 @@ class RecordedStream:
                     self._take(output)
             yield outputs
 
+    @property
+    def waiting(self) -> int:
+        """See ``TokenStream.waiting``."""
+        return self._stream.waiting
+
     def stop(self, index: int) -> None:
         """See ``TokenStream.stop``."""
         self._stream.stop(index)

@@ -118,7 +118,7 @@ class ChildServer:
         if error is None:
             self._log.unlink(missing_ok=True)
 
-    def wait(self, seconds: float) -> int | None:
+    def wait(self, seconds: float | None = None) -> int | None:
         """Waits until the process has ended by itself; its exit code, None if it has not."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -104,7 +104,9 @@ class FaultServer:
 
     async def exit_code(self) -> int:
         """Waits until the server has ended by itself; how it did."""
-        return await asyncio.to_thread(self._child.wait)
+        code = await asyncio.to_thread(self._child.wait)
+        assert code is not None
+        return code
 
     async def health(self) -> Health:
         """What it says of itself."""
