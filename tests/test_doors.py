@@ -22,9 +22,9 @@ from chairlift.api.listen import is_loopback, listen, listen_for_scrapes, tls_co
 from chairlift.api.ratelimit import Account, Bucket, duration
 from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
-from chairlift.api.trace import trace_of
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Submit
+from chairlift.engine.trace import trace_of
 
 ALICE, BOB = "sk-alice-secret", "sk-bob-secret"
 PROMPT = {"prompt": "x"}
