@@ -11,6 +11,7 @@ import numpy as np
 
 from chairlift.engine import cpu
 from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.draw import drawn
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.penalties import Seen
 
@@ -151,7 +152,7 @@ class Sampler:
         return mx.array(np.array(inside, np.float32).reshape(-1, 3).T)
 
     def _draw(self, logits: mx.array, rows: Seq[int], generated: Seq[int]) -> mx.array:
-        """One token of each row's distribution, by where a uniform number falls in its sum."""
+        """One token of each row's distribution."""
         params = [self._rows[row].params for row in rows]
         logits = logits / self._column(lambda p: p.temperature, rows)
         weights = cpu.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -165,12 +166,8 @@ class Sampler:
         if top_k is not None or top_p is not None or min_p is not None:
             least = thresholds(weights, top_k, top_p, min_p)
             weights = mx.where(weights >= least, weights, 0.0)
-        sums = weights.cumsum(axis=-1)
         seeds = [_key(p.seed, generated[row]) for p, row in zip(params, rows, strict=True)]
-        uniform = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
-        point = uniform(mx.array(seeds, mx.uint32)) * sums[:, -1:]
-        # Rounding may put the point at the very end of the sum, behind the last token.
-        return mx.minimum((sums <= point).sum(axis=-1), self._vocabulary - 1).astype(mx.int32)
+        return drawn(weights, mx.array(seeds, mx.uint32))
 
     def _logprobs(self, logits: mx.array, tokens: mx.array) -> Logprobs | None:
         asked = {i: r.params.logprobs for i, r in enumerate(self._rows)}

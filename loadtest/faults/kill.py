@@ -85,17 +85,12 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 def _request(number: int, options: argparse.Namespace, rng: np.random.Generator) -> Request:
-    """Of four kinds in turn: greedy, drawn, drawn with penalties, drawn with log-probabilities.
-
-    NOTE: what is drawn is one of the few most likely tokens. Out of a whole vocabulary, where
-    thousands are as likely as a rounding error, the same seed draws another one now and then even
-    in an undisturbed run.
-    """
+    """Of four kinds in turn: greedy, drawn, drawn with penalties, drawn with log-probabilities."""
     length = int(rng.integers(*_PROMPT_WORDS))
     prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
-        {"temperature": 0.9, "top_k": 10},
+        {"temperature": 0.9},
         {"temperature": 0.8, "top_k": 10, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"temperature": 1.0, "top_k": 10, "top_p": 0.9, "logprobs": 2},
     )
