@@ -95,7 +95,7 @@ def _starters(args: argparse.Namespace) -> list[Callable[[], ServerSpec]]:
     if args.long_prompt_all:
         longest = max(longest, args.long_prompt_tokens + 2 * _LONG_REPLY_TOKENS)
     starters: dict[str, Callable[[], ServerSpec]] = {
-        "ours": lambda: peers.ours(model),
+        "ours": lambda: peers.ours(model, shlex.split(args.ours_args)),
         "mlx-lm": lambda: peers.mlx_lm(model, args.streams),
     }
     if args.llama_server is not None:
@@ -191,6 +191,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--llama-server", type=Path, metavar="PATH", help="llama.cpp's server binary")
     add("--llama-args", default="", metavar="TEXT", help="more arguments for it")
+    add("--ours-args", default="", metavar="TEXT", help="flags of ``chairlift serve``")
     add("--gguf", type=Path, metavar="FILE", help="the model (default: Chairlift's own)")
     add("--streams", type=int, default=16, help="requests in flight (default: %(default)s)")
     add("--requests", type=int, default=32, help="default: %(default)s")

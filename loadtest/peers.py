@@ -20,13 +20,13 @@ _MLX_LM_LAUNCHER = (
 )
 
 
-def ours(model: Path) -> ServerSpec:
-    """Chairlift, as it is installed beside this Python, with its default settings."""
+def ours(model: Path, extra: Sequence[str] = ()) -> ServerSpec:
+    """Chairlift, as it is installed beside this Python, with its default settings and ``extra``."""
     port = free_port()
     command = Path(sys.executable).with_name("chairlift")
     return ServerSpec(
         name="ours",
-        command=[str(command), "serve", str(model), "--port", str(port)],
+        command=[str(command), "serve", str(model), "--port", str(port), *extra],
         port=port,
         body={"ignore_eos": True},
         notes=("full length by ignore_eos",),
