@@ -20,6 +20,7 @@ from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.failures import explained, failure, refusal, refused
 from chairlift.engine.forward import fitted
+from chairlift.engine.laps import Laps
 from chairlift.engine.messages import (
     Abort,
     Begun,
@@ -33,7 +34,7 @@ from chairlift.engine.messages import (
 from chairlift.engine.prefixes import Prefixes
 from chairlift.engine.prompts import Prompts
 from chairlift.engine.requests import Requests
-from chairlift.engine.sampling.sampler import Logprobs
+from chairlift.engine.sampling.readout import cut, read_logprobs
 from chairlift.engine.step import Step
 from chairlift.engine.trace import trace_of
 from chairlift.scheduler.limits import Limits
@@ -103,7 +104,8 @@ class EngineCore:
     def idle(self) -> bool:
         """Nothing is left to compute, to read, or to report, unless the disk has to come first."""
         due = self.prefixes.due or self.swap.due
-        return self.scheduler.idle and not (self._running.rows or self._stats.finished or due)
+        told = self._stats.finished or self._failed
+        return self.scheduler.idle and not (self._running.rows or told or due)
 
     def submit(self, request: Submit) -> None:
         """Queues a request. One that fails by itself ends with an error, and nobody else does."""
@@ -140,7 +142,7 @@ class EngineCore:
 
     def step(self) -> StepOutput:
         """Plans and dispatches a step, and reads the one before, whose tokens it returns."""
-        lap = _Laps(self._stats.phases)
+        lap = Laps(self._stats.phases)
         if self._work == NO_WORK:
             self._ended = lap.start
         self.prefixes.take_fetched()
@@ -241,7 +243,7 @@ class EngineCore:
             return []
         now = time.monotonic()
         tokens: Any = step.sampled.tokens.tolist()
-        logprobs = _read_logprobs(step.sampled.logprobs)
+        logprobs = read_logprobs(step.sampled.logprobs)
         outputs = []
         for row, (sequence, token) in enumerate(zip(step.rows, tokens, strict=True)):
             if sequence.finished:
@@ -266,7 +268,7 @@ class EngineCore:
             sequence.request_id,
             sequence.index,
             [token],
-            None if wanted is None or logprobs is None else [_cut(logprobs, wanted)],
+            None if wanted is None or logprobs is None else [cut(logprobs, wanted)],
             reason,
             reason == "stop",
             cached_tokens=(sequence.cached or 0) if new else 0,
@@ -342,37 +344,3 @@ class EngineCore:
 
 def _users(sequences: Iterable[Sequence]) -> list[Sequence]:
     return [sequence for sequence in sequences if not sequence.replay]
-
-
-class _Laps:
-    """Adds the time between its calls to named phases, in seconds."""
-
-    def __init__(self, phases: dict[str, float]) -> None:
-        self._phases = phases
-        self.start = self._last = time.monotonic()
-
-    @property
-    def total(self) -> float:
-        return self._last - self.start
-
-    def end(self, phase: str) -> None:
-        now = time.monotonic()
-        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
-        self._last = now
-
-
-def _read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
-    """By row, with as many alternatives as the request that asked for most."""
-    if logprobs is None:
-        return {}
-    chosen: Any = logprobs.chosen.tolist()
-    ids: Any = logprobs.top_ids.tolist()
-    values: Any = logprobs.top.tolist()
-    return {
-        row: TokenLogprobs(chosen[i], list(zip(ids[i], values[i], strict=True)))
-        for i, row in enumerate(logprobs.rows)
-    }
-
-
-def _cut(logprobs: TokenLogprobs, most: int) -> TokenLogprobs:
-    return TokenLogprobs(logprobs.logprob, logprobs.top[:most])
