@@ -125,6 +125,8 @@ async def test_a_stream_that_cannot_take_its_output_ends_alone() -> None:
     with pytest.raises(TypeError):
         await tokens(aiter(bad))
     assert client.unfinished == 0
+    bad.close()
+    assert client.unfinished == 0
 
 
 async def test_figures_that_cannot_be_taken_end_no_stream(
