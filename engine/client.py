@@ -34,6 +34,7 @@ from chairlift.engine.quarantine import Quarantine
 from chairlift.engine.source import ModelSource
 from chairlift.engine.streams import Stream, StreamingClient
 from chairlift.engine.supervision import STEADY_SECONDS, Supervision
+from chairlift.engine.trace import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ class ProcessClient(StreamingClient):
         """See ``interface.EngineClient.stop``."""
         self._stopping.set()
         if self._engine is not None:
+            if not self._ready.is_set():
+                self._engine.kill()  # it loads, hears nothing, and has nothing to keep
             await self._engine.stop()
         if self._supervisor is not None:
             await self._supervisor
@@ -169,8 +172,8 @@ class ProcessClient(StreamingClient):
                     break
                 await self._pause(end, failures, self._supervision.delay(early))
         except Exception as error:  # a bug of ours: nobody must wait for ever
-            log.exception("the engine's supervision has failed")
-            why = f"{type(error).__name__}: {error}"
+            log.error("the engine's supervision has failed: %s", trace_of(error))
+            why = f"supervising it failed: {type(error).__name__}"
         finally:
             self.end(why)
 
@@ -241,7 +244,9 @@ class ProcessClient(StreamingClient):
             self.on_restart(end.reason)
 
     def _take_stock(self, engine: EngineProcess, killed: bool) -> None:
-        """The engine has died: who was in it waits, and who is to blame is ended."""
+        """The engine has died: who was in it waits, but for replays, and who is to blame is ended."""
+        for replay in [stream for stream in self._streams.values() if stream.replay]:
+            replay.give_up("the engine died while it was computing this replay")
         begun = engine.computing
         computing = [stream for stream in self._streams.values() if stream.request_id in begun]
         for stream in computing:
@@ -256,7 +261,6 @@ class ProcessClient(StreamingClient):
 
     def _begin_serving(self, info: ModelInfo) -> None:
         """An engine is ready: whoever waits goes on in it."""
-        self._ready.set()
         self._served_since = self.last_step = time.monotonic()
         for stream in list(self._streams.values()):
             if stream.tokens > info.max_context:
@@ -264,12 +268,16 @@ class ProcessClient(StreamingClient):
                     f"the engine was restarted with room for {info.max_context} tokens, and this "
                     f"request may need {stream.tokens}"
                 )
+        self._ready.set()
         self._admit_all()
 
     def _arrange(self) -> None:
         """After a crash, lets those into the engine that may be there now, and nobody else."""
-        if self._quarantine.active and self._ready.is_set():
-            self._quarantine.tidy()
+        if not self._quarantine.active:
+            return
+        # While there is no engine, too: who leaves meanwhile keeps nobody from the next one.
+        self._quarantine.tidy()
+        if self._ready.is_set():
             for stream in list(self._streams.values()):
                 if stream.admitted and not self._quarantine.admits(stream):
                     self._withdraw(stream)
