@@ -23,6 +23,7 @@ import zmq
 from chairlift.engine.blackbox import BlackBox
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import EngineDead
 from chairlift.engine.logs import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
 from chairlift.engine.source import ModelSource
@@ -106,7 +107,10 @@ def main(folder: Path) -> None:
     def send(message: FromEngine) -> None:
         socket.send(encoder.encode(message))
 
-    run(start.config, start.source, SocketInbox(socket), send, BlackBox(folder).note)
+    try:
+        run(start.config, start.source, SocketInbox(socket), send, BlackBox(folder).note)
+    except EngineDead:
+        sys.exit(1)
     socket.close(linger=1000)
 
 
