@@ -141,7 +141,9 @@ class ProcessClient(StreamingClient):
 
     def admit(self, stream: Stream) -> None:
         """See ``StreamingClient.admit``; it waits while there is no engine that it may be in."""
-        if self._ready.is_set() and self._quarantine.admits(stream):
+        if not self._ready.is_set():
+            self.record(StepStats(waiting=self.unfinished))  # there are no steps to tell it
+        elif self._quarantine.admits(stream):
             super().admit(stream)
 
     def forget(self, request_id: str) -> None:

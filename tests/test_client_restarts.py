@@ -125,6 +125,17 @@ async def test_who_does_not_fit_the_next_engine_is_not_sent_to_it(client: Proces
         assert "room for 20 tokens" in str(output.error)
 
 
+async def test_who_comes_during_the_restart_is_seen_to_wait(client: ProcessClient) -> None:
+    steps: list[StepStats] = []
+    client.on_step = steps.append
+    await crash()
+    streams = [submit(client, name) for name in ("one", "two")]
+    assert steps[-1].waiting == 2
+    for stream in streams:
+        stream.close()
+    assert steps[-1].waiting == 0
+
+
 async def test_an_engine_that_loads_is_not_waited_for(client: ProcessClient) -> None:
     stream = submit(client, "waits")
     await crash("waits")
