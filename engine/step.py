@@ -20,8 +20,8 @@ from chairlift.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class Step:
-    """``rows`` are the sequences that get a token, in the order of ``sampled``; ``computed`` are all
-    that have part in it, prompts that go on afterwards too.
+    """``rows`` are the sequences that get a token, in the order of ``sampled``; ``computed`` are
+    all that have part in it, those too whose prompt goes on afterwards.
 
     ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
     nothing sampled depends on (a prompt's chunk, recurrent states). With ``queued`` it may be

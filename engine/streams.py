@@ -38,6 +38,10 @@ STALL_SECONDS = 60.0
 MAX_RETRY_AFTER = 600
 
 
+def silent(text: str) -> None:
+    """Progress that nobody asked for."""
+
+
 class Stream:
     """The outputs of one request; see ``interface.TokenStream``.
 
@@ -177,7 +181,7 @@ class StreamingClient:
     def __init__(self) -> None:
         self.info: ModelInfo | None = None
         self.on_step: Callable[[StepStats], None] = lambda stats: None
-        self._on_progress: Callable[[str], None] = lambda text: None
+        self._on_progress: Callable[[str], None] = silent
         self._streams: dict[str, Stream] = {}
         self._started: asyncio.Future[ModelInfo] | None = None
         self._death: asyncio.Future[str] | None = None

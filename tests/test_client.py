@@ -21,9 +21,10 @@ from mlx_lm.utils import load_model
 from reference import solo_tokens
 from tiny import VOCAB_SIZE, tiny_model_dir
 
-from chairlift.engine.client import LocalClient, ProcessClient
+from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
+from chairlift.engine.local import LocalClient
 from chairlift.engine.messages import ModelInfo, SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
 from chairlift.engine.streams import MAX_RETRY_AFTER, Stream

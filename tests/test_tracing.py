@@ -25,9 +25,9 @@ from chairlift.api.cli import main
 from chairlift.api.service import ServedModel
 from chairlift.api.tracing import Tracing, otlp_processor
 from chairlift.api.vocabulary import Vocabulary
-from chairlift.engine.client import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
+from chairlift.engine.local import LocalClient
 from chairlift.engine.source import ModelSource
 from chairlift.engine.tokenizer import load_tokenizer
 
