@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from chairlift.api.errors import GenerationFailed
 from chairlift.engine.errors import ChairliftError
 from chairlift.engine.interface import EngineClient, TokenStream
 from chairlift.engine.logs import REQUEST_ID
 from chairlift.engine.messages import MAX_PRIORITY, Submit, TokenOutput
+from chairlift.engine.trace import trace_of
 from chairlift.metrics.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -101,8 +103,8 @@ class Canary:
             row = await self._next_row()
             try:
                 await self._check(row)
-            except Exception:  # whatever it is, the next row may be checked
-                logger.exception("a row could not be replayed")
+            except Exception as error:  # whatever it is, the next row may be checked
+                logger.error("a row could not be replayed: %s", trace_of(error))
 
     async def _next_row(self) -> FinishedRow:
         self._wanted = asyncio.get_running_loop().create_future()
@@ -140,13 +142,19 @@ class Canary:
             )
 
     async def _tokens_alone(self, row: FinishedRow) -> list[int] | None:
-        """The tokens of a replay, or None if it had to give way, or failed."""
+        """The tokens of a replay, or None if it had to give way, or was not taken.
+
+        Raises:
+            GenerationFailed: it failed; perhaps it has brought the engine down.
+        """
         tokens: list[int] = []
         finished = False
         try:
             self._replay = self._client.submit(row.replay())
             async for outputs in self._replay:
                 for output in outputs:
+                    if output.finish == "error":
+                        raise GenerationFailed(output.error)
                     tokens += output.token_ids
                     finished = output.finish in ("stop", "length")
         except ChairliftError as error:

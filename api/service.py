@@ -35,9 +35,14 @@ class ServedModel:
     name: str
     client: EngineClient
     vocabulary: Vocabulary
-    info: ModelInfo
     canary: Canary | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def info(self) -> ModelInfo:
+        """Its facts, as the engine told them that started last: memory may give another context."""
+        assert self.client.info is not None, "loaded"
+        return self.client.info
 
     def submit(self, request: Submit) -> TokenStream:
         """Hands a user's request to the engine; see ``EngineClient.submit``."""

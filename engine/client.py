@@ -1,20 +1,16 @@
-"""The two ways to run an engine: in a process of its own, or on a thread of this one."""
+"""An engine in a process of its own, which is supervised."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import queue
 import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 from typing import Literal, NamedTuple
 
-from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.child import EngineProcess
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.logs import LogFormat
@@ -22,7 +18,6 @@ from chairlift.engine.messages import (
     FinishedChoice,
     FromEngine,
     ModelInfo,
-    Shutdown,
     StartFailed,
     StepOutput,
     StepStats,
@@ -32,8 +27,9 @@ from chairlift.engine.messages import (
 from chairlift.engine.process import Start
 from chairlift.engine.quarantine import Quarantine
 from chairlift.engine.source import ModelSource
-from chairlift.engine.streams import Stream, StreamingClient
+from chairlift.engine.streams import Stream, StreamingClient, silent
 from chairlift.engine.supervision import STEADY_SECONDS, Supervision
+from chairlift.engine.trace import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +38,6 @@ log = logging.getLogger(__name__)
 TICKS = 20
 
 RestartReason = Literal["crash", "hang", "start"]
-
-
-def _silent(text: str) -> None:
-    """Progress that nobody asked for."""
 
 
 class _End(NamedTuple):
@@ -106,7 +98,7 @@ class ProcessClient(StreamingClient):
         """See ``interface.EngineClient.accepts``."""
         return self.info is not None and self.dead is None
 
-    async def start(self, on_progress: Callable[[str], None] = _silent) -> ModelInfo:
+    async def start(self, on_progress: Callable[[str], None] = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         started = self.begin(on_progress)
         self._supervisor = asyncio.create_task(self._supervise())
@@ -121,6 +113,8 @@ class ProcessClient(StreamingClient):
         """See ``interface.EngineClient.stop``."""
         self._stopping.set()
         if self._engine is not None:
+            if not self._ready.is_set():
+                self._engine.kill()  # it loads, hears nothing, and has nothing to keep
             await self._engine.stop()
         if self._supervisor is not None:
             await self._supervisor
@@ -138,7 +132,9 @@ class ProcessClient(StreamingClient):
 
     def admit(self, stream: Stream) -> None:
         """See ``StreamingClient.admit``; it waits while there is no engine that it may be in."""
-        if self._ready.is_set() and self._quarantine.admits(stream):
+        if not self._ready.is_set():
+            self.record(StepStats(waiting=self.unfinished))  # there are no steps to tell it
+        elif self._quarantine.admits(stream):
             super().admit(stream)
 
     def forget(self, request_id: str) -> None:
@@ -169,8 +165,8 @@ class ProcessClient(StreamingClient):
                     break
                 await self._pause(end, failures, self._supervision.delay(early))
         except Exception as error:  # a bug of ours: nobody must wait for ever
-            log.exception("the engine's supervision has failed")
-            why = f"{type(error).__name__}: {error}"
+            log.error("the engine's supervision has failed: %s", trace_of(error))
+            why = f"supervising it failed: {type(error).__name__}"
         finally:
             self.end(why)
 
@@ -241,7 +237,9 @@ class ProcessClient(StreamingClient):
             self.on_restart(end.reason)
 
     def _take_stock(self, engine: EngineProcess, killed: bool) -> None:
-        """The engine has died: who was in it waits, and who is to blame is ended."""
+        """The engine has died: replays end, and who is to blame; all others in it wait."""
+        for replay in [stream for stream in self._streams.values() if stream.replay]:
+            replay.give_up("the engine died while it was computing this replay")
         begun = engine.computing
         computing = [stream for stream in self._streams.values() if stream.request_id in begun]
         for stream in computing:
@@ -256,7 +254,6 @@ class ProcessClient(StreamingClient):
 
     def _begin_serving(self, info: ModelInfo) -> None:
         """An engine is ready: whoever waits goes on in it."""
-        self._ready.set()
         self._served_since = self.last_step = time.monotonic()
         for stream in list(self._streams.values()):
             if stream.tokens > info.max_context:
@@ -264,12 +261,16 @@ class ProcessClient(StreamingClient):
                     f"the engine was restarted with room for {info.max_context} tokens, and this "
                     f"request may need {stream.tokens}"
                 )
+        self._ready.set()
         self._admit_all()
 
     def _arrange(self) -> None:
         """After a crash, lets those into the engine that may be there now, and nobody else."""
-        if self._quarantine.active and self._ready.is_set():
-            self._quarantine.tidy()
+        if not self._quarantine.active:
+            return
+        # While there is no engine, too: who leaves meanwhile keeps nobody from the next one.
+        self._quarantine.tidy()
+        if self._ready.is_set():
             for stream in list(self._streams.values()):
                 if stream.admitted and not self._quarantine.admits(stream):
                     self._withdraw(stream)
@@ -289,66 +290,3 @@ class ProcessClient(StreamingClient):
         stream.admitted = False
         stream.rename(f"{stream.request_id}.{next(self._withdrawals)}")
         self._streams[stream.request_id] = stream
-
-
-class LocalClient(StreamingClient):
-    """An engine on a thread of this process, for tests and for embedding."""
-
-    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
-        super().__init__()
-        self._config = config
-        self._source = source
-        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def start(self, on_progress: Callable[[str], None] = _silent) -> ModelInfo:
-        """See ``interface.EngineClient.start``."""
-        started = self.begin(on_progress)
-        loop = asyncio.get_running_loop()
-
-        def deliver(message: FromEngine) -> None:
-            loop.call_soon_threadsafe(self.receive, message)
-
-        def work() -> None:
-            why = "it was stopped"
-            try:
-                self._run(deliver)
-            except Exception as error:  # whatever it is, those who wait must learn of it
-                why = f"{type(error).__name__}: {error}"
-            with contextlib.suppress(RuntimeError):  # the loop has ended first
-                loop.call_soon_threadsafe(self.end, why)
-
-        self._thread = threading.Thread(target=work, name="chairlift-engine", daemon=True)
-        self._thread.start()
-        return await started
-
-    def send(self, message: ToEngine) -> None:
-        """See ``StreamingClient.send``."""
-        self._inbox.put(message)
-
-    async def stop(self) -> None:
-        """See ``interface.EngineClient.stop``."""
-        if self._thread is not None:
-            self.send(Shutdown())
-            await asyncio.to_thread(self._thread.join)
-
-    def _run(self, deliver: Callable[[FromEngine], None]) -> None:
-        if "mlx.core" not in sys.modules:
-            load_fast_blas()
-        from chairlift.engine.loop import run
-
-        run(self._config, self._source, _QueueInbox(self._inbox), deliver)
-
-
-class _QueueInbox:
-    def __init__(self, messages: queue.SimpleQueue[ToEngine | None]) -> None:
-        self._messages = messages
-
-    def receive(self, block: bool) -> Iterable[ToEngine]:
-        arrived = [self._messages.get()] if block else []
-        while not self._messages.empty():
-            arrived.append(self._messages.get())
-        return [message for message in arrived if message is not None]
-
-    def wake(self) -> None:
-        self._messages.put(None)

@@ -149,7 +149,7 @@ class EngineCore:
         for sequence in self.swap.work():
             self.scheduler.waiting.set_aside(sequence)
         plan = self.scheduler.plan(self.batch.capacities)
-        self.on_compute([*self._running.rows, *plan.decode, *plan.chunks])
+        self.on_compute([*self._running.computed, *plan.decode, *plan.chunks])
         lap.end("schedule")
         if self._eager:
             self._wait()
@@ -218,7 +218,8 @@ class EngineCore:
         written += [*self.prefixes.take_pending(), *self.batch.states]
         # A prompt that goes on has a cache that the running step may still write to.
         queued = self.batch.queued and plan.chunks.keys() <= plan.cached.keys()
-        return Step(list(self.batch.rows), sampled, first, written, queued)
+        computed = [*plan.decode, *plan.chunks]
+        return Step(list(self.batch.rows), sampled, first, written, queued, computed)
 
     def _count_begun(self, plan: Plan) -> None:
         """Tells where what is not computed of the sequences that begin comes from."""

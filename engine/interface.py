@@ -51,7 +51,7 @@ class EngineClient(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """Choices of all requests that still run or wait."""
+        """Choices of all users' requests that still run or wait; a replay's are not counted."""
         ...
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import EngineCore
-from chairlift.engine.errors import ChairliftError
+from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
     Abort,
     FromEngine,
@@ -21,6 +21,7 @@ from chairlift.engine.messages import (
 )
 from chairlift.engine.source import ModelSource
 from chairlift.engine.start import start_core
+from chairlift.engine.trace import trace_of
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ def run(
 ) -> None:
     """Starts an engine and works until told to shut down. ``on_compute`` learns whose tokens are
     about to be computed.
+
+    Raises:
+        EngineDead: a step has failed, and nobody can tell whose fault it is. It is in the log.
     """
     try:
         core, info = start_core(config, source, lambda text: send(Loading(text)))
@@ -60,7 +64,11 @@ def run(
     core.on_compute = on_compute
     core.on_due(inbox.wake)
     send(info)
-    turn(core, inbox, send)
+    try:
+        turn(core, inbox, send)
+    except Exception as error:  # of any type; its message may quote a user, and is told to nobody
+        log.error("a step has failed: %s", trace_of(error))
+        raise EngineDead(f"a step has failed: {type(error).__name__}") from None
     core.close(CLOSE_SECONDS)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ import zmq
 from chairlift.engine.blackbox import BlackBox
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import EngineDead
 from chairlift.engine.logs import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
 from chairlift.engine.source import ModelSource
@@ -87,7 +89,7 @@ def address(folder: Path) -> str:
 
 def main(folder: Path) -> None:
     """Connects to the parent and serves until told to stop."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.connect(address(folder))
     start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
@@ -105,14 +107,19 @@ def main(folder: Path) -> None:
     def send(message: FromEngine) -> None:
         socket.send(encoder.encode(message))
 
-    run(start.config, start.source, SocketInbox(socket), send, BlackBox(folder).note)
+    try:
+        run(start.config, start.source, SocketInbox(socket), send, BlackBox(folder).note)
+    except EngineDead:
+        sys.exit(1)
     socket.close(linger=1000)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: Path) -> None:
     # NOTE: not by sys.stdin: the interpreter aborts at its end if a thread still reads from it.
     while os.read(0, 1):
         pass
+    # Nobody else is left to do it.
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

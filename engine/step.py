@@ -20,7 +20,8 @@ from chairlift.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class Step:
-    """``rows`` are the sequences that get a token, in the order of ``sampled``.
+    """``rows`` are the sequences that get a token, in the order of ``sampled``; ``computed`` are
+    all that have part in it, those too whose prompt goes on afterwards.
 
     ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
     nothing sampled depends on (a prompt's chunk, recurrent states). With ``queued`` it may be
@@ -32,6 +33,7 @@ class Step:
     first: list[mx.array] = field(default_factory=list)
     written: list[mx.array] = field(default_factory=list)
     queued: bool = False
+    computed: list[Sequence] = field(default_factory=list)
 
     def dispatch(self) -> None:
         """Hands the graph to the device and returns."""

@@ -27,6 +27,7 @@ from chairlift.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from chairlift.engine.trace import trace_of
 from chairlift.scheduler.forecast import Claim, Forecast
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 60.0
 # However long the wait, it pays to ask again; nor can anybody foresee more than this.
 MAX_RETRY_AFTER = 600
+
+
+def silent(text: str) -> None:
+    """Progress that nobody asked for."""
 
 
 class Stream:
@@ -64,6 +69,11 @@ class Stream:
     def tokens(self) -> int:
         """Of prompt and output that it may reach."""
         return len(self._request.prompt) + self._request.params.max_tokens
+
+    @property
+    def replay(self) -> bool:
+        """Whether it is the server's own."""
+        return self._request.replay
 
     @property
     def unfinished(self) -> int:
@@ -151,13 +161,12 @@ class Stream:
 
     def _finished(self, choices: list[int], reason: FinishReason) -> list[FinishedChoice]:
         now = time.monotonic()
-        running = (self._running[index] for index in choices if not self._request.replay)
+        running = (self._running[index] for index in choices if not self.replay)
         return [choice.finished(self._request, reason, self.scheduled, now) for choice in running]
 
     def _end(self, index: int) -> None:
         choice = self._running.pop(index)
         self._claim.spend(self._request.params.max_tokens - len(choice.output))
-        self._client.unfinished -= 1
         if not self._running:
             self._client.forecast.remove(self._claim)
             self._client.forget(self.request_id)
@@ -172,14 +181,12 @@ class StreamingClient:
     def __init__(self) -> None:
         self.info: ModelInfo | None = None
         self.on_step: Callable[[StepStats], None] = lambda stats: None
-        self._on_progress: Callable[[str], None] = lambda text: None
+        self._on_progress: Callable[[str], None] = silent
         self._streams: dict[str, Stream] = {}
         self._started: asyncio.Future[ModelInfo] | None = None
         self._death: asyncio.Future[str] | None = None
         # When the engine was last heard of, or given work after it had none.
         self.last_step = time.monotonic()
-        # Choices of all streams that still run.
-        self.unfinished = 0
         self.forecast = Forecast()
         self._unreported: list[FinishedChoice] = []
 
@@ -209,6 +216,11 @@ class StreamingClient:
         """See ``interface.EngineClient.accepts``."""
         return self.unhealthy is None
 
+    @property
+    def unfinished(self) -> int:
+        """See ``interface.EngineClient.unfinished``."""
+        return sum(s.unfinished for s in self._streams.values() if not s.replay)
+
     def submit(self, request: Submit) -> Stream:
         """See ``interface.EngineClient.submit``."""
         if self.info is None or self.dead is not None:
@@ -231,7 +243,6 @@ class StreamingClient:
             request.n * request.params.max_tokens,
         )
         stream = self._streams[request.request_id] = Stream(request, self, claim)
-        self.unfinished += request.n
         self.admit(stream)
         return stream
 
@@ -250,8 +261,8 @@ class StreamingClient:
         self._unreported = []
         try:
             self.on_step(stats)
-        except Exception:  # streams do not end because something is counted wrong
-            log.exception("a step's statistics could not be taken")
+        except Exception as error:  # streams do not end because something is counted wrong
+            log.error("a step's statistics could not be taken: %s", trace_of(error))
 
     def check_room(self, choices: int, priority: int) -> None:
         """See ``interface.EngineClient.check_room``."""
@@ -324,9 +335,8 @@ class StreamingClient:
             try:
                 stream.put(output)
             except Exception as error:
-                log.exception("request %s has failed", stream.request_id)
+                log.error("request %s has failed: %s", stream.request_id, trace_of(error))
                 self.send(Abort(stream.request_id))
-                self.unfinished -= stream.unfinished
                 self.forget(stream.request_id)
                 stream.fail(error)
 

@@ -84,7 +84,7 @@ async def running(
     if engine.info is not None:
         tokenizer = TOKENIZER if chat_template else byte_tokenizer(None)
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)
-        service.model_loaded(ServedModel("org/tiny", engine, vocabulary, engine.info))
+        service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
     runner = await listen(service)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     client = AsyncOpenAI(

@@ -381,6 +381,15 @@ async def test_models(server: Running) -> None:
     assert (status, body["id"], body["max_model_len"]) == (200, "org/tiny", 2048)
 
 
+async def test_an_engine_that_is_started_anew_tells_how_much_room_there_is(server: Running) -> None:
+    server.engine.info = model_info(max_context=512)
+    _, body = await server.get("/v1/models/org/tiny")
+    assert body["max_model_len"] == 512
+    assert (await server.post("/v1/chat/completions", CHAT))[0] == 200
+    (request,) = server.engine.submitted
+    assert len(request.prompt) + request.params.max_tokens == 512
+
+
 async def test_tokenize_and_back(server: Running) -> None:
     status, body = await server.post("/tokenize", {"prompt": "hé"})
     assert (status, body) == (200, {"count": 3, "max_model_len": 2048, "tokens": ids("hé")})

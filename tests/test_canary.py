@@ -17,9 +17,9 @@ from test_engine import Bench
 from tiny import tiny_model, tiny_model_dir
 
 from chairlift.api.canary import ATTEMPTS, MOST_TOKENS, POLL_SECONDS, Canary, FinishedRow
-from chairlift.engine.client import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.interface import TokenStream
+from chairlift.engine.local import LocalClient
 from chairlift.engine.logs import REQUEST_ID
 from chairlift.engine.messages import SamplingParams, StepStats, Submit
 from chairlift.engine.source import ModelSource
@@ -161,8 +161,9 @@ async def test_it_gives_way_and_a_full_engine_takes_as_many(model: Path) -> None
         await until(lambda: engine.canary._wanted)
         await tokens_of(engine.canary.submit(request("theirs", max_tokens=MOST_TOKENS)))
         for attempt in range(ATTEMPTS):
-            await until(lambda: engine.client.unfinished == 1)
+            await until(lambda: any(s.replay for s in engine.client._streams.values()))
             assert len(engine.replays) == attempt + 1
+            engine.client.check_room(5, 0)
             # All rows and all of the queue are the users', though a replay was running.
             streams = [engine.canary.submit(request(f"r{attempt}-{i}")) for i in range(5)]
             assert engine.client.unfinished == 5

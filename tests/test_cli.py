@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from chairlift.engine import device
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.process import Start, decode_path, encode_path
 from chairlift.engine.source import ModelSource
+
+FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 def chairlift(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,6 +65,15 @@ def config_of(*arguments: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     return engine_config(parser.parse_args(arguments))
+
+
+def test_the_readme_has_all_flags_and_no_others() -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    table = readme.partition("## Flags of `chairlift serve`")[2].partition("\n## ")[0]
+    told = [flag for row in table.splitlines() for flag in FLAG.findall(row.split(" | ")[0])]
+    parser = argparse.ArgumentParser(add_help=False)
+    add_serve_arguments(parser)
+    assert sorted(told) == sorted(parser._option_string_actions)
 
 
 def test_without_flags_the_settings_are_the_defaults() -> None:

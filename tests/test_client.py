@@ -21,9 +21,10 @@ from mlx_lm.utils import load_model
 from reference import solo_tokens
 from tiny import VOCAB_SIZE, tiny_model_dir
 
-from chairlift.engine.client import LocalClient, ProcessClient
+from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
+from chairlift.engine.local import LocalClient
 from chairlift.engine.messages import ModelInfo, SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
 from chairlift.engine.streams import MAX_RETRY_AFTER, Stream
@@ -322,21 +323,29 @@ async def test_an_engine_process_that_cannot_start_is_reported(
     await client.stop()
 
 
-async def test_the_engine_process_ends_with_its_parent(model_path: Path) -> None:
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, str(model_path), stdout=asyncio.subprocess.PIPE
-    )
-    assert parent.stdout is not None
-    pid = int(await asyncio.wait_for(parent.stdout.readline(), PATIENCE))
-    os.kill(pid, 0)
-    parent.kill()
-    await parent.wait()
-    # The engine has inherited the pipe: it ends when nobody holds it any more.
-    try:
-        await asyncio.wait_for(parent.stdout.read(), PATIENCE)
-    except TimeoutError:
-        os.kill(pid, signal.SIGKILL)
-        pytest.fail("the engine outlived its parent")
+async def test_the_engine_process_ends_with_its_parent_and_leaves_nothing_behind(
+    model_path: Path,
+) -> None:
+    # Not tmp_path: the path of a local socket must be short.
+    with tempfile.TemporaryDirectory() as folder:
+        parent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PARENT, str(model_path)),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "TMPDIR": folder},
+        )
+        assert parent.stdout is not None
+        pid = int(await asyncio.wait_for(parent.stdout.readline(), PATIENCE))
+        os.kill(pid, 0)
+        assert os.listdir(folder)
+        parent.kill()
+        await parent.wait()
+        # The engine has inherited the pipe: it ends when nobody holds it any more.
+        try:
+            await asyncio.wait_for(parent.stdout.read(), PATIENCE)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail("the engine outlived its parent")
+        assert os.listdir(folder) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")

@@ -20,8 +20,9 @@ from tiny import TinyKind, tiny_model, tiny_model_dir
 
 from chairlift.cache import store_files
 from chairlift.cache.container import SavedStateError
-from chairlift.engine.client import LocalClient, ProcessClient
+from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.local import LocalClient
 from chairlift.engine.messages import Abort, StepStats
 from chairlift.engine.source import ModelSource
 from chairlift.metrics.recorder import Recorder

@@ -21,9 +21,9 @@ from tiny import tiny_model, tiny_model_dir
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.swap_files import SwapFiles
-from chairlift.engine.client import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
+from chairlift.engine.local import LocalClient
 from chairlift.engine.messages import Abort, StepStats
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource

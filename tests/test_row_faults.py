@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import traceback
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,13 @@ from test_streams import submitted, tokens
 from tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.api.text import StopMatcher, TextStream
+from chairlift.engine import loop
+from chairlift.engine.config import EngineConfig
 from chairlift.engine.detokenizer import ByteDetokenizer
-from chairlift.engine.messages import Submit, TokenOutput
+from chairlift.engine.errors import EngineDead
+from chairlift.engine.messages import SamplingParams, Submit, ToEngine, TokenOutput
 from chairlift.engine.requests import Request
+from chairlift.engine.source import ModelSource
 from chairlift.metrics.recorder import Recorder
 
 PROMPT = [7, 8, 9]
@@ -109,6 +115,38 @@ def test_a_row_whose_token_cannot_be_taken_ends_alone(
     assert "RuntimeError: no reason" in str(last.error)
 
 
+class Inbox:
+    """One message, and then none."""
+
+    def __init__(self, message: ToEngine) -> None:
+        self._messages = [message]
+
+    def receive(self, block: bool) -> list[ToEngine]:
+        arrived, self._messages = self._messages, []
+        return arrived
+
+    def wake(self) -> None:
+        pass
+
+
+def test_a_step_that_fails_ends_the_engine_and_its_message_is_in_no_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*arguments: Any) -> Any:
+        raise RuntimeError(f"cannot compute {PROMPT}")
+
+    monkeypatch.setattr(bench.core, "forward", failing)
+    monkeypatch.setattr(loop, "start_core", lambda *arguments: (bench.core, model_info()))
+    inbox = Inbox(Submit("bad", PROMPT, SamplingParams(max_tokens=4, seed=1)))
+    source = ModelSource("tiny", "directory", Path("nowhere"))
+    with pytest.raises(EngineDead, match="a step has failed: RuntimeError") as raised:
+        loop.run(EngineConfig(), source, inbox, lambda message: None)
+    assert "RuntimeError" in caplog.text
+    assert "_build" in caplog.text
+    told = caplog.text + "".join(traceback.format_exception(raised.value))
+    assert str(PROMPT) not in told
+
+
 # In the API process
 
 
@@ -124,6 +162,8 @@ async def test_a_stream_that_cannot_take_its_output_ends_alone() -> None:
     assert await tokens(aiter(good)) == [[5, 6]]
     with pytest.raises(TypeError):
         await tokens(aiter(bad))
+    assert client.unfinished == 0
+    bad.close()
     assert client.unfinished == 0
 
 

@@ -25,9 +25,9 @@ from chairlift.api.cli import main
 from chairlift.api.service import ServedModel
 from chairlift.api.tracing import Tracing, otlp_processor
 from chairlift.api.vocabulary import Vocabulary
-from chairlift.engine.client import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
+from chairlift.engine.local import LocalClient
 from chairlift.engine.source import ModelSource
 from chairlift.engine.tokenizer import load_tokenizer
 
@@ -155,7 +155,7 @@ async def test_a_real_engines_chunks_reach_a_collector(tmp_path: Path) -> None:
     try:
         async with running(FakeEngine(None, lambda request, index: Scripted([]))) as server:
             vocabulary = Vocabulary(load_tokenizer(source), info.vocab_size)
-            server.service.model_loaded(ServedModel("tiny", client, vocabulary, info))
+            server.service.model_loaded(ServedModel("tiny", client, vocabulary))
             tracing = server.service.tracing = Tracing(otlp_processor(endpoint))
             prompts = {**COMPLETION, "prompt": ["b" * 50, "c"]}
             assert (await server.post("/v1/completions", prompts))[0] == 200

@@ -1,0 +1,36 @@
+"""Whom a dead engine was computing is to be read from its file, whatever a step leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from test_engine import Bench
+from tiny import tiny_model
+
+from chairlift.engine.blackbox import BlackBox, computing
+from chairlift.engine.messages import SamplingParams, Submit
+
+
+def submit(bench: Bench, name: str, priority: int) -> None:
+    params = SamplingParams(max_tokens=4, seed=1, temperature=0.0)
+    bench.core.submit(Submit(name, [*range(5, 105)], params, priority=priority))
+
+
+def test_a_prompt_whose_chunk_still_runs_is_in_it(tmp_path: Path) -> None:
+    bench = Bench(tiny_model("llama"), tokens=40)
+    bench.core.on_compute = BlackBox(tmp_path).note
+    submit(bench, "first", priority=0)
+    bench.step()
+    assert computing(tmp_path).keys() == {"first"}
+    # It takes all of the next step, while the first one's chunk may still be on the device.
+    submit(bench, "urgent", priority=-1)
+    bench.step()
+    assert computing(tmp_path).keys() == {"first", "urgent"}
+    bench.step()
+    assert computing(tmp_path).keys() == {"urgent"}
+    bench.drain()
+    assert len(bench.tokens("first")) == len(bench.tokens("urgent")) == 4
+
+
+def test_no_file_is_nobody(tmp_path: Path) -> None:
+    assert computing(tmp_path) == {}
