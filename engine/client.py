@@ -27,7 +27,8 @@ from chairlift.engine.messages import (
 from chairlift.engine.process import Start
 from chairlift.engine.quarantine import Quarantine
 from chairlift.engine.source import ModelSource
-from chairlift.engine.streams import Stream, StreamingClient, silent
+from chairlift.engine.stream import Stream
+from chairlift.engine.streams import StreamingClient, silent
 from chairlift.engine.supervision import STEADY_SECONDS, Supervision
 from chairlift.engine.trace import trace_of
 

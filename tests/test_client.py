@@ -27,7 +27,8 @@ from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, Queue
 from chairlift.engine.local import LocalClient
 from chairlift.engine.messages import ModelInfo, SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
-from chairlift.engine.streams import MAX_RETRY_AFTER, Stream
+from chairlift.engine.stream import Stream
+from chairlift.engine.streams import MAX_RETRY_AFTER
 from chairlift.engine.supervision import Supervision
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

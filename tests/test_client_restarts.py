@@ -25,7 +25,7 @@ from chairlift.engine.messages import (
 )
 from chairlift.engine.process import Start
 from chairlift.engine.source import ModelSource
-from chairlift.engine.streams import Stream
+from chairlift.engine.stream import Stream
 from chairlift.engine.supervision import Supervision
 from chairlift.metrics.recorder import Recorder
 

@@ -16,7 +16,8 @@ from chairlift.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from chairlift.engine.streams import Stream, StreamingClient
+from chairlift.engine.stream import Stream
+from chairlift.engine.streams import StreamingClient
 
 
 class Scripted(StreamingClient):

@@ -26,7 +26,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
 from chairlift.engine.messages import SamplingParams, StepStats, Submit, TokenOutput
 from chairlift.engine.source import ModelSource
-from chairlift.engine.streams import Stream
+from chairlift.engine.stream import Stream
 from chairlift.engine.supervision import Supervision
 from chairlift.loadtest.faults.server import FaultServer
 
