@@ -1,0 +1,23 @@
+// Numbers as people read them.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+export const count = (number) => whole.format(number);
+
+export const pace = (number) => (number < 100 ? tenth : whole).format(number);
+
+export const share = (part, all) => (all ? `${whole.format((100 * part) / all)} %` : "–");
+
+export function seconds(value) {
+  if (value < 0.01) return `${tenth.format(value * 1000)} ms`;
+  if (value < 1) return `${whole.format(value * 1000)} ms`;
+  return value < 100 ? `${tenth.format(value)} s` : `${whole.format(value)} s`;
+}
+
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = value < 1 ? 0 : Math.min(Math.floor(Math.log2(value) / 10), units.length - 1);
+  const scaled = value / 1024 ** power;
+  return `${(power && scaled < 100 ? tenth : whole).format(scaled)} ${units[power]}`;
+}
