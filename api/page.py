@@ -42,9 +42,7 @@ def add_page(app: web.Application) -> None:
 
 
 async def _file(body: bytes, content_type: str, request: web.Request) -> web.Response:
-    response = web.Response(
-        body=body, content_type=content_type, charset="utf-8", headers=_HEADERS
-    )
+    response = web.Response(body=body, content_type=content_type, charset="utf-8", headers=_HEADERS)
     response.enable_compression()
     return response
 

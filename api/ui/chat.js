@@ -38,6 +38,7 @@ export class Chat {
     this.messages = [];
     this.running = undefined; // the AbortController of the reply that is coming
     this.log = element("conversation");
+    this.empty = element("empty"); // what stands there while nothing is said
     element("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -63,8 +64,7 @@ export class Chat {
   clear() {
     this.stop();
     this.messages = [];
-    this.log.replaceChildren(element("empty") ?? this.empty);
-    element("readout").textContent = "";
+    this.log.replaceChildren(this.empty);
     element("prompt").focus();
   }
 
@@ -72,18 +72,17 @@ export class Chat {
     const text = element("prompt").value.trim();
     if (!text || this.running) return;
     element("prompt").value = "";
-    this.empty ??= element("empty");
     this.empty.remove();
     const messages = this.messages;
     messages.push({ role: "user", content: text });
     this.add("user", "You").textContent = text;
     const reply = this.add("assistant", "Model");
     const speed = new Speed();
-    const asked = (this.running = new AbortController());
+    this.running = new AbortController();
     this.busy(true);
     let note = "";
     try {
-      note = await this.stream(messages, reply, speed, asked.signal);
+      note = await this.stream(messages, reply, speed, this.running.signal);
     } catch (error) {
       if (error.name === "AbortError") note = "stopped";
       else this.fail(reply, error);
@@ -94,13 +93,9 @@ export class Chat {
       messages.pop();
       element("prompt").value ||= text;
     }
-    const summary = [speed.text, note].filter(Boolean).join("; ");
-    const told = document.createElement("div");
-    told.className = "note";
-    told.textContent = summary;
-    reply.parentElement.append(told);
-    if (messages === this.messages) element("readout").textContent = summary;
-    if (this.running === asked) this.running = undefined;
+    tell(reply, "note", [speed.text, note].filter(Boolean).join("; "));
+    element("readout").textContent = "";
+    this.running = undefined;
     this.busy(false);
   }
 
@@ -129,10 +124,7 @@ export class Chat {
   }
 
   fail(reply, error) {
-    const told = document.createElement("div");
-    told.className = "error";
-    told.textContent = error.message;
-    reply.parentElement.append(told);
+    tell(reply, "error", error.message);
     if (error.status === 401) this.onUnauthorized();
   }
 
@@ -158,6 +150,14 @@ export class Chat {
     if (focused === element("stop")) element("prompt").focus();
     if (!is) this.log.scrollTop = this.log.scrollHeight;
   }
+}
+
+// Adds a line below a reply.
+function tell(reply, kind, text) {
+  const line = document.createElement("div");
+  line.className = kind;
+  line.textContent = text;
+  reply.parentElement.append(line);
 }
 
 function request(messages) {

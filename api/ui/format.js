@@ -17,7 +17,8 @@ export function seconds(value) {
 
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  const power = value < 1 ? 0 : Math.min(Math.floor(Math.log2(value) / 10), units.length - 1);
+  // From 1000 on the next unit, so that there are never more than three digits.
+  const power = units.findIndex((_, each) => value < 1000 * 1024 ** each);
   const scaled = value / 1024 ** power;
   return `${(power && scaled < 100 ? tenth : whole).format(scaled)} ${units[power]}`;
 }
