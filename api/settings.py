@@ -20,7 +20,7 @@ class ServerSettings:
 
     ``keys`` empty: anybody may come, and all of them share ``anonymous``. ``ssl_keyfile`` None: the
     key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are those of web pages that may
-    come. ``metrics_port`` None: /metrics is on ``port`` with the rest. ``ui``: there is a page at /.
+    come. ``ui``: a page at /. ``metrics_port`` None: /metrics is on ``port`` with the rest.
 
     Seconds: ``drain_seconds`` is how long requests may go on once the server was asked to stop,
     ``request_seconds`` how long one may take at all (None: as long as it does), ``idle_seconds``

@@ -91,7 +91,7 @@ export class Chat {
     else {
       // What nothing answered is no part of the conversation, and can be sent again.
       messages.pop();
-      element("prompt").value ||= text;
+      if (messages === this.messages) element("prompt").value ||= text;
     }
     tell(reply, "note", [speed.text, note].filter(Boolean).join("; "));
     element("readout").textContent = "";

@@ -15,6 +15,10 @@ export function seconds(value) {
   return value < 100 ? `${tenth.format(value)} s` : `${whole.format(value)} s`;
 }
 
+export function ago(value) {
+  return value < 60 ? `${Math.floor(value)} s ago` : `${whole.format(Math.floor(value / 60))} min ago`;
+}
+
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   // From 1000 on the next unit, so that there are never more than three digits.

@@ -1,6 +1,6 @@
 // The numbers beside the line, and the table of recent requests.
 
-import { bytes, count, pace, seconds, share } from "./format.js";
+import { ago, bytes, count, pace, seconds, share } from "./format.js";
 
 const CURVE_POINTS = 120;
 const CURVE_HEIGHT = 40;
@@ -100,7 +100,7 @@ function row(request) {
     made.textContent = text;
     made.className = kind;
   };
-  cell(`${seconds(Math.floor(request.ago))} ago`.replace("0.0 ms", "0 s").replace(".0 s", " s"));
+  cell(ago(request.ago));
   cell(known(request.id, (id) => `…${id.slice(-8)}`), "id");
   cell(request.route);
   cell(`${request.status}`, request.status < 400 ? "" : "failed");

@@ -19,7 +19,8 @@ function state(kind, text) {
 
 function show(snapshot) {
   const { status, reason, model } = snapshot;
-  state(status === "ok" ? "ok" : "waiting", status === "ok" ? "Serving" : reason);
+  if (status === "ok") state("ok", "Serving");
+  else state("waiting", reason[0].toUpperCase() + reason.slice(1));
   if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
   chairs.show(snapshot);
   gauges.show(snapshot);
