@@ -46,12 +46,14 @@ export class Chairs {
     const rows = model ? model.max_rows : 0;
     if (this.line.childElementCount !== rows) this.build(rows);
     this.board(riders, rows);
+    const tokens = new Map(riders.map((rider) => [rider.id, rider.tokens]));
     let boarding = Math.max(0, running - riders.length);
     for (const [index, cell] of [...this.line.children].entries()) {
       const id = this.riders[index];
       const boards = id === undefined && boarding > 0;
       if (boards) boarding -= 1;
       cell.className = id !== undefined ? "seat taken" : boards ? "seat boarding" : "seat";
+      cell.title = id !== undefined ? `${tokens.get(id)} tokens` : "";
       if (id !== undefined) cell.dataset.jacket = jacket(id);
     }
     this.wait(waiting);
