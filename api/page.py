@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mimetypes
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +24,18 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     hdrs.CACHE_CONTROL: "no-cache",
 }
+# NOTE: not by mimetypes, whose answers depend on the machine.
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 # Where each file is served.
 _PATHS = {
-    "/" if path.name == _INDEX else f"/ui/{path.name}": path for path in sorted(_FOLDER.iterdir())
+    "/" if path.name == _INDEX else f"/ui/{path.name}": path
+    for path in sorted(_FOLDER.iterdir())
+    if path.suffix in _TYPES
 }
 PAGE_PATHS = frozenset(_PATHS)
 
@@ -35,8 +43,7 @@ PAGE_PATHS = frozenset(_PATHS)
 def add_page(app: web.Application) -> None:
     """Adds the page to ``app``."""
     for route, path in _PATHS.items():
-        content_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        app.router.add_get(route, partial(_file, path.read_bytes(), content_type))
+        app.router.add_get(route, partial(_file, path.read_bytes(), _TYPES[path.suffix]))
     app.router.add_get(EVENTS, _events, allow_head=False)
     app.on_shutdown.append(_close)
 
