@@ -77,11 +77,12 @@ async def answer(
     http[GENERATION] = generation
     deadline = http[DEADLINE]
     try:
-        generation.submit(deadline.arrival)
-        if request.stream:
-            return await _stream(http, request, generation, shape)
-        async with deadline.limit():
-            return await _whole(generation, shape)
+        with http.app[SERVICE].live.riding(generation):
+            generation.submit(deadline.arrival)
+            if request.stream:
+                return await _stream(http, request, generation, shape)
+            async with deadline.limit():
+                return await _whole(generation, shape)
     finally:
         generation.close()
 

@@ -13,10 +13,11 @@ from aiohttp import web
 from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
 from chairlift.api.cors import allow_origins
-from chairlift.api.doors import ACCOUNTS, Accounts, doors, tell_limits
+from chairlift.api.doors import ACCOUNTS, WORK, Accounts, doors, route_of, tell_limits
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, Exchange
 from chairlift.api.openapi import document
+from chairlift.api.page import EVENTS, add_page
 from chairlift.api.routes import ROUTES, Handler
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
@@ -43,6 +44,8 @@ def build_app(service: Service) -> web.Application:
     if settings.metrics_port is None:
         app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())
+    if settings.ui:
+        add_page(app)
     return app
 
 
@@ -72,7 +75,9 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         return response
     except (asyncio.CancelledError, ConnectionResetError):
         # Cancelled with the connection still there, the server is being stopped.
-        if request.transport is None or request.transport.is_closing():
+        left = request.transport is None or request.transport.is_closing()
+        # Whoever watches leaves when they like.
+        if left and route_of(request) != EVENTS:
             recorder.record_disconnect()
         raise
     except Exception as error:
@@ -86,6 +91,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         exchange = Exchange.of(request, request_id, status, started)
         recorder.record_http(exchange.route, exchange.method, status, exchange.seconds)
         log_exchange(exchange)
+        if exchange.route in WORK:
+            service.live.record_exchange(exchange)
         if service.tracing is not None:
             service.tracing.record(exchange, request.headers)
         REQUEST_ID.reset(logged)

@@ -58,6 +58,7 @@ def _add_doors(parser: argparse.ArgumentParser) -> None:
         help="let web pages from this origin call the API; may be repeated; * is any "
         "(default: none)",
     )
+    add("--no-ui", action="store_true", help="no page at /, and no events for it")
     add(
         "--metrics-port",
         type=port,
@@ -125,6 +126,7 @@ def door_settings(options: argparse.Namespace) -> dict[str, Any]:
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,
         "cors_origins": tuple(options.cors_origin),
+        "ui": not options.no_ui,
         "metrics_host": options.metrics_host,
         "metrics_port": options.metrics_port,
         "drain_seconds": options.drain_timeout,

@@ -12,12 +12,13 @@ from aiohttp import hdrs, web
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.errors import Unauthorized
 from chairlift.api.keys import ApiKey, find_key
+from chairlift.api.page import PAGE_PATHS
 from chairlift.api.ratelimit import ACCOUNT, Account
 from chairlift.api.routes import ROUTES, Handler
 from chairlift.api.service import SERVICE, Service
 from chairlift.api.settings import ServerSettings
 
-FREE = frozenset({"/health", "/ping", "/version", "/openapi.json", "/metrics"})
+FREE = PAGE_PATHS | {"/health", "/ping", "/version", "/openapi.json", "/metrics"}
 # What makes work: refused while the server drains, and counted against the key's limits.
 WORK = frozenset(route.path for route in ROUTES if route.request is not None)
 

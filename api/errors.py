@@ -58,6 +58,10 @@ class RateLimited(Exception):
         self.retry_after = retry_after
 
 
+class TooManyWatchers(Exception):
+    """As many pages as there may be are shown what happens already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as the client sees it.
@@ -123,6 +127,8 @@ def problem_of(error: BaseException) -> Problem:
                 headers=_retry_after(error.retry_after),
                 rejected="rate_limit",
             )
+        case TooManyWatchers():
+            return Problem(429, str(error), type="rate_limit_error", code="too_many_watchers")
         case Unauthorized():
             return Problem(
                 401,

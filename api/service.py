@@ -14,9 +14,10 @@ from aiohttp import web
 from chairlift.api.canary import Canary
 from chairlift.api.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
+from chairlift.api.live import Live
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.interface import EngineClient, TokenStream
-from chairlift.engine.messages import ModelInfo, Submit
+from chairlift.engine.messages import ModelInfo, StepStats, Submit
 from chairlift.metrics.recorder import Recorder
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
@@ -65,6 +66,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.recorder = Recorder()
+        self.live = Live()
         self.tracing: Tracing | None = None
         self.drain = Drain()
         self.progress = "loading the model"
@@ -73,8 +75,17 @@ class Service:
     def model_loaded(self, model: ServedModel) -> None:
         """From here on requests are served, and the engine's steps are recorded."""
         self.recorder.model_loaded(model.name, model.info)
-        model.client.on_step = self.recorder.record_step
+        model.client.on_step = self._record_step
         self._model = model
+
+    def _record_step(self, stats: StepStats) -> None:
+        self.recorder.record_step(stats)
+        self.live.record_step(stats)
+
+    @property
+    def loaded(self) -> ServedModel | None:
+        """The model, whether or not requests can be served now; None while there is none yet."""
+        return self._model
 
     @property
     def unhealthy(self) -> str | None:

@@ -471,7 +471,7 @@ async def test_openapi(server: Running) -> None:
         assert reference.removeprefix("#/components/schemas/") in schemas
     served = {
         (route.method, route.resource.canonical)
-        for route in build_app(Service(ServerSettings())).router.routes()
+        for route in build_app(Service(ServerSettings(ui=False))).router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
     listed = {(method.upper(), path) for path, item in document["paths"].items() for method in item}

@@ -1,0 +1,64 @@
+// Watches the server and shows what it tells; asks for a key where one is needed.
+
+import { Chairs } from "./chairs.js";
+import { Chat } from "./chat.js";
+import { Gauges, put } from "./gauges.js";
+import { call, events, keep } from "./server.js";
+
+const AGAIN_MS = 2000;
+
+const element = (id) => document.getElementById(id);
+const chairs = new Chairs(element("chairs"), element("queue"));
+const gauges = new Gauges();
+let given = () => {}; // wakes the watcher that waits for a key
+
+function state(kind, text) {
+  element("state").dataset.state = kind;
+  put("state", text);
+}
+
+function show(snapshot) {
+  const { status, reason, model } = snapshot;
+  if (status === "ok") state("ok", "Serving");
+  else state("waiting", reason[0].toUpperCase() + reason.slice(1));
+  if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
+  chairs.show(snapshot);
+  gauges.show(snapshot);
+}
+
+function askForKey(error) {
+  const form = element("key-form");
+  if (!form.hidden) element("key-error").textContent = error;
+  form.hidden = false;
+  element("key").focus();
+}
+
+element("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keep(element("key").value);
+  given();
+});
+
+async function watch() {
+  for (;;) {
+    try {
+      const response = await call("ui/events");
+      element("key-form").hidden = true;
+      element("key-error").textContent = "";
+      for await (const snapshot of events(response)) show(snapshot);
+      state("lost", "The server has ended; looking for it …");
+    } catch (error) {
+      if (error.status === 401) {
+        state("waiting", "Waiting for an API key");
+        askForKey(error.message);
+        await new Promise((resolve) => (given = resolve));
+        continue;
+      }
+      state("lost", error.status ? error.message : "The server cannot be reached; trying again …");
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+  }
+}
+
+new Chat(() => askForKey(""));
+watch();

@@ -1,0 +1,63 @@
+// Calls to the server this page came from, with its key if it wants one.
+
+const KEY = "chairlift-key";
+
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function keep(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+// A reply that is a success; everything else is thrown, with what the server says.
+export async function call(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError(0, "The server cannot be reached.");
+  }
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+async function failure(response) {
+  try {
+    const { error } = await response.json();
+    return new ServerError(response.status, error.message);
+  } catch {
+    return new ServerError(response.status, `The server answered with status ${response.status}.`);
+  }
+}
+
+// The objects of an event stream. EventSource cannot send a key, so it is read by hand.
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        if (!part.startsWith("data: ")) continue; // a comment that keeps the connection alive
+        const data = part.slice(6);
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError(0, "The connection broke off.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
