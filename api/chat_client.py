@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ class ChatClient:
 
     async def reply(
         self, body: Mapping[str, Any], messages: Sequence[Mapping[str, str]], speed: Speed
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece]:
         """The reply to a conversation, as it comes. ``body`` holds the request's other fields.
 
         Raises:

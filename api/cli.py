@@ -40,7 +40,9 @@ COMMANDS = {
     "bench": _Command("chairlift.loadtest.cli", "load-test a server and check its answers"),
     "chat": _Command("chairlift.api.cli_chat", "talk to a running server in the terminal"),
     "models": _Command("chairlift.api.cli_models", "list the models on disk"),
-    "doctor": _Command("chairlift.api.cli_doctor", "tell whether this machine serves, and how well"),
+    "doctor": _Command(
+        "chairlift.api.cli_doctor", "tell whether this machine serves, and how well"
+    ),
     "fetch": _Command("chairlift.api.cli_fetch", "download a model, and check it"),
     "completion": _Command("chairlift.api.cli_completion", "print a shell's completion script"),
 }
@@ -219,9 +221,9 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     try:
-        options, settings = config_sources.resolve(parser, arguments, os.environ)
+        options, given = config_sources.resolve(parser, arguments, os.environ)
         if options.print_config:
-            _print(settings)
+            _print(given)
         config = engine_config(options)
         doors = cli_doors.door_settings(options)
     except (ValueError, ConfigError) as error:

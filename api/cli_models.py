@@ -47,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _table(models: Sequence[StoredModel]) -> str:
     rows = [_HEADS]
-    rows += [(model.name, model.architecture, _size(model.size), str(model.path)) for model in models]
+    rows += [
+        (model.name, model.architecture, _size(model.size), str(model.path)) for model in models
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,7 +1,7 @@
-"""Where each of a parser's values comes from: a flag, the environment, a TOML file, or its default.
+"""Where each of a parser's values comes from: flag, environment, TOML file, or default.
 
-That is also the order in which they win. It knows of no flag by name: whatever the parser has can be
-set in all of these ways.
+That is also the order in which they win. It knows of no flag by name: whatever the parser has can
+be set in all of these ways.
 """
 
 from __future__ import annotations

@@ -62,9 +62,7 @@ def _of_hub() -> Iterator[StoredModel]:
         newest = max(repository.revisions, key=lambda revision: revision.last_modified)
         path = newest.snapshot_path
         if (path / "config.json").is_file():
-            yield StoredModel(
-                repository.repo_id, _architecture(path), newest.size_on_disk, path
-            )
+            yield StoredModel(repository.repo_id, _architecture(path), newest.size_on_disk, path)
         for file in path.rglob("*.gguf"):
             yield _gguf(file, str(file))
 

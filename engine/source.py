@@ -15,6 +15,7 @@ from chairlift.engine.hub import download, download_checked
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model that is on disk. ``name`` is the id it is served under. Small enough to pickle."""

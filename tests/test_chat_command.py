@@ -66,7 +66,9 @@ class Terminal:
 
 
 @asynccontextmanager
-async def in_terminal(*arguments: str) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
+async def in_terminal(
+    *arguments: str,
+) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
     ours, its = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
