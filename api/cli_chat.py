@@ -30,8 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="where the server is (default: %(default)s)",
     )
-    add("--api-key", metavar="KEY", help=f"(default: ${KEY_VARIABLE}, if it is set)")
-    add("--model", metavar="NAME", help="(default: the first that the server lists)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help=f"the server's key (default: ${KEY_VARIABLE}, if it is set)",
+    )
+    add(
+        "--model",
+        metavar="NAME",
+        help="the model to ask (default: the first that the server lists)",
+    )
     add("--system", metavar="TEXT", help="a system prompt (default: none)")
     add(
         "--temperature",
