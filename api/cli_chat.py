@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("question", nargs="?", help="one question, in place of a conversation")
     add(
         "--base-url",
+        type=_url,
         default=f"http://{_SERVER.host}:{_SERVER.port}",
         metavar="URL",
         help="where the server is (default: %(default)s)",
@@ -88,6 +89,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _piped() -> str:
     return sys.stdin.buffer.read().decode(errors="replace")
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    return text
 
 
 def _temperature(text: str) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self
 
 from chairlift.api.chat_client import ChatClient, ChatError, Speed
@@ -47,7 +47,10 @@ class Conversation:
         Raises:
             ChatError: the server cannot be reached in the beginning.
         """
-        import readline  # noqa: F401  gives input() its editing, and a history in memory
+        # Gives input() its editing, and a history in memory. A Python built without it has the
+        # terminal's own.
+        with suppress(ImportError):
+            import readline  # noqa: F401
 
         self._choose_model()
         print(f"{self._fields['model']}: Ctrl-C stops a reply, Ctrl-D ends", file=sys.stderr)
