@@ -29,7 +29,7 @@ class ConfigError(Exception):
 
 
 class Setting(NamedTuple):
-    """A value and its ``source``: "flag", "default", a variable's name or a file's."""
+    """A value as a file would have it, and its ``source``: "flag", "default", a variable, a file."""
 
     key: str
     value: Any
@@ -77,7 +77,11 @@ def resolve(
         found |= _of_file(config.value, actions)
     found |= variables | flags
     options = {actions[key].dest: setting.value for key, setting in found.items()}
-    return Resolved(argparse.Namespace(**options), tuple(found.values()))
+    settings = (
+        setting._replace(value=not setting.value) if _negates(actions[key]) else setting
+        for key, setting in found.items()
+    )
+    return Resolved(argparse.Namespace(**options), tuple(settings))
 
 
 def as_toml(settings: Iterable[Setting]) -> str:
@@ -195,8 +199,12 @@ def _switched(action: argparse.Action, given: object, place: str) -> bool:
         given = given.lower() in _TRUE
     if not isinstance(given, bool):
         raise ConfigError(f"{place}: must be true or false")
-    # As for --no-something, which makes it false.
-    return not given if action.const is False else given
+    return not given if _negates(action) else given
+
+
+def _negates(action: argparse.Action) -> bool:
+    """Whether it is a switch like --no-something, which makes something false."""
+    return action.nargs == 0 and action.const is False
 
 
 def _repeats(action: argparse.Action) -> bool:

@@ -82,6 +82,21 @@ def test_what_is_printed_sets_the_same(
     assert tomllib.loads(as_toml(again.settings)) == tomllib.loads(printed)
 
 
+def test_a_switch_that_turns_something_off(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-page", dest="page", action="store_false")
+    parser.add_argument("--config", type=Path)
+    file = tmp_path / "c.toml"
+    for text, page in (("true", False), ("false", True)):
+        file.write_text(f"no-page = {text}")
+        result = resolve(parser, ["--config", str(file)], {})
+        assert result.options.page is page
+        assert as_toml(result.settings) == f"no-page = {text}  # {file}\n"
+    assert not resolve(parser, [], {"CHAIRLIFT_NO_PAGE": "yes"}).options.page
+    assert not resolve(parser, ["--no-page"], {"CHAIRLIFT_NO_PAGE": "no"}).options.page
+    assert as_toml(resolve(parser, [], {}).settings) == "no-page = false  # default\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
