@@ -29,7 +29,7 @@ class ConfigError(Exception):
 
 
 class Setting(NamedTuple):
-    """A value as a file would have it, and its ``source``: "flag", "default", a variable, a file."""
+    """A value as a file has it, and its ``source``: "flag", "default", a variable or a file."""
 
     key: str
     value: Any
