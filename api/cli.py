@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Container, Sequence
+from importlib import import_module
 from importlib.metadata import version
+from typing import NamedTuple
 
-from chairlift.api import cli_doors, cli_engine_process, cli_observability
+from chairlift.api import cli_doors, cli_engine_process, cli_observability, config_sources
+from chairlift.api.config_sources import ConfigError, Setting
 from chairlift.api.flags import (
     byte_size,
     byte_size_or_zero,
@@ -27,27 +29,56 @@ _SERVER = ServerSettings()
 _ENGINE = EngineConfig()
 
 
+class _Command(NamedTuple):
+    """A subcommand besides ``serve``: its module has ``add_arguments`` and ``run``."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "bench": _Command("chairlift.loadtest.cli", "load-test a server and check its answers"),
+    "chat": _Command("chairlift.api.cli_chat", "talk to a running server in the terminal"),
+    "models": _Command("chairlift.api.cli_models", "list the models on disk"),
+    "doctor": _Command(
+        "chairlift.api.cli_doctor", "tell whether this machine serves, and how well"
+    ),
+    "fetch": _Command("chairlift.api.cli_fetch", "download a model, and check it"),
+    "completion": _Command("chairlift.api.cli_completion", "print a shell's completion script"),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    options = build_parser(arguments[:1], arguments[1:]).parse_args(arguments)
+    exit_code: int = options.run(options)
+    return exit_code
+
+
+def build_parser(
+    complete: Container[str], arguments: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """The parser; other commands than ``serve`` have flags if they are in ``complete``.
+
+    Their modules may take long to import. ``arguments`` are what ``serve`` was given.
+    """
     parser = argparse.ArgumentParser(
         prog="chairlift",
         description="Serves one language model to many clients in continuous batches.",
     )
     parser.add_argument("--version", action="version", version=f"chairlift {version('chairlift')}")
-    commands = parser.add_subparsers(required=True, metavar="{serve,bench}")
+    commands = parser.add_subparsers(required=True, metavar=f"{{serve,{','.join(COMMANDS)}}}")
     serve = commands.add_parser("serve", help="serve a model over the OpenAI API")
     add_serve_arguments(serve)
-    serve.set_defaults(run=partial(_serve, serve))
-    bench = commands.add_parser("bench", help="load-test a server and check its answers")
-    if arguments[:1] == ["bench"]:
-        from chairlift.loadtest import cli as loadtest
-
-        loadtest.add_arguments(bench)
-        bench.set_defaults(run=loadtest.run)
-    options = parser.parse_args(arguments)
-    exit_code: int = options.run(options)
-    return exit_code
+    serve.set_defaults(run=lambda _: _serve(serve, arguments))
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.help)
+        if name in complete:
+            module = import_module(command.module)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,6 +157,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     cli_doors.add_arguments(parser)
     cli_engine_process.add_arguments(parser)
     cli_observability.add_arguments(parser)
+    config_sources.add_arguments(parser)
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,15 +219,20 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     try:
+        options, given = config_sources.resolve(parser, arguments, os.environ)
+        if options.print_config:
+            _print(given)
         config = engine_config(options)
         doors = cli_doors.door_settings(options)
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
         parser.error(str(error))
     except KeyFileError as error:
         print(f"chairlift: error: {error}", file=sys.stderr)
         return 1
+    if options.print_config:
+        return 0
     set_up_logs(options.log_level, options.log_format, "api")
     # transformers would advise, in every process, to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -213,6 +250,12 @@ def _serve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         **doors,
     )
     return serve(settings, config, cli_engine_process.supervision(options))
+
+
+def _print(settings: Sequence[Setting]) -> None:
+    print(config_sources.as_toml(settings), end="")
+    if os.environ.get(cli_doors.KEY_VARIABLE):
+        print(f"# {cli_doors.KEY_VARIABLE} = {config_sources.MASK}  # environment")
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:

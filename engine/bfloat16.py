@@ -42,10 +42,11 @@ class _Routines(NamedTuple):
 
 def available() -> bool:
     """Whether this CPU has the units, and the loaded BLAS uses them."""
-    return _has_units() and _routines() is not None
+    return has_units() and _routines() is not None
 
 
-def _has_units() -> bool:
+def has_units() -> bool:
+    """Whether this CPU has them, used or not."""
     try:
         return " amx_bf16 " in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,19 +11,9 @@ from typing import Literal
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.fetch import fetch_default_model
+from chairlift.engine.hub import download, download_checked
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# What mlx-lm reads: weights, configurations, tokenizer files, custom code, chat templates.
-_HUB_FILES = [
-    "*.json",
-    "model*.safetensors",
-    "*.py",
-    "tokenizer.model",
-    "*.tiktoken",
-    "*.txt",
-    "*.jsonl",
-    "*.jinja",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +35,21 @@ def resolve(model: str, trust_remote_code: bool = False) -> ModelSource:
         ModelError: there is no such thing, or it cannot be fetched.
         UnsupportedModel: it is a file of another format.
     """
+    return _found(model, trust_remote_code, download)
+
+
+def fetch(model: str) -> ModelSource:
+    """The same, with every file compared to its checksum where there is one to compare with.
+
+    Raises:
+        ModelError: as in ``resolve``; or a file is not as its source says.
+    """
+    return _found(model, False, download_checked)
+
+
+def _found(
+    model: str, trust_remote_code: bool, download_from_hub: Callable[[str], Path]
+) -> ModelSource:
     # A bare name never means a directory that happens to be called like the default model.
     if model == DEFAULT_MODEL:
         return ModelSource(DEFAULT_MODEL, "gguf", fetch_default_model())
@@ -62,32 +68,4 @@ def resolve(model: str, trust_remote_code: bool = False) -> ModelSource:
         raise ModelError(
             f"{model}: no such file or directory, nor a hub id of the form organization/name"
         )
-    return ModelSource(model, "directory", _from_hub(model), trust_remote_code)
-
-
-def _from_hub(model: str) -> Path:
-    # Imported late: half a second that a local model need not pay.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{model}: access on the hub is restricted; accept its terms and run 'hf auth login'"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"{model}: no such file, directory, or model on the hub") from error
-    except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"{model}: no such file or directory; the hub cannot be reached and holds no cached "
-            "copy here"
-        ) from error
-    except Exception as error:
-        # The hub's client lets errors of several HTTP libraries through.
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{model}: cannot be fetched from the hub: {cause}") from error
+    return ModelSource(model, "directory", download_from_hub(model), trust_remote_code)

@@ -55,10 +55,32 @@ def test_bad_sizes(text: str) -> None:
 def test_the_command_line_imports_nothing_slow() -> None:
     code = (
         "import sys, chairlift.api.cli;"
-        "print([m for m in ('mlx', 'mlx_lm', 'transformers', 'aiohttp') if m in sys.modules])"
+        "slow = ('mlx', 'mlx_lm', 'transformers', 'aiohttp', 'huggingface_hub', 'shtab', 'numpy');"
+        "print([m for m in slow if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_all_commands_and_their_flags(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("doctor", "max-step-tokens", "print-config", "max-concurrency", "temperature"):
+        assert word in script
+
+
+def test_bash_takes_the_script_and_completes_with_it() -> None:
+    script = chairlift("completion", "bash").stdout
+    ask = (
+        "COMP_WORDS=(chairlift serve --max-r); COMP_CWORD=2; _shtab_chairlift; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.split() == ["--max-rows"]
 
 
 def config_of(*arguments: str) -> EngineConfig:
@@ -179,6 +201,10 @@ def test_help_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> Non
         ["serve", "--kv-memory", "much"],
         ["serve", "--dtype", "int3"],
         ["serve", "--keep-alive-seconds", "nan"],
+        ["chat", "--base-url", "127.0.0.1:8000"],
+        ["chat", "--temperature", "hot"],
+        ["doctor", "--port", "x"],
+        ["completion", "cmd"],
         ["fly"],
         [],
     ],

@@ -1,0 +1,149 @@
+"""A client of a server's chat completions: one streamed reply at a time, for the terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from chairlift.loadtest.sse import SSEParser
+
+# A server that does not answer at all; a reply may take as long as it does.
+CONNECT_SECONDS = 10.0
+
+
+class ChatError(Exception):
+    """The server cannot be reached, refuses, or breaks off; one line that says so."""
+
+
+class Piece(NamedTuple):
+    """Text as it comes; ``thought`` if it is the model's reasoning and not its reply."""
+
+    text: str
+    thought: bool
+
+
+@dataclass(slots=True)
+class Speed:
+    """How fast a reply came, in ``time.monotonic()`` seconds; ``tokens`` as the server counts."""
+
+    begin: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float = 0.0
+    tokens: int | None = None
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return "no token"
+        words = [f"first token after {self.first - self.begin:.2f} s"]
+        if self.tokens is not None:
+            words.insert(0, f"{self.tokens} tokens")
+            if self.tokens > 1 and self.last > self.first:
+                rate = (self.tokens - 1) / (self.last - self.first)
+                words.append(f"then {rate:.1f} tokens/s")
+        return ", ".join(words)
+
+    def note_text(self) -> None:
+        """Some text has come now."""
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+
+
+@dataclass(frozen=True, slots=True)
+class ChatClient:
+    """Where the server is, and by what key. ``base_url`` may end with /v1 or not."""
+
+    base_url: str
+    api_key: str | None
+
+    async def model(self) -> str:
+        """The first model that the server has.
+
+        Raises:
+            ChatError: it has none, or does not answer.
+        """
+        async with self._request("GET", "models", None) as response:
+            body = await response.json()
+        try:
+            name = body["data"][0]["id"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ChatError(f"{self.base_url} lists no model") from error
+        return str(name)
+
+    async def reply(
+        self, body: Mapping[str, Any], messages: Sequence[Mapping[str, str]], speed: Speed
+    ) -> AsyncGenerator[Piece]:
+        """The reply to a conversation, as it comes. ``body`` holds the request's other fields.
+
+        Raises:
+            ChatError: as above, or the stream ends before the reply does.
+        """
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        request = {**body, "messages": messages, **streamed}
+        async with self._request("POST", "chat/completions", request) as response:
+            parser = SSEParser()
+            async for data in response.content.iter_any():
+                for event in parser.feed(data):
+                    if event == b"[DONE]":
+                        return
+                    for piece in _pieces(json.loads(event), speed):
+                        yield piece
+        raise ChatError("the stream ended before the reply did")
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/{path}"
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.request(method, url, json=body) as response,
+            ):
+                if response.status != 200:
+                    raise ChatError(_refusal(response.status, await response.text()))
+                yield response
+        except aiohttp.ClientSSLError as error:
+            raise ChatError(f"{url}: {error}") from error
+        except aiohttp.ClientConnectorError as error:
+            raise ChatError(
+                f"no server answers at {self.base_url}: start one with 'chairlift serve', or name "
+                "another with --base-url"
+            ) from error
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise ChatError(f"{url}: {error or type(error).__name__}") from error
+
+
+def _pieces(chunk: dict[str, Any], speed: Speed) -> list[Piece]:
+    if (error := chunk.get("error")) is not None:
+        raise ChatError(_message(error))
+    if usage := chunk.get("usage"):
+        speed.tokens = usage.get("completion_tokens")
+    pieces = []
+    for choice in chunk.get("choices", ()):
+        delta = choice.get("delta") or {}
+        for name, thought in (("reasoning_content", True), ("content", False)):
+            if text := delta.get(name):
+                speed.note_text()
+                pieces.append(Piece(text, thought))
+    return pieces
+
+
+def _refusal(status: int, text: str) -> str:
+    try:
+        message = _message(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = " ".join(text.split())[:200]
+    hint = " (--api-key, CHAIRLIFT_API_KEY)" if status == 401 else ""
+    return f"the server answered {status}: {message}{hint}"
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error) if isinstance(error, dict) else error)

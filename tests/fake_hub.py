@@ -1,0 +1,118 @@
+"""A model hub on localhost with one repository: the few requests that downloads make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+COMMIT = "c" * 40
+
+
+@dataclass
+class Hub:
+    """``breaks`` are files whose first download ends in the middle; ``ranges`` what was asked for
+    from there on. ``lies`` are files that have other bytes than their checksum says."""
+
+    name: str
+    files: Mapping[str, bytes]
+    breaks: set[str] = field(default_factory=set)
+    lies: set[str] = field(default_factory=set)
+    downloads: list[str] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def tree(self) -> list[dict[str, object]]:
+        listed = []
+        for path, content in self.files.items():
+            # Large files are known by SHA-256, small ones as git knows them.
+            lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
+            entry: dict[str, object] = {"type": "file", "path": path, "size": len(content)}
+            entry["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            if path.endswith(".safetensors"):
+                entry["lfs"] = {**lfs, "pointerSize": 134}
+            listed.append(entry)
+        return listed
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub})
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        yield hub
+        server.shutdown()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, with_body: bool) -> None:
+        hub, path = self.hub, urlsplit(self.path).path
+        if (
+            path.startswith(f"/api/models/{hub.name}/revision/")
+            or path == f"/api/models/{hub.name}"
+        ):
+            siblings = [{"rfilename": name} for name in hub.files]
+            self._send(json.dumps({"id": hub.name, "sha": COMMIT, "siblings": siblings}).encode())
+        elif path.startswith(f"/api/models/{hub.name}/tree/"):
+            self._send(json.dumps(hub.tree()).encode())
+        elif match := re.fullmatch(rf"/{hub.name}/resolve/[^/]+/(.+)", path):
+            self._file(match[1], with_body)
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _file(self, name: str, with_body: bool) -> None:
+        hub, content = self.hub, self.hub.files[name]
+        start = 0
+        if asked := self.headers.get("Range"):
+            hub.ranges.append(asked)
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+        self.send_response(206 if start else 200)
+        (entry,) = (entry for entry in hub.tree() if entry["path"] == name)
+        lfs = entry.get("lfs")
+        self.send_header("ETag", f'"{lfs["oid"] if isinstance(lfs, dict) else entry["oid"]}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if not with_body:
+            return
+        hub.downloads.append(name)
+        if name in hub.lies:
+            content = bytes(reversed(content))
+        if name in hub.breaks:
+            hub.breaks.remove(name)
+            content = content[: len(content) // 2]
+        self.wfile.write(content[start:])
+        self.close_connection = True
