@@ -25,7 +25,7 @@ if {measure}:
     a = mx.random.normal((512, 512), stream=mx.cpu)
     mx.eval(a, mx.matmul(a, a, stream=mx.cpu))
     best = 1e9
-    for _ in range(4):
+    for _ in range(12):  # other processes may want the cores as well
         start = time.perf_counter()
         mx.eval(mx.matmul(a, a, stream=mx.cpu))
         best = min(best, time.perf_counter() - start)

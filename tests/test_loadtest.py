@@ -429,7 +429,7 @@ def test_compare_measures_a_server_from_start_to_end(
         f"web.run_app(FakeServer(token_seconds=0.01).app(), host='127.0.0.1', port={port})\n"
     )
     spec = ServerSpec("ours", [sys.executable, "-c", program], port, notes=("a fake",))
-    monkeypatch.setattr(peers, "ours", lambda model: spec)
+    monkeypatch.setattr(peers, "ours", lambda model, extra: spec)
     monkeypatch.setattr(scenarios, "_SETTLE_SECONDS", 0.0)
     model, out = tmp_path / "model.gguf", tmp_path / "out.json"
     model.touch()
