@@ -13,9 +13,9 @@ from aiohttp import web
 from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
 from chairlift.api.cors import allow_origins
-from chairlift.api.doors import ACCOUNTS, WORK, Accounts, doors, route_of, tell_limits
+from chairlift.api.doors import ACCOUNTS, WORK, Accounts, doors, tell_limits
 from chairlift.api.errors import problem_of
-from chairlift.api.exchange import CLIENT_LEFT, Exchange
+from chairlift.api.exchange import CLIENT_LEFT, Exchange, route_of
 from chairlift.api.openapi import document
 from chairlift.api.page import EVENTS, add_page
 from chairlift.api.routes import ROUTES, Handler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from chairlift.api.flags import positive_seconds
 from chairlift.engine.supervision import Supervision
 
 _DEFAULTS = Supervision()
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine process").add_argument
     add(
         "--engine-timeout",
-        type=_seconds,
+        type=positive_seconds,
         default=_DEFAULTS.timeout,
         metavar="S",
         help="an engine that has work and ends no step for so long is killed, and its requests go "
@@ -33,16 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def supervision(options: argparse.Namespace) -> Supervision:
     """What the flags say."""
     return Supervision(options.engine_timeout, options.engine_start_attempts)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
 
 
 def _attempts(text: str) -> int:

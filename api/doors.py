@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.errors import Unauthorized
+from chairlift.api.exchange import route_of
 from chairlift.api.keys import ApiKey, find_key
 from chairlift.api.page import PAGE_PATHS
 from chairlift.api.ratelimit import ACCOUNT, Account
@@ -45,12 +46,6 @@ class Accounts:
 
 
 ACCOUNTS: web.AppKey[Accounts] = web.AppKey("accounts", Accounts)
-
-
-def route_of(request: web.Request) -> str:
-    """The route's pattern, "unmatched" where there is none."""
-    resource = request.match_info.route.resource
-    return "unmatched" if resource is None else resource.canonical
 
 
 @web.middleware

@@ -16,6 +16,12 @@ GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation
 CLIENT_LEFT = 499
 
 
+def route_of(request: web.Request) -> str:
+    """The route's pattern, "unmatched" where there is none."""
+    resource = request.match_info.route.resource
+    return "unmatched" if resource is None else resource.canonical
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """``route`` is the route's pattern; ``status`` CLIENT_LEFT is a client that did not wait.
@@ -35,10 +41,8 @@ class Exchange:
     @classmethod
     def of(cls, request: web.Request, request_id: str, status: int, started: float) -> Exchange:
         """What has just ended. Nothing in it is text that a client made up."""
-        resource = request.match_info.route.resource
-        route = "unmatched" if resource is None else resource.canonical
         method = request.method if request.method in hdrs.METH_ALL else "other"
-        return cls(request_id, route, method, status, started, request.get(GENERATION))
+        return cls(request_id, route_of(request), method, status, started, request.get(GENERATION))
 
     @property
     def seconds(self) -> float:

@@ -136,7 +136,9 @@ def fitted(
     expected = _tried(plain, make_cache, make_cache)
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
-    for (ours, packs), make in product(forms, (make_band, make_cache)):
+    # Caches of rows that are like any other are tried once.
+    makers = (make_band, make_cache) if make_band().queued else (make_cache,)
+    for (ours, packs), make in product(forms, makers):
         if packs and not make().pads:
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)

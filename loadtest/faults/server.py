@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.loadtest import peers, procfs
 from chairlift.loadtest.child import ChildServer
 from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.faults.streams import metric
 
 START_LIMIT = 180.0
 _POLL_SECONDS = 0.02
@@ -118,14 +118,4 @@ class FaultServer:
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels."""
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"{self.spec.base_url}/metrics") as reply,
-        ):
-            text = await reply.text()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return await metric(self.spec.base_url, name, **labels)
