@@ -18,12 +18,14 @@ Mask = mx.array | str | None
 class Shared:
     """What the layers of a kind share in a step, made when one of them first asks for it.
 
-    ``masks`` are held by what ``make_mask`` was asked for, ``lengths`` by their limit.
+    ``masks`` are held by what ``make_mask`` was asked for, ``lengths`` by their limit. ``traced``:
+    the step is being compiled, and nothing of it can be evaluated.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
     lengths: dict[int | None, mx.array] = field(default_factory=dict)
     cursor: mx.array | None = None
+    traced: bool = False
 
 
 class LayerCache:
@@ -44,7 +46,7 @@ class LayerCache:
         self.values: mx.array | None = None
         # Positions of each row's first new token, [rows]; rebound each step, never written to.
         self.offset: mx.array = mx.zeros((0,), mx.int32)
-        self._shared = Shared()
+        self.shared = Shared()
         self._fetched: tuple[mx.array, mx.array] | None = None
         self.grouped_masks = False
 
@@ -68,12 +70,12 @@ class LayerCache:
     def begin(self, offset: mx.array, shared: Shared) -> None:
         """Takes a step's row offsets, and what layers of this kind share in it."""
         self.offset = offset
-        self._shared = shared
+        self.shared = shared
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Mask:
         """The attention mask for ``n`` new queries a row; see ``Ring.mask``."""
         key = (n, window_size, return_array)
-        masks = self._shared.masks
+        masks = self.shared.masks
         if key not in masks:
             mask = self._mask(n, window_size, return_array)
             if self.grouped_masks and isinstance(mask, mx.array):
@@ -88,11 +90,17 @@ class LayerCache:
             ``[rows]`` int32, the query's own column included; None if the mask is not one that
             ``make_mask`` gave for one query a row in this step.
         """
-        asked = (key for key, own in self._shared.masks.items() if own is mask and key[0] == 1)
+        asked = (key for key, own in self.shared.masks.items() if own is mask and key[0] == 1)
         key = next(asked, None)
         if key is None:
             return None
-        limit, lengths = key[1], self._shared.lengths
+        return self.lengths(key[1])
+
+    def lengths(self, limit: int | None) -> mx.array:
+        """How many columns behind the cursor each row sees of a step of one token, ``[rows]``
+        int32, its own included; no more than ``limit``.
+        """
+        lengths = self.shared.lengths
         if limit not in lengths:
             most = min(limit or self.ring.columns, self.ring.window or self.ring.columns)
             lengths[limit] = mx.array([min(n + 1, most) for n in self.ring.lengths], mx.int32)
@@ -101,9 +109,9 @@ class LayerCache:
     @property
     def newest(self) -> mx.array:
         """The column behind the newest of a step of one token, ``[1]`` int32."""
-        if self._shared.cursor is None:
-            self._shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
-        return self._shared.cursor
+        if self.shared.cursor is None:
+            self.shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
+        return self.shared.cursor
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new columns for all rows and returns what attention has to read.
@@ -193,7 +201,7 @@ class LayerCache:
     def reset(self) -> None:
         """Gives the memory back."""
         self.keys = self.values = None
-        self._shared = Shared()
+        self.shared = Shared()
 
     def _mask(self, n: int, window_size: int | None, return_array: bool) -> Mask:
         return self.ring.mask(n, window_size, return_array)

@@ -14,6 +14,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import rounded_up
 from chairlift.cache.packed import BatchStep, packed
+from chairlift.engine.compiled import CompiledSteps
 from chairlift.engine.head import Head, Select
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Forward:
 
     def __init__(self, model: Any, head: Head | None, packs: bool, multiple: int = 1) -> None:
         self._model = model
+        self._rows = CompiledSteps(model)
         self._head = head
         self.packs = packs
         self._multiple = multiple
@@ -72,7 +74,7 @@ class Forward:
         for band in bands:
             own, start = tokens[start : start + len(band), None], start + len(band)
             with band.step(1):
-                logits.append(self._model(own, cache=band.layers)[:, -1])
+                logits.append(self._rows(band, own)[:, -1])
         for chunk in chunks:
             new = mx.array([chunk.tokens], mx.int32)
             with chunk.cache.step(len(chunk.tokens)), self._only(lambda x: x[:, -1:]):
