@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -208,8 +209,8 @@ class LayerCache:
 
     def _allocate(self, keys: mx.array, values: mx.array) -> None:
         rows, columns = self.ring.rows, self.ring.columns
-        self.keys = mx.zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
-        self.values = mx.zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
+        self.keys = _zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
+        self.values = _zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
 
     def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
         """Writes tokens into the columns before ``stop``, round the ring."""
@@ -231,11 +232,20 @@ def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
+def _zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.full(shape, _zero(dtype))
+
+
+@functools.cache
+def _zero(dtype: mx.Dtype) -> mx.array:
+    """Made once: where a device reads it, the host takes long to write a number."""
+    return mx.array(0, dtype)
+
+
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Span]) -> mx.array:
     rows = min(capacity.rows, buffer.shape[0])
-    moved = mx.zeros(
-        (capacity.rows, buffer.shape[1], capacity.columns, buffer.shape[3]), buffer.dtype
-    )
+    _, heads, _, dim = buffer.shape
+    moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
     taken = 0
     for span in kept:
         part = slice(taken, taken + span.width)

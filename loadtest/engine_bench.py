@@ -304,6 +304,8 @@ def main() -> int:
         "ours": partial(Ours, model, probed, acceleration, kv_bytes),
         "mlx-lm": partial(Peer, model),
     }
+    # As the engine process does, for both: a full collection would hold a step up.
+    gc.freeze()
     report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
     for name, make in engines.items():
         if options.only not in (None, name):
