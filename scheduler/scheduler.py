@@ -267,7 +267,7 @@ class Scheduler:
         """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
         room = self._tokens_left(work, seconds, begun)
         left = sequence.wanted - begun
-        if room < left:
+        if room < left and not self._ends_anyway(left, room, work):
             multiple = self.limits.chunk_multiple
             whole = int(room // multiple) * multiple
             left = min(left, whole if whole or work.tokens else int(room))
@@ -279,6 +279,14 @@ class Scheduler:
         parting = sequence.shared - begun
         ends = [border - begun % border, *([parting] if parting >= MIN_SHARED else [])]
         return min(left, *ends)
+
+    def _ends_anyway(self, left: int, room: float, work: Work) -> bool:
+        """Whether a prompt's last tokens go along although they take longer than they should: where
+        another chunk costs launches, which take longer still.
+        """
+        limits = self.limits
+        most = limits.max_step_tokens - work.rows - work.tokens
+        return limits.whole and room >= 1 and left <= min(room + limits.chunk_multiple, most)
 
     def _room(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int

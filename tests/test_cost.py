@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import LEAST_CHUNK, NOTHING, Scheduler
+from chairlift.scheduler.scheduler import LEAST_CHUNK, NOTHING, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -58,7 +59,11 @@ def test_a_clock_that_stood_still_does_no_harm() -> None:
     assert model.seconds(Work(1, 10)) == pytest.approx(0.01, rel=0.1)
 
 
-def _served(limits: Limits, seconds: Callable[[Work], float]) -> list[tuple[Work, float]]:
+def _served(
+    limits: Limits,
+    seconds: Callable[[Work], float],
+    see: Callable[[Plan], None] = lambda plan: None,
+) -> list[tuple[Work, float]]:
     """Forty prompts, a few of them long, behind one that runs; the steps beside rows."""
     random_, scheduler = random.Random(1), Scheduler(limits)
     for number in range(40):
@@ -67,6 +72,7 @@ def _served(limits: Limits, seconds: Callable[[Work], float]) -> list[tuple[Work
     capacities, in_flight, steps = (NOTHING,), list[Sequence](), list[tuple[Work, float]]()
     while not scheduler.idle or in_flight:
         plan = scheduler.plan(capacities)
+        see(plan)
         scheduler.commit(plan)
         capacities = plan.capacities
         took = seconds(plan.work) * random_.uniform(0.95, 1.05)
@@ -106,3 +112,21 @@ def test_a_prompt_comes_forward_however_slow_steps_are() -> None:
     steps = _served(_limits(1e-6, 0.0), _machine(1.0))
     assert {work.tokens for work, _ in steps[5:] if work.tokens} <= set(range(1, LEAST_CHUNK + 1))
     assert any(work.tokens == LEAST_CHUNK for work, _ in steps)
+
+
+def test_no_prompt_is_left_with_a_short_rest_where_a_chunk_more_costs_launches() -> None:
+    limits = replace(_limits(0.02, 0.0), chunk_multiple=128)
+
+    def rests(whole: bool) -> list[int]:
+        """What chunks leave of their prompts."""
+        left: list[int] = []
+
+        def see(plan: Plan) -> None:
+            for sequence, tokens in plan.chunks.items():
+                left.append(sequence.wanted - plan.cached.get(sequence, sequence.computed) - tokens)
+
+        _served(replace(limits, whole=whole), _machine(1.0), see)
+        return [rest for rest in left if rest]
+
+    assert min(rests(whole=False)) < 128
+    assert min(rests(whole=True)) >= 128
