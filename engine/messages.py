@@ -19,6 +19,28 @@ MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 100
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output has to be, as a formal language.
+
+    ``text`` is a JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's
+    notation as llguidance reads it; of "json_object" it is empty.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    text: str = ""
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """A thought that goes before the reply, which a grammar does not hold for.
+
+    ``end`` are the token ids that end it, at least one. Once ``budget`` tokens of output came
+    without them they are forced; None never does.
+    """
+
+    end: tuple[int, ...]
+    budget: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's tokens are chosen, and when it ends.
 
@@ -30,7 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     reports none, k reports the chosen token's and the k most likely ones'. They are the model's
     own log-probabilities, before temperature, penalties and bias. ``stop_token_ids`` are all ids
     that end the text, the model's own end-of-text ids included unless they are to be ignored; none
-    of them is chosen before ``min_tokens``.
+    of them is chosen before ``min_tokens``. ``grammar`` is what the output has to be, all of it or,
+    with ``thinking``, what follows the thought; None allows anything.
     """
 
     max_tokens: int
@@ -46,6 +69,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 class Resumed(msgspec.Struct, array_like=True, frozen=True):
