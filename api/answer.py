@@ -13,14 +13,14 @@ from aiohttp import web
 
 from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
-from chairlift.api.errors import problem_of
+from chairlift.api.errors import Problem, problem_of
 from chairlift.api.exchange import GENERATION
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored
 from chairlift.api.replies import Finish, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import SERVICE
-from chairlift.api.sse import EventStream
+from chairlift.api.sse import EventStream, Framing
 from chairlift.engine.trace import trace_of
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,11 @@ class WholeChoice:
 class Shape(Protocol):
     """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
 
+    @property
+    def framing(self) -> Framing:
+        """How a stream's chunks are sent."""
+        ...
+
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         """The chunks before a choice's first piece."""
         ...
@@ -85,6 +90,10 @@ class Shape(Protocol):
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
         """The chunks that end a stream once all choices have finished."""
+        ...
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream instead, once something went wrong."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
@@ -132,7 +141,7 @@ async def _stream(http: web.Request, generation: Generation, shape: Shape) -> we
     def too_much() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
-    async with EventStream(http, settings.keep_alive_seconds, too_much) as events:
+    async with EventStream(http, shape.framing, settings.keep_alive_seconds, too_much) as events:
         try:
             async with http[DEADLINE].limit():
                 await _send_pieces(events, generation, shape)
@@ -143,7 +152,7 @@ async def _stream(http: web.Request, generation: Generation, shape: Shape) -> we
         except Exception as error:
             problem = problem_of(error)
             log_failure(problem.status, error)
-            await events.fail(problem)
+            await events.send(shape.failure(problem))
         await events.finish()
     return events.response
 

@@ -63,6 +63,11 @@ class Choice:
         self._text = text
         self._queue = LogprobQueue() if with_logprobs else None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._text.stop_string
+
     def take(self, output: TokenOutput) -> list[Piece]:
         """What ``output`` adds, in order; nothing if there is nothing to tell the client.
 

@@ -14,6 +14,7 @@ from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
 from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
+from chairlift.api.errors import Problem
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, completion_logprobs
@@ -28,6 +29,7 @@ from chairlift.api.replies import (
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import CompletionRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.sse import PLAIN
 from chairlift.engine.errors import RequestError
 
 # OpenAI's own; far less than what chat gives.
@@ -88,6 +90,8 @@ async def _echo(model: ServedModel, prompt: Prompt) -> str:
 class _CompletionShape:
     """The Shape of completions. ``echoes`` are the prompts' texts, or none."""
 
+    framing = PLAIN
+
     def __init__(
         self, generation: Generation, request: CompletionRequest, echoes: list[str]
     ) -> None:
@@ -117,6 +121,9 @@ class _CompletionShape:
         chunk = self._completion([])
         chunk.usage = usage
         return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         reply = self._completion(

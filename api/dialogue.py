@@ -27,13 +27,16 @@ async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
     return await vocabulary.render(request.messages, request.opens_a_reply)
 
 
-async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Generation:
+async def prepare(
+    http: web.Request, request: ChatRequest, prefix: str, fit: bool = False
+) -> Generation:
     """What is to be generated for ``request``, which came by ``http`` or was made of what did.
 
-    ``prefix`` begins the reply's id, as in "chatcmpl". Nothing is submitted yet: that, and closing
-    it, is ``answer``'s, with the door's own Shape. The pieces of its choices are, each of one kind
-    and in the order in which the model wrote them, its thought, text for the user, and calls; see
-    ``Piece``. A choice with calls finishes with "tool_calls".
+    ``prefix`` begins the reply's id, as in "chatcmpl-". With ``fit``, a max_tokens that the context
+    has no room for is as much as it has; else it is refused. Nothing is submitted yet: that, and
+    closing it, is ``answer``'s, with the door's own Shape. The pieces of its choices are, each of
+    one kind and in the order in which the model wrote them, its thought, text for the user, and
+    calls; see ``Piece``. A choice with calls finishes with "tool_calls".
 
     Raises:
         NotReady, UnknownModel, QueueFull: it cannot be served now, or here.
@@ -50,20 +53,21 @@ async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Gener
     model.client.check_room(request.n, priority)
     async with deadline.limit():
         tokens = await prompt_of(request, model)
+    max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
         request,
         model,
         len(tokens),
         param="messages",
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        default_max_tokens=None,
+        max_tokens=None if fit else max_tokens,
+        default_max_tokens=max_tokens if fit else None,
         logprobs=request.top_logprobs if request.logprobs else None,
     )
     return Generation(
         model,
         service.recorder,
         request,
-        f"{prefix}-{uuid.uuid4().hex}",
+        f"{prefix}{uuid.uuid4().hex}",
         [TokenPrompt(tokens, params)],
         priority,
         http[ACCOUNT],

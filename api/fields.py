@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -90,6 +91,22 @@ def _part_text(part: Any) -> str:
     if not isinstance(text, str):
         raise ValueError('a text part must have a string "text"')
     return text
+
+
+def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
+    """A check that an object's "type" is one of ``kinds``; ``what`` it is, in the plural."""
+
+    def check(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError('must be an object with a "type"')
+        if kind not in kinds:
+            raise ValueError(
+                f"{what} of type {kind[:32]!r} are not supported, only {', '.join(kinds)}"
+            )
+        return value
+
+    return check
 
 
 _STRING = {"type": "string"}
