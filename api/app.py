@@ -19,7 +19,6 @@ from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
 from chairlift.api.openapi import document
 from chairlift.api.page import EVENTS, add_page
-from chairlift.api.responses.store import STORE, ResponseStore
 from chairlift.api.routes import ROUTES, Handler
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
@@ -35,7 +34,6 @@ def build_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
     app[ACCOUNTS] = Accounts(settings)
-    app[STORE] = ResponseStore(settings.response_store_bytes, settings.response_store_seconds)
     app.on_response_prepare.extend((_name_request, tell_limits))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)

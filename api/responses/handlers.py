@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from chairlift.api.answer import answer, json_response
@@ -16,14 +17,15 @@ from chairlift.api.responses.page import page_of
 from chairlift.api.responses.replies import DeletedResponse, Response
 from chairlift.api.responses.request import ResponsesRequest
 from chairlift.api.responses.shape import ResponseShape
-from chairlift.api.responses.store import STORE, ResponseStore
+from chairlift.api.responses.store import ResponseStore, StoredResponse
+from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 
 
 async def create_response(http: web.Request) -> web.StreamResponse:
     """Answers items, after those of an earlier response if one is named."""
     request = await read(http, ResponsesRequest)
-    store, owner = http.app[STORE], http[ACCOUNT].name
+    store, owner = http.app[SERVICE].responses, http[ACCOUNT].name
     stores = _stores(request, store)
     previous = None
     if request.previous_response_id is not None:
@@ -35,7 +37,8 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 
     def keep(response: Response) -> None:
         if stores:
-            store.put(owner, response, dialogue.inputs)
+            reply = msgspec.json.encode(response)
+            store.put(owner, StoredResponse(response.id, reply, dialogue.inputs))
 
     vocabulary = generation.model.vocabulary if request.logprobs else None
     shape = ResponseShape(empty_response(request, generation, stores), vocabulary, keep)
@@ -46,26 +49,26 @@ async def get_response(http: web.Request) -> web.Response:
     """A stored response."""
     if http.query.get("stream", "false").lower() not in ("false", "0"):
         raise RequestError("stream is not supported: no stored response is still running", "stream")
-    stored = http.app[STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
+    stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
     return web.Response(body=stored.reply, content_type="application/json")
 
 
 async def delete_response(http: web.Request) -> web.Response:
     """Forgets a stored response; those that went on from it stay whole."""
     response_id = http.match_info["response_id"]
-    http.app[STORE].delete(http[ACCOUNT].name, response_id)
+    http.app[SERVICE].responses.delete(http[ACCOUNT].name, response_id)
     return json_response(DeletedResponse(response_id))
 
 
 async def list_input_items(http: web.Request) -> web.Response:
     """The items that a stored response was made of, those of earlier responses included."""
-    stored = http.app[STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
+    stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
     return json_response(page_of(stored.input_items(), http.query))
 
 
 async def cancel_response(http: web.Request) -> web.Response:
     """Says that there is nothing to cancel: no response is made in the background."""
-    http.app[STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
+    http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
     raise RequestError("only a response made in the background can be cancelled; none is here")
 
 

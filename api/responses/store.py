@@ -7,7 +7,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import msgspec
-from aiohttp import web
 
 from chairlift.api.errors import UnknownResponse
 from chairlift.api.responses.items import Item
@@ -21,8 +20,10 @@ _items = msgspec.json.Decoder(list[Item])
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as JSON, and all items that lead to it: its conversation before, and its input."""
+    """A response as JSON, and a JSON list of all items that lead to it: the conversation before,
+    and its input."""
 
+    id: str
     reply: bytes
     inputs: bytes
 
@@ -53,8 +54,8 @@ class _Shelf:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
         self.size = 0
 
-    def add(self, response_id: str, entry: _Entry) -> None:
-        self.entries[response_id] = entry
+    def add(self, entry: _Entry) -> None:
+        self.entries[entry.stored.id] = entry
         self.size += entry.stored.size
 
     def remove(self, response_id: str) -> None:
@@ -83,18 +84,16 @@ class ResponseStore:
     def __len__(self) -> int:
         return sum(len(shelf.entries) for shelf in self._shelves.values())
 
-    def put(self, owner: str, response: Response, inputs: bytes) -> None:
-        """Stores a response, if it is not larger than all there may be; ``inputs`` is a JSON list
-        of the items that lead to it."""
-        stored = StoredResponse(msgspec.json.encode(response), inputs)
+    def put(self, owner: str, stored: StoredResponse) -> None:
+        """Stores a response, if it is not larger than all there may be."""
         if stored.size > self.most_bytes:
             return
         while self.size + stored.size > self.most_bytes:
             largest = max(self._shelves.values(), key=lambda shelf: shelf.size)
             largest.remove(next(iter(largest.entries)))
         loop = asyncio.get_running_loop()
-        expiry = loop.call_later(self._seconds, self._expire, owner, response.id)
-        self._shelves.setdefault(owner, _Shelf()).add(response.id, _Entry(stored, expiry))
+        expiry = loop.call_later(self._seconds, self._expire, owner, stored.id)
+        self._shelves.setdefault(owner, _Shelf()).add(_Entry(stored, expiry))
 
     def get(self, owner: str, response_id: str, param: str | None = None) -> StoredResponse:
         """A response of this owner; ``param`` names the field that asks for it.
@@ -119,6 +118,3 @@ class ResponseStore:
 
     def _expire(self, owner: str, response_id: str) -> None:
         self._shelves[owner].remove(response_id)
-
-
-STORE: web.AppKey[ResponseStore] = web.AppKey("responses", ResponseStore)
