@@ -33,12 +33,14 @@ class Grammar(msgspec.Struct, frozen=True):
 class Thinking(msgspec.Struct, frozen=True):
     """A thought that goes before the reply, which a grammar does not hold for.
 
-    ``end`` are the token ids that end it, at least one. Once ``budget`` tokens of output came
-    without them they are forced; None never does.
+    ``end`` are the token ids that end it, at least one. Once it has ``budget`` tokens without them
+    they are forced; None never does. With a ``start`` there is a thought only if the output begins
+    with that token; without one the prompt has begun it.
     """
 
     end: tuple[int, ...]
     budget: int | None = None
+    start: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
