@@ -26,7 +26,7 @@ def forbid(row: Bits, token: int) -> None:
 
 
 def masked(logits: mx.array, bits: Bits) -> mx.array:
-    """``logits``, ``[rows, vocabulary]`` float, and -inf where ``bits``, ``[rows, words]``, say no."""
+    """``logits``, ``[rows, vocabulary]`` float; -inf where ``bits``, ``[rows, words]``, say no."""
     rows, vocabulary = logits.shape
     # NOTE: of bytes, not words: half the time on the CPU.
     eights = mx.array(bits.view(np.uint8))[:, :, None]
