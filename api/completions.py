@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
+from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
@@ -22,7 +23,6 @@ from chairlift.api.replies import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    Finish,
     Usage,
 )
 from chairlift.api.sampling import sampling_params
@@ -102,16 +102,21 @@ class _CompletionShape:
             return []
         return [self._completion([CompletionChoice(index, self._echo(index))])]
 
-    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
-        return self._completion([CompletionChoice(index, text, self._logprobs(scored or []))])
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish = piece[:4]
+        chunks = []
+        if text or scored:
+            chunks.append(CompletionChoice(index, text, self._logprobs(scored or [])))
+        if finish is not None:
+            chunks.append(CompletionChoice(index, "", finish_reason=finish))
+        return [self._completion([chunk]) for chunk in chunks]
 
-    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
-        return self._completion([CompletionChoice(index, "", finish_reason=finish)])
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        if self._usage is UNSET:
+            return []
         chunk = self._completion([])
         chunk.usage = usage
-        return chunk
+        return [chunk]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         reply = self._completion(

@@ -116,29 +116,29 @@ class Generation:
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
                 now = time.monotonic()
-                taken = [
-                    self._take(prompt, output, now) for prompt, new in arrived for output in new
-                ]
+                pieces: list[Piece] = []
+                for prompt, new in arrived:
+                    for output in new:
+                        pieces += self._take(prompt, output, now)
                 self.detokenizing.add(now)
-                pieces = [piece for piece in taken if piece is not None]
                 if pieces:
                     yield pieces
                 if all(choice.finish for choice in self.choices):
                     return
         raise GenerationFailed("the engine ended this request")
 
-    def _take(self, prompt: int, output: TokenOutput, now: float) -> Piece | None:
-        """The piece that an output makes, or None if there is nothing to tell the client."""
+    def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[Piece]:
+        """The pieces that an output makes."""
         self.times[prompt].take(output, now)
         choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
-            return None  # it was on its way when a stop string was found
+            return ()  # it was on its way when a stop string was found
         before = choice.tokens
-        piece = choice.take(output)
+        pieces = choice.take(output)
         self._account.spend(choice.tokens - before)
-        if piece.finish is not None and output.finish is None:
+        if choice.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
-        return None if piece.is_empty else piece
+        return pieces
 
     @property
     def waiting(self) -> int:

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from chairlift.api.fields import Content, LogitBias, Prompts, Stops, TokenId
+from chairlift.api.fields import LogitBias, Prompts, Stops, TemplateKwargs, TokenId
+from chairlift.api.messages import Messages
+from chairlift.api.request import Request
+from chairlift.api.tools import Choosing, ToolChoice, Tools
 from chairlift.api.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
-MAX_MESSAGES = 4096
 # No model's context is longer; to validate more would hold up everyone's streams.
 MAX_TOKENS = 1 << 20
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
 MAX_SALT_CHARS = 256
-
-
-class Request(BaseModel):
-    """Any JSON body. Values are not coerced: "5" is not a number."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
-
-    def all_extra(self) -> Iterator[dict[str, Any]]:
-        """The fields that this object, and each one in it, do not declare."""
-        yield self.model_extra or {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            for inner in value if isinstance(value, list) else (value,):
-                if isinstance(inner, Request):
-                    yield from inner.all_extra()
 
 
 class StreamOptions(Request):
@@ -88,33 +67,74 @@ class Generate(Request):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class Message(Request):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def chars_of(messages: Iterable[Message]) -> int:
-    """The characters of a conversation's contents."""
-    return sum(len(message.content) for message in messages)
-
-
 class ChatRequest(Generate):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    add_generation_prompt: bool = True
+    tools: Tools = []
+    tool_choice: Choosing | None = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateKwargs = {}
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _tools_fit_the_choice(self) -> Self:
+        names = {tool.function.name for tool in self.tools}
+        if len(names) < len(self.tools):
+            raise RequestError("tools: two functions have the same name", "tools")
+        choice = self.choosing
+        if choice.mode == "required" and not names:
+            raise RequestError("tool_choice needs tools", "tool_choice")
+        if choice.name is not None and choice.name not in names:
+            raise RequestError(
+                f"tool_choice: {choice.name[:128]!r} is not one of the tools", "tool_choice"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_final_message_can_be_continued(self) -> Self:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true",
+                "continue_final_message",
+            )
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls or not last.content:
+            raise RequestError(
+                "continue_final_message needs an assistant's message with content, and without "
+                "calls, as the last one",
+                "continue_final_message",
+            )
+        return self
+
+    @property
+    def opens_a_reply(self) -> bool:
+        """Whether the prompt is to end with the beginning of a new message of the model's."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def choosing(self) -> ToolChoice:
+        """Whether the model may call."""
+        return self.tool_choice or ToolChoice("auto")
+
+    @property
+    def callable_tools(self) -> Tools:
+        """The functions that the model is told of."""
+        return [] if self.choosing.mode == "none" else self.tools
 
 
 class CompletionRequest(Generate):

@@ -6,8 +6,9 @@ from aiohttp import web
 
 from chairlift.api.answer import json_response
 from chairlift.api.body import read
+from chairlift.api.messages import chars_of
 from chairlift.api.replies import DetokenizeReply, TokenizeReply
-from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest, chars_of
+from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import PromptTooLong
 

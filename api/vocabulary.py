@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chairlift.api.limited import Limited, TookTooLong
-from chairlift.api.schemas import Message
+from chairlift.api.messages import Message
 from chairlift.api.text import Detokenizer
 from chairlift.engine.errors import PromptTooLong, RequestError
 
