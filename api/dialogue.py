@@ -14,6 +14,7 @@ from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import ChatRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.structured import grammar_of
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
@@ -50,6 +51,7 @@ async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Gener
     model.client.check_room(request.n, priority)
     async with deadline.limit():
         tokens = await prompt_of(request, model)
+        grammar = await grammar_of(request, model.vocabulary)
     params = sampling_params(
         request,
         model,
@@ -58,6 +60,7 @@ async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Gener
         max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=None,
         logprobs=request.top_logprobs if request.logprobs else None,
+        grammar=grammar,
     )
     return Generation(
         model,
