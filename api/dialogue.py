@@ -14,6 +14,7 @@ from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import ChatRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.structured import grammar_of
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
@@ -53,6 +54,7 @@ async def prepare(
     model.client.check_room(request.n, priority)
     async with deadline.limit():
         tokens = await prompt_of(request, model)
+        grammar = await grammar_of(request, model.vocabulary)
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
         request,
@@ -62,6 +64,7 @@ async def prepare(
         max_tokens=None if fit else max_tokens,
         default_max_tokens=max_tokens if fit else None,
         logprobs=request.top_logprobs if request.logprobs else None,
+        grammar=grammar,
     )
     return Generation(
         model,

@@ -33,12 +33,14 @@ class Grammar(msgspec.Struct, frozen=True):
 class Thinking(msgspec.Struct, frozen=True):
     """A thought that goes before the reply, which a grammar does not hold for.
 
-    ``end`` are the token ids that end it, at least one. Once ``budget`` tokens of output came
-    without them they are forced; None never does.
+    ``end`` are the token ids that end it, at least one. Once it has ``budget`` tokens without them
+    they are forced; None never does. With a ``start`` there is a thought only if the output begins
+    with that token; without one the prompt has begun it.
     """
 
     end: tuple[int, ...]
     budget: int | None = None
+    start: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -198,7 +200,8 @@ class StepStats(msgspec.Struct):
 
     duration: float = 0.0
     # Seconds by phase: "schedule", "launch" (building and dispatching the graph), "wait" (for the
-    # device), "output" (reading tokens and deciding who has finished).
+    # device), "mask" (for what constrained rows may choose), "output" (reading tokens and deciding
+    # who has finished).
     phases: dict[str, float] = {}
     # Rows computed, replays included, which all that follows leaves out but memory and times.
     rows: int = 0
@@ -243,6 +246,10 @@ class StepStats(msgspec.Struct):
     memory_active: int = 0
     memory_peak: int = 0
     memory_cache: int = 0
+    # Grammars that requests brought since the last step: those that were compiled already, and the
+    # seconds that others took, one entry each.
+    grammar_hits: int = 0
+    grammar_seconds: list[float] = []
     # Seconds from arrival to first token, one entry a choice whose first token came in this step.
     first_token_latencies: list[float] = []
     # Seconds since the same choice's token before, one entry a token.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from chairlift.api.fields import known_kind
+from chairlift.api.fields import JsonObject, known_kind
 from chairlift.api.request import Request
 from chairlift.api.tools import Name
 
@@ -31,7 +31,7 @@ class ToolUseBlockInput(Request):
     type: Literal["tool_use"]
     id: Id
     name: Name
-    input: dict[str, Any]
+    input: JsonObject
 
 
 def _as_blocks(value: object) -> object:

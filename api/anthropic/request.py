@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -13,7 +13,7 @@ from chairlift.api.anthropic.blocks import (
     ToolResultBlockInput,
     ToolUseBlockInput,
 )
-from chairlift.api.fields import Stops, known_kind
+from chairlift.api.fields import JsonObject, Stops, known_kind
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.request import Request
 from chairlift.api.schemas import MAX_SALT_CHARS
@@ -48,7 +48,7 @@ class AnthropicTool(Request):
     type: Literal["custom"] = "custom"
     name: Name
     description: str = ""
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     strict: bool = False
 
 
@@ -89,7 +89,7 @@ class ThinkingAdaptive(Request):
 
 class JsonSchemaOutput(Request):
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(Request):

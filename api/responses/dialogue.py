@@ -15,6 +15,8 @@ from chairlift.api.responses.items import Item
 from chairlift.api.responses.replies import Response
 from chairlift.api.responses.request import (
     FunctionChoice,
+    FunctionTool,
+    JsonObjectFormat,
     JsonSchemaFormat,
     ResponsesRequest,
     TextFormat,
@@ -23,6 +25,8 @@ from chairlift.api.responses.store import StoredResponse
 from chairlift.api.schemas import ChatRequest
 from chairlift.api.tools import ToolChoice
 from chairlift.engine.errors import RequestError
+
+Fields = dict[str, Any]
 
 
 class Dialogue(NamedTuple):
@@ -62,10 +66,7 @@ def _chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReque
             "top_k": request.top_k,
             "logprobs": request.logprobs,
             "top_logprobs": request.top_logprobs,
-            "tools": [
-                {"type": "function", "function": tool.model_dump(exclude={"type"})}
-                for tool in request.tools
-            ],
+            "tools": [{"type": "function", "function": _function(tool)} for tool in request.tools],
             "tool_choice": _tool_choice(request),
             "parallel_tool_calls": request.parallel_tool_calls,
             "response_format": _response_format(request),
@@ -77,6 +78,15 @@ def _chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReque
     )
 
 
+def _function(tool: FunctionTool) -> Fields:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
 def _tool_choice(request: ResponsesRequest) -> ToolChoice:
     choice = request.tool_choice
     if isinstance(choice, FunctionChoice):
@@ -84,14 +94,25 @@ def _tool_choice(request: ResponsesRequest) -> ToolChoice:
     return ToolChoice(choice)
 
 
-def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
-    match request.text.format:
-        case TextFormat():
-            return None
-        case JsonSchemaFormat() as given:
-            schema = given.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
-            return {"type": "json_schema", "json_schema": schema}
-    return {"type": "json_object"}
+def _response_format(request: ResponsesRequest) -> Fields:
+    given = request.text.format
+    if isinstance(given, JsonSchemaFormat):
+        return {"type": "json_schema", "json_schema": _schema(given)}
+    return {"type": given.type}
+
+
+def _schema(given: JsonSchemaFormat) -> Fields:
+    return {
+        "name": given.name,
+        "description": given.description,
+        "schema": given.schema_,
+        "strict": given.strict,
+    }
+
+
+def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
+    schema = _schema(given) if isinstance(given, JsonSchemaFormat) else {}
+    return {"type": given.type, **schema}
 
 
 def empty_response(request: ResponsesRequest, generation: Generation, store: bool) -> Response:
@@ -111,9 +132,11 @@ def empty_response(request: ResponsesRequest, generation: Generation, store: boo
         reasoning={"effort": request.reasoning.effort, "summary": None},
         store=store,
         temperature=request.temperature,
-        text={"format": request.text.format.model_dump(by_alias=True, exclude_none=True)},
-        tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
-        tools=[tool.model_dump() for tool in request.tools],
+        text={"format": _format(request.text.format)},
+        tool_choice=choice
+        if isinstance(choice, str)
+        else {"type": "function", "name": choice.name},
+        tools=[{"type": "function", **_function(tool)} for tool in request.tools],
         top_logprobs=request.top_logprobs,
         top_p=request.top_p,
         user=request.user,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from chairlift.api.fields import known_kind
+from chairlift.api.fields import JsonObject, known_kind
 from chairlift.api.request import Request
 from chairlift.api.responses.inputs import Id, Input
 from chairlift.api.schemas import MAX_SALT_CHARS
@@ -25,6 +25,7 @@ class FunctionTool(Function):
     """As in chat, but flat."""
 
     type: Literal["function"]
+    parameters: JsonObject | None = None
 
 
 class FunctionChoice(Request):
@@ -55,9 +56,9 @@ class JsonObjectFormat(Request):
 class JsonSchemaFormat(Request):
     type: Literal["json_schema"]
     name: Name
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: str | None = None
-    strict: bool | None = None
+    schema_: Annotated[JsonObject, Field(alias="schema")]
+    description: str = ""
+    strict: bool = False
 
 
 class TextConfig(Request):
