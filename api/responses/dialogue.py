@@ -110,6 +110,11 @@ def _schema(given: JsonSchemaFormat) -> Fields:
     }
 
 
+def _choice(request: ResponsesRequest) -> str | Fields:
+    choice = request.tool_choice
+    return choice if isinstance(choice, str) else {"type": "function", "name": choice.name}
+
+
 def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
     schema = _schema(given) if isinstance(given, JsonSchemaFormat) else {}
     return {"type": given.type, **schema}
@@ -117,7 +122,6 @@ def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
 
 def empty_response(request: ResponsesRequest, generation: Generation, store: bool) -> Response:
     """The response before anything is generated."""
-    choice = request.tool_choice
     return Response(
         id=generation.id,
         created_at=generation.created,
@@ -133,9 +137,7 @@ def empty_response(request: ResponsesRequest, generation: Generation, store: boo
         store=store,
         temperature=request.temperature,
         text={"format": _format(request.text.format)},
-        tool_choice=choice
-        if isinstance(choice, str)
-        else {"type": "function", "name": choice.name},
+        tool_choice=_choice(request),
         tools=[{"type": "function", **_function(tool)} for tool in request.tools],
         top_logprobs=request.top_logprobs,
         top_p=request.top_p,
