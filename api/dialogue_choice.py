@@ -136,7 +136,7 @@ class DialogueChoice(Choice):
         else:
             # It is no call: the user gets to see what the model wrote.
             end = self._reading.end.text if ended else ""
-            self._say(self._reply.add(self._reading.start.text + self._calls.text + end))
+            self._say(self._reply.go_on(self._reading.start.text + self._calls.text + end))
 
     def _tell(self, deltas: Sequence[CallDelta]) -> None:
         for delta in deltas:

@@ -35,6 +35,8 @@ class ReplyText:
         self._begun = begun
         self._may_call = may_call
         self._held = ""
+        # Blank space before the last call or thought.
+        self._left_out = ""
         # Characters taken, and given out.
         self.read = 0
         self.sent = 0
@@ -55,10 +57,16 @@ class ReplyText:
     def interrupt(self) -> str:
         """Something else begins; returns the text before it that was held back."""
         text = self._pass_on(self._matcher.finish())
-        self._held = ""
+        self._left_out, self._held = self._held, ""
         self.read = self.sent
         self._begun = False
         return text
+
+    def go_on(self, text: str) -> str:
+        """What seemed to interrupt it is text after all."""
+        text, self._left_out = self._left_out + text, ""
+        self._begun = True
+        return self.add(text)
 
     def finish(self) -> str:
         """The rest, when nothing more comes."""
