@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from chairlift.api.errors import GenerationFailed
@@ -47,43 +48,61 @@ class Piece(NamedTuple):
     call: CallDelta | None = None
 
 
-class Choice:
+class Choice(ABC):
     """Takes a choice's outputs in order; ``index`` is its place in the reply.
 
     ``tokens`` counts its output, ``reasoning_tokens`` those of it that were thought,
     ``cached_tokens`` what its prompt took from the prefix cache.
     """
 
-    def __init__(self, index: int, text: TextStream, with_logprobs: bool) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
         self.tokens = 0
         self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.finish: Finish | None = None
-        self._text = text
-        self._queue = LogprobQueue() if with_logprobs else None
 
     @property
+    @abstractmethod
     def stop_string(self) -> str | None:
         """The stop string that ended it, if one did."""
-        return self._text.stop_string
 
+    @abstractmethod
     def take(self, output: TokenOutput) -> list[Piece]:
         """What ``output`` adds, in order; nothing if there is nothing to tell the client.
 
         Raises:
             GenerationFailed: the engine gave the choice up.
         """
+
+    @staticmethod
+    def finish_of(output: TokenOutput, stopped: bool) -> Finish | None:
+        """How it ends with ``output``, None if it does not; ``stopped``: its text did."""
+        if stopped:
+            return "stop"
+        if output.finish is None or output.finish == "stop" or output.finish == "length":
+            return output.finish
+        raise GenerationFailed(output.error or "the engine ended this request")
+
+
+class TextChoice(Choice):
+    """A choice that is text and nothing else."""
+
+    def __init__(self, index: int, text: TextStream, with_logprobs: bool) -> None:
+        super().__init__(index)
+        self._text = text
+        self._queue = LogprobQueue() if with_logprobs else None
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._text.stop_string
+
+    def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         text = self._add_tokens(output)
         if output.finish is not None:
             text += self._text.finish()
-        if self._text.stopped:
-            self.finish = "stop"
-        elif output.finish == "stop" or output.finish == "length":
-            self.finish = output.finish
-        elif output.finish is not None:
-            raise GenerationFailed(output.error or "the engine ended this request")
+        self.finish = self.finish_of(output, self._text.stopped)
         scored = self._scored()
         if not (text or scored or self.finish):
             return []

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
+import msgspec
 from aiohttp import web
 
+from chairlift.api.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
 from chairlift.api.deadline import DEADLINE
+from chairlift.api.dialogue_choice import Reading
 from chairlift.api.generation import Generation, TokenPrompt
-from chairlift.api.messages import chars_of
+from chairlift.api.messages import Messages, chars_of
 from chairlift.api.priority import priority_of
 from chairlift.api.ratelimit import ACCOUNT
+from chairlift.api.rendering import rendering_of
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import ChatRequest
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.structured import grammar_of
+from chairlift.api.templating import Templating
+from chairlift.api.thoughts import ThoughtPlan, thought_plan
+from chairlift.api.tool_plan import ToolPlan, tool_plan
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
@@ -23,9 +31,15 @@ async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
     Raises:
         PromptTooLong, RequestError: it cannot be a prompt of this model.
     """
+    return await rendered(request.messages, request, model)
+
+
+async def rendered(messages: Messages, templating: Templating, model: ServedModel) -> list[int]:
+    """The same of ``messages``, by what ``templating`` says of them."""
     vocabulary = model.vocabulary
-    vocabulary.check_chars(chars_of(request.messages), model.info.max_context, "messages")
-    return await vocabulary.render(request.messages, request.opens_a_reply)
+    chars = chars_of(messages) + templating.tool_chars
+    vocabulary.check_chars(chars, model.info.max_context, "messages")
+    return await vocabulary.render(rendering_of(messages, templating, vocabulary.format))
 
 
 async def prepare(
@@ -52,26 +66,63 @@ async def prepare(
     model = service.model(request.model)
     # Refusals are to cost next to nothing: before the prompt is made.
     model.client.check_room(request.n, priority)
+    tools = tool_plan(request, model.vocabulary.format)
     async with deadline.limit():
         tokens = await prompt_of(request, model)
-        grammar = await grammar_of(request, model.vocabulary)
+        wanted = await grammar_of(request, model.vocabulary)
+    grammar = wanted if tools is None or tools.grammar is None else tools.grammar
+    thought = thought_plan(request, model.vocabulary, tokens, grammar is not None)
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
         request,
         model,
-        len(tokens),
+        len(thought.prompt),
         param="messages",
         max_tokens=None if fit else max_tokens,
         default_max_tokens=max_tokens if fit else None,
         logprobs=request.top_logprobs if request.logprobs else None,
         grammar=grammar,
     )
+    params = msgspec.structs.replace(params, thinking=thought.thinking)
     return Generation(
         model,
         service.recorder,
         request,
         f"{prefix}{uuid.uuid4().hex}",
-        [TokenPrompt(tokens, params)],
+        [TokenPrompt(thought.prompt, params, _reading(request, model, thought, tools))],
         priority,
         http[ACCOUNT],
     )
+
+
+def _reading(
+    request: ChatRequest, model: ServedModel, thought: ThoughtPlan, tools: ToolPlan | None
+) -> Reading | None:
+    """How the reply is read; None if it can only be text."""
+    format = model.vocabulary.format
+    passages = tuple(_passages(format, tools))
+    if not passages:
+        return None
+    rules = model.vocabulary.rules(
+        format.initial or (THOUGHT if thought.begun else NORMAL),
+        passages,
+        show_special=not request.skip_special_tokens,
+    )
+    return Reading(rules, format.thoughts is not None, None if tools is None else tools.reading)
+
+
+def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
+    yield from format.passages
+    if format.thoughts is not None:
+        yield Passage(NORMAL, format.thoughts.start, THOUGHT)
+        yield Passage(THOUGHT, format.thoughts.end, NORMAL)
+    if tools is None:
+        return
+    start, end = tools.reading.start, tools.reading.end
+    yield Passage(CALL, end, NORMAL)
+    # A format that leads to calls by itself says from where.
+    if not any(passage.target == CALL for passage in format.passages):
+        yield Passage(NORMAL, start, CALL)
+    # Some models begin a call without ending their thought.
+    if tools.grammar is None and start.token is not None:
+        yield Passage(THOUGHT, start, CALL)

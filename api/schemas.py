@@ -7,11 +7,11 @@ from typing import Annotated, Literal, Self, TypeVar
 import msgspec
 from pydantic import Field, model_validator
 
-from chairlift.api.fields import LogitBias, Prompts, Stops, TemplateKwargs, TokenId
+from chairlift.api.fields import LogitBias, Prompts, Stops, TokenId
 from chairlift.api.messages import Messages
 from chairlift.api.request import Request
 from chairlift.api.structured import Structured
-from chairlift.api.tools import Choosing, ToolChoice, Tools
+from chairlift.api.templating import Templating
 from chairlift.api.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
@@ -68,18 +68,11 @@ class Generate(Structured):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class ChatRequest(Generate):
+class ChatRequest(Generate, Templating):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    tools: Tools = []
-    tool_choice: Choosing | None = None
-    parallel_tool_calls: bool = True
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: TemplateKwargs = {}
-    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
     @model_validator(mode="after")
@@ -89,53 +82,9 @@ class ChatRequest(Generate):
         return self
 
     @model_validator(mode="after")
-    def _tools_fit_the_choice(self) -> Self:
-        names = {tool.function.name for tool in self.tools}
-        if len(names) < len(self.tools):
-            raise RequestError("tools: two functions have the same name", "tools")
-        choice = self.choosing
-        if choice.mode == "required" and not names:
-            raise RequestError("tool_choice needs tools", "tool_choice")
-        if choice.name is not None and choice.name not in names:
-            raise RequestError(
-                f"tool_choice: {choice.name[:128]!r} is not one of the tools", "tool_choice"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _the_final_message_can_be_continued(self) -> Self:
-        if not self.continue_final_message:
-            return self
-        if self.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt cannot both be true",
-                "continue_final_message",
-            )
-        last = self.messages[-1]
-        if last.role != "assistant" or last.tool_calls or not last.content:
-            raise RequestError(
-                "continue_final_message needs an assistant's message with content, and without "
-                "calls, as the last one",
-                "continue_final_message",
-            )
+        self.check_end(self.messages)
         return self
-
-    @property
-    def opens_a_reply(self) -> bool:
-        """Whether the prompt is to end with the beginning of a new message of the model's."""
-        if self.add_generation_prompt is None:
-            return not self.continue_final_message
-        return self.add_generation_prompt
-
-    @property
-    def choosing(self) -> ToolChoice:
-        """Whether the model may call."""
-        return self.tool_choice or ToolChoice("auto")
-
-    @property
-    def callable_tools(self) -> Tools:
-        """The functions that the model is told of."""
-        return [] if self.choosing.mode == "none" else self.tools
 
 
 class CompletionRequest(Generate):
@@ -154,20 +103,21 @@ class CompletionRequest(Generate):
         return self
 
 
-class TokenizeRequest(Request):
-    """Either ``prompt`` or ``messages``."""
+class TokenizeRequest(Templating):
+    """Either ``prompt`` or ``messages``, which the fields of Templating belong to."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("exactly one of prompt and messages must be given", "prompt")
+        if self.messages is not None:
+            self.check_end(self.messages)
         return self
 
 

@@ -29,6 +29,13 @@ class Tool(Request):
     type: Literal["function"]
     function: Function
 
+    def shown(self) -> dict[str, Any]:
+        """As templates and parsers take it: with all fields, since some read them unasked."""
+        function = self.function
+        parameters = function.parameters or {"type": "object", "properties": {}}
+        fields = {"name": function.name, "description": function.description}
+        return {"type": "function", "function": {**fields, "parameters": parameters}}
+
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
