@@ -5,10 +5,9 @@ For the doors whose replies are lists of such, each with a beginning and an end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
-from chairlift.api.answer import WholeChoice
 from chairlift.api.choice import CallDelta, CallOpening, Piece
 from chairlift.api.logprobs import Scored
 
@@ -72,16 +71,3 @@ class Sections:
         if self._open is not None:
             self._open.close(cut)
         self._open = self._begun_by = None
-
-
-def pieces_of(choice: WholeChoice) -> Iterator[Piece]:
-    """The pieces that a finished choice would have come in, had it come in as few as can be."""
-    index = choice.index
-    if choice.reasoning:
-        yield Piece(index, choice.reasoning, None, None, thought=True)
-    if choice.text:
-        yield Piece(index, choice.text, choice.scored, None)
-    for number, call in enumerate(choice.calls):
-        delta = CallDelta(number, CallOpening(call.id, call.name), call.arguments)
-        yield Piece(index, "", None, None, call=delta)
-    yield Piece(index, "", None, choice.finish)

@@ -22,7 +22,7 @@ from chairlift.api.choice import Piece
 from chairlift.api.errors import Problem
 from chairlift.api.generation import Generation
 from chairlift.api.replies import Finish, Usage
-from chairlift.api.sections import Sections, pieces_of
+from chairlift.api.sections import Sections
 from chairlift.api.sse import MESSAGES
 
 
@@ -72,7 +72,7 @@ class MessageShape:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
-        for piece in pieces_of(choice):
+        for piece in choice.pieces:
             self.chunks(piece)
         self._message.usage = _usage(usage)
         return self._message

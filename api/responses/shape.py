@@ -30,7 +30,7 @@ from chairlift.api.responses.replies import (
     ResponseError,
     ResponseUsage,
 )
-from chairlift.api.sections import Sections, pieces_of
+from chairlift.api.sections import Sections
 from chairlift.api.sse import RESPONSES
 from chairlift.api.vocabulary import Vocabulary
 
@@ -81,7 +81,7 @@ class ResponseShape:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
-        for piece in pieces_of(choice):
+        for piece in choice.pieces:
             self.chunks(piece)
         self._complete(usage)
         return self._response
