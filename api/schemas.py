@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from chairlift.api.fields import LogitBias, Prompts, Stops, TokenId
 from chairlift.api.messages import Messages
 from chairlift.api.request import Request
+from chairlift.api.structured import Structured
 from chairlift.api.templating import Templating
 from chairlift.api.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
@@ -28,7 +29,7 @@ class StreamOptions(Request):
     include_obfuscation: bool = False
 
 
-class Generate(Request):
+class Generate(Structured):
     """What both ways to generate text share: how tokens are chosen, and how they are sent."""
 
     model: str | None = None

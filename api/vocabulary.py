@@ -19,6 +19,8 @@ from chairlift.api.splitter import Rules, rules
 from chairlift.api.template import Rendering, with_text_arguments
 from chairlift.api.text import Detokenizer
 from chairlift.engine.errors import PromptTooLong, RequestError
+from chairlift.engine.grammar.checker import Checker
+from chairlift.engine.grammar.language import lexicon
 
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
@@ -62,6 +64,7 @@ class Vocabulary:
         self._longest = max(map(len, tokenizer.get_vocab()))
         self._rendering = Limited(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
+        self.grammars = Checker(partial(lexicon, tokenizer, size))
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
         # this stand-in for the prompt a token's space is inside the text, and is kept.
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)

@@ -188,6 +188,7 @@ def test_the_grammar_holds_after_the_thought(model: Any) -> None:
     common["logit_bias"] = {50: 100.0}
     bench.submit("begun", PROMPT, thinking=Thinking(end, 0, start=50), **common)
     del common["grammar"], common["logit_bias"]
+    common["logit_bias"] = {60: -100.0}
     bench.submit("free", PROMPT, thinking=Thinking(end, 2), **common)
     bench.drain()
     assert bench.tokens("forced")[6:] == [*end, *yes]

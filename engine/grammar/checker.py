@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -38,9 +39,12 @@ class Checker:
 
     One that takes too long, or too much memory, ends that process, which the next one starts anew.
     ``close`` ends it for good.
+
+    Args:
+        lexicon: the model's vocabulary; asked for in another thread.
     """
 
-    def __init__(self, lexicon: Lexicon) -> None:
+    def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
         self._lexicon = lexicon
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chairlift-grammar")
@@ -68,7 +72,7 @@ class Checker:
         if problem := self._known[key]:
             raise GrammarError(problem)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Ends the process; nothing can be checked any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._end()
@@ -85,15 +89,18 @@ class Checker:
 
     def _try(self, grammar: Grammar) -> str:
         """What is wrong with it; in the thread."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # it was nobody's fault here
         try:
             process = self._process or self._start()
             return self._ask(process, grammar, SECONDS)
+        # Neither is remembered: on another day it may be in time.
         except TimeoutError:
             self._end()
-            return f"takes longer than {SECONDS:g} s to compile"
+            raise GrammarError(f"takes longer than {SECONDS:g} s to compile") from None
         except EOFError:
             self._end()
-            return "takes more memory or stack than it may to compile"
+            raise GrammarError("takes more memory or stack than it may to compile") from None
 
     def _start(self) -> subprocess.Popen[bytes]:
         # NOTE: a session of its own keeps the terminal's Ctrl-C from it; it ends with its input.
@@ -106,7 +113,7 @@ class Checker:
             env=ENVIRONMENT | os.environ,
         )
         try:
-            problem = self._ask(process, self._lexicon, START_SECONDS)
+            problem = self._ask(process, self._lexicon(), START_SECONDS)
         except (TimeoutError, EOFError):
             problem = "the process that compiles grammars does not start"
         if problem:

@@ -81,7 +81,9 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 def check(matcher: LLMatcher) -> None:
     """Raises GrammarError if something has gone wrong with a matcher."""
     if matcher.is_error():
-        raise GrammarError(_short(matcher.get_error()))
+        message = matcher.get_error()
+        nothing = "NoExtension" in message
+        raise GrammarError("there is no text that is it" if nothing else _short(message))
 
 
 def _source(grammar: Grammar) -> str:
