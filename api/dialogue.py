@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
-import msgspec
 from aiohttp import web
 
 from chairlift.api.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
@@ -19,10 +18,11 @@ from chairlift.api.rendering import rendering_of
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import ChatRequest
 from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.structured import grammar_of
+from chairlift.api.structured import Wanted, check, grammar_of
 from chairlift.api.templating import Templating
 from chairlift.api.thoughts import ThoughtPlan, thought_plan
 from chairlift.api.tool_plan import ToolPlan, tool_plan
+from chairlift.engine.messages import Grammar
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
@@ -69,8 +69,7 @@ async def prepare(
     tools = tool_plan(request, model.vocabulary.format)
     async with deadline.limit():
         tokens = await prompt_of(request, model)
-        wanted = await grammar_of(request, model.vocabulary)
-    grammar = wanted if tools is None or tools.grammar is None else tools.grammar
+        grammar = await _grammar_of(request, model, tools)
     thought = thought_plan(request, model.vocabulary, tokens, grammar is not None)
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
@@ -82,8 +81,8 @@ async def prepare(
         default_max_tokens=max_tokens if fit else None,
         logprobs=request.top_logprobs if request.logprobs else None,
         grammar=grammar,
+        thinking=thought.thinking,
     )
-    params = msgspec.structs.replace(params, thinking=thought.thinking)
     return Generation(
         model,
         service.recorder,
@@ -93,6 +92,16 @@ async def prepare(
         priority,
         http[ACCOUNT],
     )
+
+
+async def _grammar_of(
+    request: ChatRequest, model: ServedModel, tools: ToolPlan | None
+) -> Grammar | None:
+    """What the reply is held to, which is known to be possible."""
+    if tools is None or tools.grammar is None:
+        return await grammar_of(request, model.vocabulary)
+    await check(Wanted("tools", tools.grammar), model.vocabulary)
+    return tools.grammar
 
 
 def _reading(

@@ -8,7 +8,7 @@ from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
 from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams
+from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
 
 
 def sampling_params(
@@ -21,12 +21,13 @@ def sampling_params(
     default_max_tokens: int | None,
     logprobs: int | None,
     grammar: Grammar | None,
+    thinking: Thinking | None = None,
 ) -> SamplingParams:
     """The parameters of one prompt.
 
     ``param`` names the prompt's field. ``max_tokens`` is what the client asked for;
     ``default_max_tokens`` None is all the room in the context. ``grammar`` is what ``grammar_of``
-    has found.
+    has found, ``thinking`` the thought that may go before it.
 
     Raises:
         ContextExceeded: prompt and output do not fit the context.
@@ -59,6 +60,7 @@ def sampling_params(
         logprobs=logprobs,
         stop_token_ids=tuple(dict.fromkeys((*ends, *request.stop_token_ids))),
         grammar=grammar,
+        thinking=thinking,
     )
 
 

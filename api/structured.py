@@ -156,13 +156,21 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
     if (wanted := request.wanted) is None:
         return None
     param, grammar = wanted
-    try:
-        if grammar.kind == "lark":
+    if grammar.kind == "lark":
+        try:
             grammar = Grammar("lark", await asyncio.to_thread(_lark, grammar.text))
-        await vocabulary.grammars.check(grammar)
-    except (GrammarError, UnsupportedModel) as error:
-        raise RequestError(f"{param}: {error}", param) from error
+        except GrammarError as error:
+            raise RequestError(f"{param}: {error}", param) from error
+    await check(Wanted(param, grammar), vocabulary)
     return grammar
+
+
+async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
+    """Raises what ``grammar_of`` does, if replies cannot be held to what is wanted."""
+    try:
+        await vocabulary.grammars.check(wanted.grammar)
+    except (GrammarError, UnsupportedModel) as error:
+        raise RequestError(f"{wanted.param}: {error}", wanted.param) from error
 
 
 def _lark(text: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from chairlift.api.chat_format import Tag
+from chairlift.api.structured import Wanted
 from chairlift.api.tools import Function
 from chairlift.engine.errors import RequestError
+from chairlift.engine.grammar.language import JSON_OPTIONS
 from chairlift.engine.messages import Grammar
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -17,15 +21,21 @@ _SAY_WHICH = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "al
 
 
 def call_grammar(
-    functions: Sequence[Function], start: Tag, end: Tag, *, required: bool, parallel: bool
+    functions: Sequence[Function],
+    start: Tag,
+    end: Tag,
+    *,
+    required: bool,
+    parallel: bool,
+    reply: Wanted | None,
 ) -> Grammar:
-    """One call of the functions, or several if ``parallel``, or, unless ``required``, text.
+    """One call of the functions, or several if ``parallel``, or, unless ``required``, a reply.
 
-    Text may also come before the first call, then. Each call's arguments are what its function's
-    schema says.
+    A reply is text, which may also come before the first call, or what ``reply`` says it has to
+    be. Each call's arguments are what its function's schema says.
 
     Raises:
-        RequestError: a function's parameters are no object.
+        RequestError: a function's parameters are no object, or ``reply`` is not JSON or a choice.
     """
     one = " | ".join(f"function_{number}" for number in range(len(functions)))
     more = '("\\n" open call)*' if parallel else ""
@@ -35,6 +45,8 @@ def call_grammar(
     ]
     if required:
         rules.append(f"start: open call {more}")
+    elif reply is not None:
+        rules += [f"start: reply | open call {more}", f"reply: {_reply(reply)}"]
     elif start.token is not None:
         # No token of the text is the tag's.
         rules += [f"start: TEXT | TEXT? open call {more}", "TEXT: /(?s:.*)/"]
@@ -61,6 +73,21 @@ def _regex(text: str) -> str:
     return "".join(c if c.isalnum() or c in "<>_" else f"\\{c}" for c in text)
 
 
+def _reply(wanted: Wanted) -> str:
+    kind, text = wanted.grammar.kind, wanted.grammar.text
+    if kind == "json_schema":
+        try:
+            schema = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"{wanted.param}: no JSON schema: {error}", wanted.param) from error
+        return f"%json {_with_options(schema, JSON_OPTIONS)}"
+    if kind == "json_object":
+        return f"%json {_with_options({'type': 'object'}, JSON_OPTIONS)}"
+    if kind == "choice":
+        return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
+    raise RequestError(f"{wanted.param}: not together with tools that can be called", wanted.param)
+
+
 def _schema(function: Function) -> str:
     schema = dict(_NO_PARAMETERS if function.parameters is None else function.parameters)
     if schema.setdefault("type", "object") != "object":
@@ -70,10 +97,14 @@ def _schema(function: Function) -> str:
     if "properties" in schema and not _SAY_WHICH.intersection(schema):
         schema["additionalProperties"] = False
     # What is not strict may use keywords that no grammar can hold a model to.
-    schema["x-guidance"] = {
+    options = {
         "whitespace_flexible": False,
         "item_separator": ", ",
         "key_separator": ": ",
         "lenient": not function.strict,
     }
-    return json.dumps(schema)
+    return _with_options(schema, options)
+
+
+def _with_options(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)

@@ -30,9 +30,9 @@ class ToolPlan:
 def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     """None if nothing can be called.
 
-    A model calls in its own format as long as it need not call. That it must, or that arguments
-    must be what a schema says, a grammar ensures; and that is of JSON, in the model's own tags if
-    they hold JSON, else in ours.
+    A model calls in its own format as long as it is free to. That it must, or what its arguments
+    or its reply have to be, a grammar ensures; and that is of JSON, in the model's own tags if they
+    hold JSON, else in ours.
 
     Raises:
         RequestError: a function's parameters are nothing that a grammar can be made of.
@@ -44,7 +44,8 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     short_ids = own is not None and own.parser_name == _SHORT_IDS
     strict = any(tool.function.strict for tool in request.tools)
     own_json = own is not None and own.parser_name == JSON_TOOLS
-    if own is not None and choosing.mode == "auto" and not (own_json and strict):
+    is_free = choosing.mode == "auto" and request.wanted is None and not (own_json and strict)
+    if own is not None and is_free:
         tools = [tool.shown() for tool in request.tools]
         parsed = partial(ParsedCalls, own.parse, tools, short_ids)
         return ToolPlan(CallReading(own.start, own.end, parsed, parallel), None)
@@ -52,7 +53,12 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     named = choosing.name
     functions = [t.function for t in request.tools if named in (None, t.function.name)]
     grammar = call_grammar(
-        functions, start, end, required=choosing.mode == "required", parallel=parallel
+        functions,
+        start,
+        end,
+        required=choosing.mode == "required",
+        parallel=parallel,
+        reply=request.wanted,
     )
     streamed = partial(StreamedCalls, short_ids)
     return ToolPlan(CallReading(start, end, streamed, parallel), grammar)

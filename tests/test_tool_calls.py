@@ -58,7 +58,8 @@ FAMILIES = [
     Family(
         "json_tools",
         _HERMES_CALL,
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}\n</tool_call>',
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}'
+        "\n</tool_call>",
         plain=["<tool_call>", "</tool_call>"],
     ),
     Family(
@@ -92,8 +93,8 @@ FAMILIES = [
     Family(
         "minimax_m2",
         "<minimax:tool_call>{{ tool_call.name }}",
-        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>'
-        '\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+        '<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Zürich</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
         special=["<minimax:tool_call>", "</minimax:tool_call>"],
     ),
     Family(
