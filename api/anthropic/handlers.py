@@ -15,15 +15,24 @@ from chairlift.api.body import convert, read
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.dialogue import prepare, prompt_of
 from chairlift.api.exchange import GIVEN_ID
+from chairlift.api.names import renamed
 from chairlift.api.service import SERVICE
+
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking",
+}
 
 
 async def create_message(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     request = await read(http, MessagesRequest)
-    chat = await convert(len(await http.read()), partial(chat_request, request))
-    # As Anthropic's: what there is no room for is told by the reason to stop.
-    generation = await prepare(http, chat, "msg_", fit=True)
+    with renamed(_NAMES):
+        chat = await convert(len(await http.read()), partial(chat_request, request))
+        # As Anthropic's: what there is no room for is told by the reason to stop.
+        generation = await prepare(http, chat, "msg_", fit=True)
     shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID])
     return await answer(http, chat, generation, shape)
 

@@ -10,9 +10,9 @@ from aiohttp import web
 from chairlift.api.answer import answer, json_response
 from chairlift.api.body import convert, read
 from chairlift.api.dialogue import prepare
+from chairlift.api.names import renamed
 from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.responses.dialogue import dialogue_of, empty_response
-from chairlift.api.responses.names import in_this_doors_names
 from chairlift.api.responses.page import page_of
 from chairlift.api.responses.replies import DeletedResponse, Response
 from chairlift.api.responses.request import ResponsesRequest
@@ -20,6 +20,13 @@ from chairlift.api.responses.shape import ResponseShape
 from chairlift.api.responses.store import ResponseStore, StoredResponse
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
+
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 
 
 async def create_response(http: web.Request) -> web.StreamResponse:
@@ -31,7 +38,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     if request.previous_response_id is not None:
         previous = store.get(owner, request.previous_response_id, "previous_response_id")
     size = len(await http.read()) + (0 if previous is None else previous.size)
-    with in_this_doors_names():
+    with renamed(_NAMES):
         dialogue = await convert(size, partial(dialogue_of, request, previous))
         generation = await prepare(http, dialogue.chat, "resp_")
 

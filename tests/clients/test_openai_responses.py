@@ -10,6 +10,7 @@ import pytest
 from api_server import Running, ending, ids, running
 from fake_engine import FakeEngine, Scripted, model_info
 from pydantic import BaseModel
+from thinking_caller import ANSWER, CITIES, PARAMETERS, TEXT, THOUGHT, TOKENIZER, WEATHER, playing
 
 MODEL = "org/tiny"
 
@@ -106,3 +107,80 @@ async def test_errors_are_its_own(server: Running) -> None:
         "response_not_found",
         "previous_response_id",
     )
+
+
+# Thoughts and calls
+
+TOOL = {"type": "function", "name": WEATHER, "parameters": PARAMETERS, "strict": False}
+CALLED = [{"city": city} for city in CITIES]
+
+
+async def test_thoughts_and_calls_go_round_by_the_client_and_by_the_server() -> None:
+    async with running(playing(), TOKENIZER) as server:
+        asked = {"model": MODEL, "tools": [TOOL], "include": ["reasoning.encrypted_content"]}
+        first = await server.openai.responses.create(input="Weather?", **asked)
+        thought, text, *calls = first.output
+        assert [part.text for part in thought.content] == [THOUGHT]
+        assert text.content[0].text == first.output_text == TEXT
+        assert [json.loads(call.arguments) for call in calls] == CALLED
+        assert {call.name for call in calls} == {WEATHER}
+        assert first.usage.output_tokens_details.reasoning_tokens == len(THOUGHT) + 4
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+            for call in calls
+        ]
+        stored = await server.openai.responses.create(
+            input=results, previous_response_id=first.id, **asked
+        )
+        assert stored.output_text == ANSWER
+        by_server = server.engine.submitted[-1].prompt
+        stateless = await server.openai.responses.create(
+            input=[{"role": "user", "content": "Weather?"}, *first.output, *results],
+            store=False,
+            **asked,
+        )
+        assert stateless.output_text == ANSWER
+        assert server.engine.submitted[-1].prompt == by_server
+        prompt = TOKENIZER.decode(by_server)
+        assert f"<think>{THOUGHT}</think>{TEXT}<tool_call>" in prompt
+        assert prompt.count("<|im_start|>tool\nsunny") == 2
+        items = await server.openai.responses.input_items.list(stored.id, order="asc")
+        assert [item.type for item in items.data] == [
+            *("message", "reasoning", "message", "function_call", "function_call"),
+            *("function_call_output", "function_call_output"),
+        ]
+
+
+async def test_thoughts_and_calls_in_a_stream() -> None:
+    async with running(playing(), TOKENIZER) as server:
+        asked = {"model": MODEL, "input": "Weather?", "tools": [TOOL]}
+        async with server.openai.responses.stream(**asked) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert [item.type for item in final.output] == [
+            *("reasoning", "message", "function_call", "function_call")
+        ]
+        assert [call.parsed_arguments for call in final.output[2:]] == [None, None]
+        done = [event for event in events if event.type == "response.function_call_arguments.done"]
+        assert [json.loads(event.arguments) for event in done] == CALLED
+        thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
+        assert (len(thoughts) > 1, "".join(thoughts)) == (True, THOUGHT)
+        # Each item is begun and ended, one after the other.
+        bounds = [e for e in events if e.type.startswith("response.output_item.")]
+        assert [(e.type[21:], e.output_index) for e in bounds] == [
+            (end, index) for index in range(4) for end in ("added", "done")
+        ]
+
+
+async def test_which_function_and_how_much_thought_are_chosen() -> None:
+    async with running(playing(), TOKENIZER) as server:
+        await server.openai.responses.create(
+            model=MODEL,
+            input="Weather?",
+            tools=[TOOL],
+            tool_choice={"type": "function", "name": WEATHER},
+            reasoning={"effort": "none", "summary": "auto"},
+        )
+        [submitted] = server.engine.submitted
+        assert submitted.params.grammar is not None
+        assert TOKENIZER.decode(submitted.prompt).endswith("<think></think>")
