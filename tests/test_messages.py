@@ -147,6 +147,11 @@ async def test_bad_fields_are_named(server: Running) -> None:
         assert (status, body["error"]["type"]) == (400, "invalid_request_error"), change
         assert named in body["error"]["message"], change
         assert (body["type"], set(body["error"])) == ("error", {"type", "message"})
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    tools = f'[{{"name": "f", "input_schema": {deep}}}]'
+    data = f'{json.dumps(BODY)[:-1]}, "tools": {tools}}}'.encode()
+    status, body = await server.post(PATH, data)
+    assert (status, "deep" in body["error"]["message"]) == (400, True)
     assert not server.engine.submitted
 
 

@@ -277,6 +277,10 @@ async def test_bad_fields_are_named(server: Running) -> None:
         status, body = await server.post(PATH, {"input": "x", **change})
         assert status == (404 if param == "previous_response_id" else 400), change
         assert body["error"]["param"].startswith(param), change
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    tools = f'[{{"type": "function", "name": "f", "parameters": {deep}}}]'
+    status, body = await server.post(PATH, f'{{"input": "x", "tools": {tools}}}'.encode())
+    assert (status, "deep" in body["error"]["message"]) == (400, True)
     assert not server.engine.submitted
 
 

@@ -66,7 +66,7 @@ def _of_assistant(turn: Turn) -> list[Message]:
 
 def _append(messages: list[Message], part: Message) -> None:
     last = messages[-1] if messages else None
-    if last is None or last["role"] != part["role"] or "tool" in part["role"]:
+    if last is None or last["role"] != part["role"] or part["role"] == "tool":
         messages.append(part)
         return
     for name in ("content", "reasoning_content"):

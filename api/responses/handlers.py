@@ -70,7 +70,8 @@ async def delete_response(http: web.Request) -> web.Response:
 async def list_input_items(http: web.Request) -> web.Response:
     """The items that a stored response was made of, those of earlier responses included."""
     stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
-    return json_response(page_of(stored.input_items(), http.query))
+    items = await convert(len(stored.inputs), stored.input_items)
+    return json_response(page_of(items, http.query))
 
 
 async def cancel_response(http: web.Request) -> web.Response:
