@@ -7,6 +7,7 @@ from typing import Any
 from chairlift.api.anthropic.history import messages_of
 from chairlift.api.anthropic.request import (
     AnyChoice,
+    Choice,
     MessagesPrompt,
     MessagesRequest,
     NoneChoice,
@@ -71,7 +72,7 @@ def _prompt_fields(request: MessagesPrompt) -> Fields:
             for tool in request.tools
         ],
         "tool_choice": _tool_choice(request),
-        "parallel_tool_calls": not getattr(request.tool_choice, "disable_parallel_tool_use", False),
+        "parallel_tool_calls": _parallel(request.tool_choice),
         "reasoning_effort": request.output_config.effort,
         "response_format": _response_format(request),
         **_thinking(request),
@@ -101,6 +102,10 @@ def _tool_choice(request: MessagesPrompt) -> ToolChoice:
         case OneToolChoice(name=name):
             return ToolChoice("required", name)
     return ToolChoice("auto")
+
+
+def _parallel(choice: Choice) -> bool:
+    return isinstance(choice, NoneChoice) or not choice.disable_parallel_tool_use
 
 
 def _response_format(request: MessagesPrompt) -> Fields | None:

@@ -72,6 +72,9 @@ class NoneChoice(Request):
     type: Literal["none"]
 
 
+Choice = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
+
+
 class ThinkingEnabled(Request):
     """Anthropic's least budget is 1024; a small model may be given less."""
 
@@ -110,7 +113,7 @@ class MessagesPrompt(Request):
         list[Annotated[AnthropicTool, BeforeValidator(_tool_type)]], Field(max_length=MAX_TOOLS)
     ] = []
     tool_choice: Annotated[
-        AutoChoice | AnyChoice | OneToolChoice | NoneChoice,
+        Choice,
         Field(discriminator="type"),
         BeforeValidator(known_kind("tool choices", "auto", "any", "tool", "none")),
     ] = AutoChoice(type="auto")

@@ -54,7 +54,6 @@ def dialogue_of(request: ResponsesRequest, previous: StoredResponse | None) -> D
 
 
 def _chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    effort = request.reasoning.effort
     return ChatRequest.model_validate(
         {
             "model": request.model,
@@ -70,7 +69,7 @@ def _chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReque
             "tool_choice": _tool_choice(request),
             "parallel_tool_calls": request.parallel_tool_calls,
             "response_format": _response_format(request),
-            "reasoning_effort": effort,
+            "reasoning_effort": request.reasoning.effort,
             "cache_salt": request.cache_salt,
             "priority": request.priority,
             "timeout": request.timeout,

@@ -54,7 +54,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 
 async def get_response(http: web.Request) -> web.Response:
     """A stored response."""
-    if http.query.get("stream", "false").lower() not in ("false", "0"):
+    if http.query.get("stream", "false") != "false":
         raise RequestError("stream is not supported: no stored response is still running", "stream")
     stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
     return web.Response(body=stored.reply, content_type="application/json")

@@ -135,7 +135,7 @@ _check_kind = known_kind(
 
 def _item(value: object) -> object:
     if isinstance(value, dict) and "role" in value:
-        value = {"type": "message", **value}
+        value = {**value, "type": value.get("type") or "message"}
     return _check_kind(value)
 
 

@@ -31,7 +31,7 @@ class ResponseUsage(Struct):
 
 
 class ResponseError(Struct):
-    code: Literal["server_error", "rate_limit_exceeded"]
+    code: Literal["server_error"]
     message: str
 
 
