@@ -17,7 +17,7 @@ MAX_CALL_CHARS = 1 << 17
 # An id of the model's own is kept only if it is harmless.
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 # How a call in JSON begins, up to the arguments.
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*', re.ASCII)
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)', re.ASCII)
 
 
 class Calls(Protocol):

@@ -94,7 +94,8 @@ FAMILIES = [
         "minimax_m2",
         "<minimax:tool_call>{{ tool_call.name }}",
         '<minimax:tool_call>\n<invoke name="get_weather">\n'
-        '<parameter name="city">Zürich</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+        '<parameter name="city">Zürich</parameter>\n<parameter name="days">3</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
         special=["<minimax:tool_call>", "</minimax:tool_call>"],
     ),
     Family(
