@@ -1,7 +1,7 @@
 """JSON schemas out of a seed, of all that structured output supports, whose replies come to an end.
 
-Strings and arrays are bounded, and nothing refers to itself more than once in a place: a model that
-chooses at random is done with each of them after some hundred tokens.
+Strings and arrays are bounded, and nothing refers to itself: small models repeat what can be
+repeated, and would never come to the end of it.
 """
 
 from __future__ import annotations
@@ -84,20 +84,11 @@ class _Builder:
         return {"allOf": [whole, {"required": whole["required"]}]}
 
     def _ref(self, depth: int) -> Schema:
-        """Something that is defined elsewhere: now and then a list, linked by references."""
-        name = f"thing{len(self.definitions)}"
-        reference = {"$ref": f"#/$defs/{name}"}
-        self.definitions[name] = {}
-        if self._rng.random() < 0.5:
-            self.definitions[name] = {
-                "type": "object",
-                "properties": {"value": self._leaf(), "next": {"anyOf": [reference, _NULL]}},
-                "required": ["value", "next"],
-                "additionalProperties": False,
-            }
-        else:
-            self.definitions[name] = self._any(depth - 1)
-        return reference
+        """Something that is defined elsewhere, here for the first time or not."""
+        if not self.definitions or self._rng.random() < 0.7:
+            definition = self._any(depth - 1)
+            self.definitions[f"thing{len(self.definitions)}"] = definition
+        return {"$ref": f"#/$defs/{self._rng.choice(list(self.definitions))}"}
 
     def _leaf(self) -> Schema:
         build: Callable[[], Schema] = self._rng.choice(
@@ -111,7 +102,7 @@ class _Builder:
             case 0:
                 return {"type": "string", "pattern": rng.choice(_PATTERNS), "maxLength": 16}
             case 1:
-                return {"type": "string", "format": rng.choice(_FORMATS)}
+                return {"type": "string", "format": rng.choice(_FORMATS), "maxLength": 40}
         least = rng.randint(0, 4)
         return {"type": "string", "minLength": least, "maxLength": least + rng.randint(0, 12)}
 
@@ -119,11 +110,14 @@ class _Builder:
         least = self._rng.randint(-1000, 1000)
         schema: Schema = {"type": "integer", "minimum": least, "maximum": least + 2000}
         if self._rng.random() < 0.3:
-            schema = {"type": "integer", "multipleOf": self._rng.choice([2, 5, 10])}
+            schema |= {"minimum": 0, "multipleOf": self._rng.choice([2, 5, 10])}
         return schema
 
     def _number(self) -> Schema:
-        return {"type": "number", "exclusiveMinimum": -10, "maximum": self._rng.randint(0, 100)}
+        schema: Schema = {"type": "number", "minimum": 0, "maximum": self._rng.randint(1, 100)}
+        if self._rng.random() < 0.7:
+            schema["multipleOf"] = 0.5
+        return schema
 
     def _enum(self) -> Schema:
         values = self._rng.sample(["a", "long one", "\u00fc\u20ac", 1, 2.5, True, None], 3)
