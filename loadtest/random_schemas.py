@@ -1,6 +1,6 @@
 """JSON schemas out of a seed, of all that structured output supports, whose replies come to an end.
 
-Strings and arrays are bounded, and nothing refers to itself: small models repeat what can be
+Strings, names and arrays are bounded, and nothing refers to itself: small models repeat what can be
 repeated, and would never come to the end of it.
 """
 
@@ -45,7 +45,7 @@ class _Builder:
         }
         if rng.random() < 0.15:
             schema["required"] = names
-            schema["additionalProperties"] = self._leaf()
+            schema["patternProperties"] = {"^[A-Z]{1,6}$": self._leaf()}
             schema["maxProperties"] = len(names) + 2
         return schema
 
