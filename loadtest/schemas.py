@@ -120,8 +120,9 @@ def _problem(text: str, schema: Schema) -> str | None:
     except ValueError as error:
         return f"no JSON: {error}"
     checker = Draft202012Validator.FORMAT_CHECKER
-    error = next(Draft202012Validator(schema, format_checker=checker).iter_errors(value), None)
-    return None if error is None else f"not valid: {error.message}"
+    problems = Draft202012Validator(schema, format_checker=checker).iter_errors(value)
+    first = next(problems, None)
+    return None if first is None else f"not valid: {first.message}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
