@@ -10,7 +10,8 @@ _TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}{% for tool_call in m.tool_calls or [] %}{% set tool_call = tool_call.function %}"
+    "{{ m.content }}{% for tool_call in m.tool_calls or [] %}"
+    "{% set tool_call = tool_call.function %}"
     '<tool_call>\n{"name": "{{ tool_call.name }}", '
     '"arguments": {{ tool_call.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}<|im_end|>\n{% endfor %}"
