@@ -59,7 +59,9 @@ Block = Annotated[
     BeforeValidator(known_kind("content blocks", "text", "thinking", "tool_use", "tool_result")),
 ]
 Blocks = Annotated[
-    list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])
+    list[Block],
+    Field(min_length=1),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
 ]
 
 

@@ -31,8 +31,8 @@ def prompt_request(request: MessagesPrompt) -> ChatRequest:
     return ChatRequest.model_validate(_prompt_fields(request))
 
 
-def chat_request(request: MessagesRequest) -> ChatRequest:
-    """A chat request that asks for the same.
+def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
+    """A chat request that asks for the same; ``thinks``: the model marks its thoughts.
 
     Raises:
         RequestError, pydantic.ValidationError: fields that do not go together.
@@ -42,6 +42,8 @@ def chat_request(request: MessagesRequest) -> ChatRequest:
             **_prompt_fields(request),
             "stream": request.stream,
             "max_tokens": request.max_tokens,
+            # A model without thoughts keeps to any budget for them.
+            "thinking_token_budget": _budget(request) if thinks else None,
             "stop": request.stop_sequences,
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -75,7 +77,7 @@ def _prompt_fields(request: MessagesPrompt) -> Fields:
         "parallel_tool_calls": _parallel(request.tool_choice),
         "reasoning_effort": request.output_config.effort,
         "response_format": _response_format(request),
-        **_thinking(request),
+        "chat_template_kwargs": _template_kwargs(request),
     }
 
 
@@ -116,13 +118,12 @@ def _response_format(request: MessagesPrompt) -> Fields | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _thinking(request: MessagesPrompt) -> Fields:
-    thinking = request.thinking
-    if thinking is None:
+def _template_kwargs(request: MessagesPrompt) -> Fields:
+    if request.thinking is None:
         return {}
-    fields: Fields = {
-        "chat_template_kwargs": {"enable_thinking": not isinstance(thinking, ThinkingDisabled)}
-    }
-    if isinstance(thinking, ThinkingEnabled):
-        fields["thinking_token_budget"] = thinking.budget_tokens
-    return fields
+    return {"enable_thinking": not isinstance(request.thinking, ThinkingDisabled)}
+
+
+def _budget(request: MessagesRequest) -> int | None:
+    thinking = request.thinking
+    return thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None

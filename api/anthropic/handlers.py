@@ -22,15 +22,15 @@ _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
-    "thinking_token_budget": "thinking",
 }
 
 
 async def create_message(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     request = await read(http, MessagesRequest)
+    thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
     with renamed(_NAMES):
-        chat = await convert(len(await http.read()), partial(chat_request, request))
+        chat = await convert(len(await http.read()), partial(chat_request, request, thinks))
         # As Anthropic's: what there is no room for is told by the reason to stop.
         generation = await prepare(http, chat, "msg_", fit=True)
     shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID])

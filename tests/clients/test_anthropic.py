@@ -18,6 +18,7 @@ from chairlift.api.keys import ApiKey, KeyLimits, digest_of
 MODEL = "org/tiny"
 KEY = "sk-alice-secret"
 USER = {"role": "user", "content": "Hi"}
+THINKING = {"type": "enabled", "budget_tokens": 2000}
 ASKED = {"model": MODEL, "max_tokens": 100, "messages": [USER]}
 
 
@@ -47,7 +48,9 @@ async def test_create(talking: Talking) -> None:
     assert reply._request_id
     # What came out goes in, as it is.
     turns = [USER, {"role": "assistant", "content": reply.content}, USER]
-    again = await talking.client.messages.create(**{**ASKED, "messages": turns})
+    # Agents ask every model to think, and this one cannot.
+    asked = {**ASKED, "messages": turns, "thinking": THINKING}
+    again = await talking.client.messages.create(**asked)
     assert (again.content[0].text, again.stop_reason) == ("Hello", "end_turn")
     count = await talking.client.messages.count_tokens(model=MODEL, messages=turns)
     assert count.input_tokens == again.usage.input_tokens
@@ -102,7 +105,6 @@ async def test_the_schema_of_an_output_is_held_to(talking: Talking) -> None:
 # Thoughts and calls
 
 TOOL = {"name": WEATHER, "input_schema": PARAMETERS}
-THINKING = {"type": "enabled", "budget_tokens": 2000}
 
 
 @pytest.fixture
