@@ -8,12 +8,15 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from chairlift.api.alarm import TimeUp, within
 from chairlift.api.chat_format import ToolParser
 from chairlift.api.choice import CallDelta, CallOpening
 
-# Parsers are regular expressions that nobody answers for, and some take a time quadratic in the
-# text. Longer calls are text; the longest one seen in the wild is a file to be written.
+# Longer calls are text; the longest ones of real agents write a file.
 MAX_CALL_CHARS = 1 << 17
+# Parsers are regular expressions that nobody answers for. A call takes them some milliseconds, but
+# some need minutes for a text as long as that which is made for it. Meanwhile all streams wait.
+PARSE_SECONDS = 0.2
 # An id of the model's own is kept only if it is harmless.
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 # How a call in JSON begins, up to the arguments.
@@ -138,11 +141,19 @@ def _parsed(
     """The calls in a text; none if it is malformed in any way."""
     if len(text) > MAX_CALL_CHARS:
         return []
-    # NOTE: what a parser raises, and returns, on a text that a model made up can be anything.
+
+    def attempt() -> list[_Parsed]:
+        # NOTE: what a parser raises, and returns, on a text that a model made up can be anything.
+        try:
+            found = parse(text, tools)
+            calls = found if isinstance(found, list) else [found]
+            return [_checked(call, names) for call in calls]
+        except Exception:
+            return []
+
     try:
-        found = parse(text, tools)
-        return [_checked(call, names) for call in (found if isinstance(found, list) else [found])]
-    except Exception:
+        return within(PARSE_SECONDS, attempt)
+    except TimeUp:
         return []
 
 

@@ -7,12 +7,16 @@ import os
 from typing import Any
 
 import jsonschema
+import pytest
 from asked import MODEL, QUESTION, TOOL, WEATHER
 
 # Else importing it asks the internet for prices.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import litellm
+
+# Its own types are no longer quite pydantic's.
+pytestmark = pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning")
 
 ASK: dict[str, Any] = {
     "model": f"openai/{MODEL}",
