@@ -111,7 +111,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0]: content"),
     ({"messages": [{"role": "assistant", "content": ""}]}, "only a text"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),

@@ -60,7 +60,6 @@ Block = Annotated[
 ]
 Blocks = Annotated[
     list[Block],
-    Field(min_length=1),
     BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
 ]
 

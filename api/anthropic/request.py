@@ -22,13 +22,16 @@ from chairlift.engine.messages import MAX_PRIORITY
 
 
 class Turn(Request):
-    """A message. Who may say what is Anthropic's: tools are used by the assistant only."""
+    """A message. Who may say what is Anthropic's: tools are used by the assistant only, who alone
+    may say nothing."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
 
     @model_validator(mode="after")
-    def _blocks_of_this_role(self) -> Self:
+    def _is_said_by_this_role(self) -> Self:
+        if not self.content and self.role != "assistant":
+            raise ValueError("content must hold at least one block")
         for block in self.content:
             match block:
                 case ThinkingBlockInput() | ToolUseBlockInput() if self.role != "assistant":
