@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.api.chat_format import ThinkTags
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.engine.logs import LogFormat
 
@@ -16,11 +17,14 @@ class ServerSettings:
     ``served_model_name`` None is the model's own name. ``keep_alive_seconds`` is the longest a
     stream stays silent before a comment line is sent. ``log_format`` is "text" or "json". Every
     ``canary_interval`` seconds a finished row is replayed; 0 is never. ``otlp_endpoint`` is where
-    traces are sent, by OTLP over HTTP; None makes none.
+    traces are sent, by OTLP over HTTP; None makes none. ``tool_parser`` and ``think_tags`` None:
+    what goes with the model's tokenizer.
 
     ``keys`` empty: anybody may come, and all of them share ``anonymous``. ``ssl_keyfile`` None: the
     key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are those of web pages that may
-    come. ``ui``: a page at /. ``metrics_port`` None: /metrics is on ``port`` with the rest.
+    come. ``response_store_bytes`` are the most that stored responses may take, and
+    ``response_store_seconds`` how long each is kept. ``ui``: a page at /. ``metrics_port`` None:
+    /metrics is on ``port`` with the rest.
 
     Seconds: ``drain_seconds`` is how long requests may go on once the server was asked to stop,
     ``request_seconds`` how long one may take at all (None: as long as it does), ``idle_seconds``
@@ -37,11 +41,15 @@ class ServerSettings:
     log_format: LogFormat = "text"
     canary_interval: float = 0.0
     otlp_endpoint: str | None = None
+    tool_parser: str | None = None
+    think_tags: ThinkTags | None = None
     keys: tuple[ApiKey, ...] = ()
     anonymous: KeyLimits = NO_LIMITS
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     cors_origins: tuple[str, ...] = ()
+    response_store_bytes: int = 64 << 20
+    response_store_seconds: float = 3600.0
     ui: bool = True
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None

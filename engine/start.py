@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved import fingerprint, weights_sample
@@ -16,10 +17,13 @@ from chairlift.engine.acceleration import accelerate
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import EngineCore
 from chairlift.engine.errors import ModelError
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.language import Lexicon, lexicon
 from chairlift.engine.loader import LoadedModel, load_model
 from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.engine.tokenizer import load_tokenizer
 from chairlift.engine.warm import warm
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
@@ -92,6 +96,7 @@ def serve_loaded(
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
+    compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers)
     swap = _swap(config, layers)
     if device.kind() == "gpu":
@@ -102,9 +107,15 @@ def serve_loaded(
             )
         )
     core = EngineCore(
-        loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap, own_layers
+        *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
+        layers=own_layers,
+        compiler=compiler,
     )
     return core, info
+
+
+def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
+    return lexicon(load_tokenizer(source), vocabulary)
 
 
 def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:
