@@ -23,6 +23,7 @@ from chairlift.engine.loader import LoadedModel, load_model
 from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.engine.tokenizer import load_tokenizer
 from chairlift.engine.warm import warm
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
@@ -55,7 +56,7 @@ def serve_loaded(
     # Weights that were rounded to a few bits lose next to nothing by a little more rounding, which
     # who asks for a type is spared.
     exactly = config.dtype != "auto" or not loaded.quantized
-    eager, row_layer = accelerate(loaded.model, exactly)
+    eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)
@@ -95,27 +96,25 @@ def serve_loaded(
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
+    compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers)
     swap = _swap(config, layers)
     if device.kind() == "gpu":
         on_progress("compiling kernels")
         warm(
             EngineCore(
-                loaded.model, vocabulary, limits, quantization=quantization, row_layer=row_layer
+                loaded.model, vocabulary, limits, quantization=quantization, layers=own_layers
             )
         )
     core = EngineCore(
         *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
-        row_layer=row_layer,
-        compiler=None if source is None else Compiler(partial(_lexicon, source, vocabulary)),
+        layers=own_layers,
+        compiler=compiler,
     )
     return core, info
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
-    # NOTE: here, since most engines never need a tokenizer.
-    from chairlift.engine.tokenizer import load_tokenizer
-
     return lexicon(load_tokenizer(source), vocabulary)
 
 

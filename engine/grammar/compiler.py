@@ -13,8 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.messages import Grammar
 
-# Compiled ones take some hundred kilobytes, few of them megabytes.
+# Most compiled ones take some hundred kilobytes; those of long schemas 300 times their text.
 MAX_KEPT = 64
+MAX_KEPT_CHARS = 1 << 20
 
 
 class Compiled(NamedTuple):
@@ -30,13 +31,13 @@ class Compiler:
     """Compiles one grammar at a time on a thread, which does not hold the interpreter meanwhile.
 
     Args:
-        lexicon: the model's vocabulary; asked for on that thread, with the first grammar.
+        lexicon: the model's vocabulary; asked for on that thread, at once. NOTE: to build its tree
+            holds the interpreter, for half a second of 150,000 tokens: not while rows are running.
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
-        self._lexicon = lexicon
-        self._tokenizer: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chairlift-grammar")
+        self._tokenizer: Future[LLTokenizer] = self._thread.submit(lambda: lexicon().load())
         self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._hits = 0
         self._seconds: list[float] = []
@@ -49,13 +50,17 @@ class Compiler:
         future = self._kept.get(grammar)
         if future is None:
             future = self._kept[grammar] = self._thread.submit(self._compile, grammar)
-            if len(self._kept) > MAX_KEPT:
+            while len(self._kept) > MAX_KEPT or self._chars > MAX_KEPT_CHARS:
                 self._kept.popitem(last=False)
         else:
             self._hits += 1
-        self._kept.move_to_end(grammar)
+            self._kept.move_to_end(grammar)
         future.add_done_callback(lambda _: done())
         return future
+
+    @property
+    def _chars(self) -> int:
+        return sum(len(grammar.text) for grammar in self._kept)
 
     def take_counts(self) -> Compiled:
         """What there is to tell since the last call."""
@@ -65,8 +70,6 @@ class Compiler:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         start = time.monotonic()
-        if self._tokenizer is None:
-            self._tokenizer = self._lexicon().load()
-        matcher = compiled(grammar, self._tokenizer)
+        matcher = compiled(grammar, self._tokenizer.result())
         self._seconds.append(time.monotonic() - start)
         return matcher
