@@ -90,38 +90,35 @@ class StreamedCalls:
         self.count = 0
         self.text = ""
         self._short_ids = short_ids
-        self._told: int | None = None
+        # Of the arguments, what was not told yet; None before they begin.
+        self._rest: str | None = None
 
     def begin(self) -> None:
         self.text = ""
-        self._told = None
+        self._rest = None
 
     def add(self, text: str) -> list[CallDelta]:
-        self.text += text
         deltas = []
-        if self._told is None:
-            head = _HEAD.match(self.text)
-            if head is None:
+        if self._rest is None:
+            self.text += text
+            if (head := _HEAD.match(self.text)) is None:
                 return []
             deltas.append(CallDelta(self.count, CallOpening(new_id(self._short_ids), head[1]), ""))
-            self._told = head.end()
             self.count += 1
+            self._rest, text = "", self.text[head.end() :]
+        rest = self._rest + text
         # The last brace is the call's, and not the arguments'.
-        certain = len(self.text.rstrip().removesuffix("}").rstrip().removesuffix("}"))
+        certain = rest.rstrip().removesuffix("}").rstrip().removesuffix("}")
+        self._rest = rest[len(certain) :]
         return deltas + self._tell(certain)
 
     def end(self) -> list[CallDelta] | None:
-        if self._told is None:
+        if self._rest is None:
             return None
-        return self._tell(len(self.text.rstrip().removesuffix("}").rstrip()))
+        return self._tell(self._rest.rstrip().removesuffix("}").rstrip())
 
-    def _tell(self, until: int) -> list[CallDelta]:
-        assert self._told is not None
-        arguments = self.text[self._told : until]
-        if not arguments:
-            return []
-        self._told = until
-        return [CallDelta(self.count - 1, None, arguments)]
+    def _tell(self, arguments: str) -> list[CallDelta]:
+        return [CallDelta(self.count - 1, None, arguments)] if arguments else []
 
 
 def new_id(short: bool) -> str:

@@ -102,7 +102,8 @@ class DialogueChoice(Choice):
             scored = None
         segments = self._splitter.add(token)
         for segment in segments:
-            self._take(segment)
+            if not self._is_over:
+                self._take(segment)
         if self._queue is not None and segments and not self._reply.begun:
             self._queue.drop_rest()  # blank lines that are left out
         if self._queue is not None and scored is not None and self._reply.read > scored.start:

@@ -245,8 +245,8 @@ class EngineCore:
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
         written += [*self.prefixes.take_pending(), *self.batch.states]
         computed = [*plan.decode, *plan.chunks]
-        queued = self.batch.queued
-        return Step(rows, sampled, logits if late else None, first, written, queued, computed)
+        late_logits = logits if late else None
+        return Step(rows, sampled, late_logits, first, written, self.batch.queued, computed)
 
     def _count_begun(self, plan: Plan) -> None:
         """Tells where what is not computed of the sequences that begin comes from."""

@@ -366,13 +366,16 @@ def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.Monkey
 def test_a_warm_engine_has_served_and_is_idle() -> None:
     bench = Bench(tiny_model("qwen3"))
     sampled: list[int] = []
+    masked: list[bool] = []
     ours = bench.core.batch.sample
 
-    def watched(logits: mx.array) -> Any:
+    def watched(logits: mx.array, masks: Any = None) -> Any:
         sampled.append(logits.shape[0])
-        return ours(logits)
+        masked.append(masks is not None)
+        return ours(logits, masks)
 
     bench.core.batch.sample = watched  # type: ignore[method-assign]
     warm(bench.core)
     assert bench.core.idle
     assert {1, 2} <= set(sampled), "alone and beside others"
+    assert {False, True} == set(masked), "held to something and not"

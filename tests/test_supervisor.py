@@ -24,7 +24,14 @@ from tiny import VOCAB_SIZE, tiny_model_dir
 from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
-from chairlift.engine.messages import SamplingParams, StepStats, Submit, TokenOutput
+from chairlift.engine.messages import (
+    Grammar,
+    SamplingParams,
+    StepStats,
+    Submit,
+    Thinking,
+    TokenOutput,
+)
 from chairlift.engine.source import ModelSource
 from chairlift.engine.stream import Stream
 from chairlift.engine.supervision import Supervision
@@ -110,6 +117,7 @@ def of_every_kind(engine: Engine, salt: str) -> list[Stream]:
     """Requests whose ways to choose tokens and to end are different; they are 8 choices."""
     # Of few tokens: two that are next to each other in a long row differ by rounding errors.
     drawn = {"temperature": 0.9, "top_k": 6}
+    held = {"grammar": Grammar("regex", "[a-m ]{200}"), "thinking": Thinking((60,), 30)}
     return [
         engine.submit(prompt(1), salt=salt),
         engine.submit(prompt(2), salt=salt, logprobs=2, **drawn),
@@ -118,7 +126,7 @@ def of_every_kind(engine: Engine, salt: str) -> list[Stream]:
         engine.submit(
             prompt(5), salt=salt, min_tokens=100, stop_token_ids=tuple(range(3, VOCAB_SIZE, 2))
         ),
-        engine.submit(prompt(6, 300), salt=salt, logit_bias={9: 4.0, 17: 4.0}, **drawn),
+        engine.submit(prompt(6, 300), salt=salt, logit_bias={9: 4.0, 17: 4.0}, **drawn, **held),
     ]
 
 

@@ -13,8 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.messages import Grammar
 
-# Compiled ones take some hundred kilobytes, few of them megabytes.
+# Most compiled ones take some hundred kilobytes; those of long schemas 300 times their text.
 MAX_KEPT = 64
+MAX_KEPT_CHARS = 1 << 20
 
 
 class Compiled(NamedTuple):
@@ -49,13 +50,17 @@ class Compiler:
         future = self._kept.get(grammar)
         if future is None:
             future = self._kept[grammar] = self._thread.submit(self._compile, grammar)
-            if len(self._kept) > MAX_KEPT:
+            while len(self._kept) > MAX_KEPT or self._chars > MAX_KEPT_CHARS:
                 self._kept.popitem(last=False)
         else:
             self._hits += 1
-        self._kept.move_to_end(grammar)
+            self._kept.move_to_end(grammar)
         future.add_done_callback(lambda _: done())
         return future
+
+    @property
+    def _chars(self) -> int:
+        return sum(len(grammar.text) for grammar in self._kept)
 
     def take_counts(self) -> Compiled:
         """What there is to tell since the last call."""

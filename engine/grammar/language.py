@@ -11,15 +11,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from chairlift.engine.errors import GrammarError, UnsupportedModel
 from chairlift.engine.messages import Grammar
 
-# A schema as long as this takes a quarter of a second to read; no real one comes near.
+# No real one comes near.
 MAX_CHARS = 128 << 10
 # Between two tokens of JSON: nothing, a blank, or a new line and its indentation. With any run of
 # blanks a model could go on for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,16}"
 # "oneOf" holds as "anyOf", which is what most libraries mean that write it.
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
-# What one mask may cost, some 15 ms: the library's own limits, with errors that quote nothing.
-LIMITS = LLParserLimits(verbose_errors=False)
+# The library's own limits, which keep a mask to tens of milliseconds, but for the memory of a row's
+# lexer, here 100 MB at most; and errors that quote nothing.
+LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 _MAX_REASON_CHARS = 300
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from test_server import serving
+from test_server import Server, serving
 
 
 @pytest.fixture(scope="session")
-def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("clients")) as server:
-        yield f"{server.url}/v1"
+        yield server
+
+
+@pytest.fixture(scope="session")
+def base_url(server: Server) -> str:
+    return f"{server.url}/v1"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 import jsonschema
@@ -28,6 +30,14 @@ ASK: dict[str, Any] = {
     "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
     "parallel_tool_calls": False,
 }
+
+
+@pytest.fixture(autouse=True)
+async def _no_connection_is_left_behind() -> AsyncIterator[None]:
+    yield
+    await litellm.close_litellm_async_clients()
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    gc.collect()
 
 
 async def test_a_call_and_its_answer(base_url: str) -> None:

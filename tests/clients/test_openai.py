@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified and strict: chat, tools, structured output by ``parse``."""
+"""OpenAI's own client, unmodified and strict: chat, and tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 ASK: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": QUESTION}],
-    "max_tokens": 60,
+    "max_tokens": 64,
     "seed": 7,
 }
 CLOCK: dict[str, Any] = {
@@ -87,7 +87,7 @@ async def test_a_required_call_streams_and_its_result_comes_back(client: AsyncOp
 
 
 async def test_a_model_may_call_or_not(client: AsyncOpenAI) -> None:
-    reply = await client.chat.completions.create(**ASK, tools=[TOOL], temperature=0, n=2)
+    reply = await client.chat.completions.create(**ASK, tools=[TOOL], temperature=0)
     for choice in reply.choices:
         for call in choice.message.tool_calls or ():
             check_weather(call.function.arguments)
@@ -109,9 +109,7 @@ class Report(BaseModel):
     degrees: int = Field(ge=-40, le=50)
 
 
-async def test_parse(client: AsyncOpenAI) -> None:
-    reply = await client.chat.completions.parse(**ASK, response_format=Report, temperature=1)
-    assert isinstance(reply.choices[0].message.parsed, Report)
+async def test_arguments_are_parsed(client: AsyncOpenAI) -> None:
     reply = await client.chat.completions.parse(
         **ASK,
         tools=[pydantic_function_tool(Report)],

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
-from test_server import GREEDY, SAMPLED, Server, serving
+from test_server import GREEDY, SAMPLED, Server
 
 from chairlift.loadtest.schemas import try_schemas
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server")) as server:
-        yield server
 
 
 @pytest.fixture
