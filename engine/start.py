@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import msgspec
+
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved import fingerprint, weights_sample
 from chairlift.cache.saved_layers import LayerTemplate
@@ -66,6 +68,7 @@ def serve_loaded(
             if geometry.pads or not prefix_bytes
             else CHECKPOINT_TOKENS[device.kind()],
             chunk_multiple=device.CHUNK_MULTIPLE[device.kind()],
+            max_scored=device.max_scored(vocabulary),
             whole=device.WHOLE[device.kind()],
             ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
@@ -104,7 +107,7 @@ def serve_loaded(
     core = EngineCore(
         loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap, row_layer
     )
-    return core, info
+    return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)
 
 
 def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:
