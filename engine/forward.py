@@ -69,9 +69,7 @@ class Forward:
         """Whether logits are computed where they are wanted only."""
         return self._head is not None
 
-    def __call__(
-        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]
-    ) -> Outcome:
+    def __call__(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
         """
         Args:
             tokens: ``[rows]``, the next of each row of ``bands``, one band after the other.
@@ -100,9 +98,7 @@ class Forward:
                 hidden[number] = seen[0][0]
         return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
 
-    def _together(
-        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]
-    ) -> Outcome:
+    def _together(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
         new: list[int] = []
         steps = [BatchStep(band, 1, 1) for band in bands]
         rows = tokens.shape[0]

@@ -25,7 +25,7 @@ MAX_PRIORITY = 100
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's tokens are chosen, and when it ends.
 
-    ``max_tokens`` counts output tokens; with 0 only the prompt is computed. ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and
+    ``max_tokens`` counts output tokens. ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and
     ``min_p`` 0 are off. ``repetition_penalty`` divides (multiplies, where negative) the logits of
     all tokens seen in prompt and output; ``presence_penalty`` and ``frequency_penalty`` subtract
     for output tokens. ``logit_bias`` adds to the logits of token ids. The same ``seed`` gives the
@@ -75,7 +75,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     ``resumed`` are the choices still to be finished of a request that goes on; none: it is new.
     ``prompt_logprobs`` None reports none of the prompt's tokens, k each one's own log-probability
     and the k most likely ones'. ``pooling`` asks for the model's last hidden states of the prompt,
-    as one vector.
+    as one vector. With ``max_tokens`` 0 only the prompt is computed.
     """
 
     request_id: str

@@ -93,9 +93,7 @@ class CostModel:
         """What a step is expected to take; 0 while nothing is known."""
         return math.fsum(map(mul, self._costs, work.scaled))
 
-    def tokens_within(
-        self, work: Work, seconds: float, begun: int, scored: bool = False
-    ) -> float:
+    def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit a step."""
         expected = self.seconds(work.with_chunk(begun, 0))
         each = self.seconds(work.with_chunk(begun, 1, scored)) - expected

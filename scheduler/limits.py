@@ -29,12 +29,12 @@ class Limits:
     prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many, and prompts
     are given memory in such multiples. Of no more than ``max_scored`` prompt tokens in a step
     logits are computed, for their log-probabilities. With ``whole``, a prompt of which a step of
-    its own could hold more is not begun beside others. Rows are given ``ahead`` columns more than they need yet,
-    if there is memory. Beside rows that run, prompts are cut so that a step takes no longer than
-    ``step_seconds``, or ``stretch`` times what the rows alone would take if that is longer, as far
-    as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most, of which each
-    has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each step that its
-    priority is above 0.
+    its own could hold more is not begun beside others. Rows are given ``ahead`` columns more than
+    they need yet, if there is memory. Beside rows that run, prompts are cut so that a step takes
+    no longer than ``step_seconds``, or ``stretch`` times what the rows alone would take if that is
+    longer, as far as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most,
+    of which each has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each
+    step that its priority is above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
