@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import GENERATION
@@ -26,36 +27,64 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class WholeCall:
+    """A call that the model made."""
+
+    id: str
+    name: str
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """JSON, as the model wrote it."""
+        return "".join(self.parts)
+
+
+@dataclass(slots=True)
 class WholeChoice:
     """A finished choice. ``scored`` is empty if log-probabilities were not asked for."""
 
     index: int
     finish: Finish = "stop"
     parts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[WholeCall] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return "".join(self.parts)
 
+    @property
+    def reasoning(self) -> str:
+        """What the model thought, empty if it did not."""
+        return "".join(self.thoughts)
+
+    def add(self, piece: Piece) -> None:
+        """Takes its next piece."""
+        if piece.call is not None:
+            if piece.call.opening is not None:
+                self.calls.append(WholeCall(*piece.call.opening))
+            self.calls[piece.call.number].parts.append(piece.call.arguments)
+        else:
+            (self.thoughts if piece.thought else self.parts).append(piece.text)
+        self.scored += piece.scored or ()
+        self.finish = piece.finish or self.finish
+
 
 class Shape(Protocol):
-    """An endpoint's JSON."""
+    """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         """The chunks before a choice's first piece."""
         ...
 
-    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
-        """A chunk of a choice's text."""
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        """The chunks of a piece, its finish included."""
         ...
 
-    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
-        """The chunk that ends a choice."""
-        ...
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The chunk that ends a stream whose request asked for the usage."""
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream once all choices have finished."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
@@ -80,7 +109,7 @@ async def answer(
         with http.app[SERVICE].live.riding(generation):
             generation.submit(deadline.arrival)
             if request.stream:
-                return await _stream(http, request, generation, shape)
+                return await _stream(http, generation, shape)
             async with deadline.limit():
                 return await _whole(generation, shape)
     finally:
@@ -91,18 +120,13 @@ async def _whole(generation: Generation, shape: Shape) -> web.Response:
     choices: dict[int, WholeChoice] = {}
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
-            for index, text, scored, finish in pieces:
-                choice = choices.setdefault(index, WholeChoice(index))
-                choice.parts.append(text)
-                choice.scored += scored or ()
-                choice.finish = finish or choice.finish
+            for piece in pieces:
+                choices.setdefault(piece.choice, WholeChoice(piece.choice)).add(piece)
     ordered = [choices[index] for index in sorted(choices)]
     return json_response(shape.whole(ordered, generation.usage()))
 
 
-async def _stream(
-    http: web.Request, request: Generate, generation: Generation, shape: Shape
-) -> web.StreamResponse:
+async def _stream(http: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
 
     def too_much() -> bool:
@@ -112,8 +136,8 @@ async def _stream(
         try:
             async with http[DEADLINE].limit():
                 await _send_pieces(events, generation, shape)
-            if request.include_usage:
-                await events.send([shape.usage_chunk(generation.usage())])
+            if closing := shape.closing(generation.usage()):
+                await events.send(closing)
         except ConnectionResetError:
             raise
         except Exception as error:
@@ -129,14 +153,11 @@ async def _send_pieces(events: EventStream, generation: Generation, shape: Shape
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
             chunks: list[msgspec.Struct] = []
-            for index, text, scored, finish in pieces:
-                if index not in opened:
-                    opened.add(index)
-                    chunks += shape.opening(index)
-                if text or scored:
-                    chunks.append(shape.chunk(index, text, scored))
-                if finish is not None:
-                    chunks.append(shape.closing(index, finish))
+            for piece in pieces:
+                if piece.choice not in opened:
+                    opened.add(piece.choice)
+                    chunks += shape.opening(piece.choice)
+                chunks += shape.chunks(piece)
             await events.send(chunks)
 
 

@@ -34,6 +34,7 @@ def build_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
     app[ACCOUNTS] = Accounts(settings)
+    app.on_cleanup.append(_end_checks)
     app.on_response_prepare.extend((_name_request, tell_limits))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
@@ -96,6 +97,12 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         if service.tracing is not None:
             service.tracing.record(exchange, request.headers)
         REQUEST_ID.reset(logged)
+
+
+async def _end_checks(app: web.Application) -> None:
+    model = app[SERVICE].loaded
+    if model is not None:
+        model.vocabulary.grammars.close()
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

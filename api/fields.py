@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 MAX_STOPS = 16
 # Bounds what matching costs a token; no real stop string comes near.
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
+# A template's settings are a few switches and words.
+MAX_TEMPLATE_KWARGS = 64
+MAX_TEMPLATE_KWARGS_BYTES = 16 << 10
 MAX_BIASES = 1024
 
 Prompt = str | list[int]
@@ -53,6 +57,18 @@ def _logit_bias(value: object) -> dict[int, float]:
             raise ValueError(f"the bias of token {key} must be a number from -100 to 100")
         biases[int(key)] = float(bias)
     return biases
+
+
+def _template_kwargs(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MAX_TEMPLATE_KWARGS:
+        raise ValueError(f"must hold at most {MAX_TEMPLATE_KWARGS} values")
+    if not all(name.isidentifier() for name in value):
+        raise ValueError("every name must be an identifier")
+    if len(msgspec.json.encode(value)) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise ValueError(f"must have at most {MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON")
+    return value
 
 
 def _content(value: object) -> str:
@@ -110,6 +126,11 @@ LogitBias = Annotated[
             "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
         }
     ),
+]
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    BeforeValidator(_template_kwargs),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_TEMPLATE_KWARGS}),
 ]
 Content = Annotated[
     str,

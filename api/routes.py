@@ -11,6 +11,7 @@ from aiohttp import web
 from chairlift.api import replies, schemas
 from chairlift.api.chat import chat_completions
 from chairlift.api.completions import completions
+from chairlift.api.request import Request
 from chairlift.api.status import get_model, health, list_models, version
 from chairlift.api.tokens import detokenize, tokenize
 
@@ -26,7 +27,7 @@ class Route:
     handler: Handler
     summary: str
     reply: type[msgspec.Struct]
-    request: type[schemas.Request] | None = None
+    request: type[Request] | None = None
     chunk: type[msgspec.Struct] | None = None
 
 

@@ -20,6 +20,8 @@ from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.failures import explained, failure, refusal, refused
 from chairlift.engine.forward import fitted, hidden_size
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.laps import Laps
 from chairlift.engine.messages import (
     Abort,
@@ -35,6 +37,7 @@ from chairlift.engine.prefixes import Prefixes
 from chairlift.engine.prompts import Prompts
 from chairlift.engine.readings import Readings
 from chairlift.engine.requests import Requests
+from chairlift.engine.sampling.constraints import Constraints
 from chairlift.engine.sampling.readout import cut, read_logprobs
 from chairlift.engine.step import Step
 from chairlift.engine.trace import trace_of
@@ -58,6 +61,7 @@ class EngineCore:
         swap: keeps the states of preempted rows; None: they are computed again.
         row_layer: the layers of the decode batch, where the model allows them; see
             ``engine.acceleration``.
+        compiler: of grammars; None: no request may have one.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class EngineCore:
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
         row_layer: type[LayerCache] = LayerCache,
+        compiler: Compiler | None = None,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
         kinds = make_cache().kinds
@@ -85,6 +90,10 @@ class EngineCore:
         self.prefixes = Prefixes(kinds, prefix_bytes, store)
         cached = self.prefixes.cached if prefix_bytes else None
         self.swap: Swap[Sequence] = Swap(kinds, 0) if swap is None else swap
+        self.grammars = Grammars(compiler)
+        self.constraints = Constraints(
+            vocabulary, lambda s: self.requests.of(s).constraint(self.grammars.matcher(s))
+        )
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
         self.prompts = Prompts(make_cache, self.prefixes, self.swap, limits.chunk_multiple)
         self.readings = Readings()
@@ -106,15 +115,17 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Nothing is left to compute, to read, or to report, unless the disk has to come first."""
-        due = self.prefixes.due or self.swap.due
+        due = self.prefixes.due or self.swap.due or self.grammars.due
         told = self._stats.finished or self._failed
         return self.scheduler.idle and not (self._running.rows or told or due)
 
     def submit(self, request: Submit) -> None:
         """Queues a request. One that fails by itself ends with an error, and nobody else does."""
         try:
+            self.grammars.begin(request)
             sequences = self.requests.add(request)
         except Exception as error:  # of any type: it lies in what this request asks for
+            self.grammars.drop(request.request_id)
             self._refuse(request, error)
             return
         # NOTE: once: resumed choices share what they begin with, and what is fetched goes by it.
@@ -126,6 +137,7 @@ class EngineCore:
         """Has ``wake`` called, from other threads, whenever an idle engine may have work again."""
         self.prefixes.on_due(wake)
         self.swap.on_due(wake)
+        self.grammars.on_due(wake)
 
     def close(self, timeout: float) -> None:
         """Keeps what outlives the process, for so many seconds at most."""
@@ -151,6 +163,9 @@ class EngineCore:
         self.prefixes.take_fetched()
         for sequence in self.swap.work():
             self.scheduler.waiting.set_aside(sequence)
+        for request_id, error in self.grammars.take_failed().items():
+            for sequence in self.scheduler.of(request_id):
+                self._fail(sequence, error)
         plan = self.scheduler.plan(self.batch.capacities)
         self.on_compute([*self._running.computed, *plan.decode, *plan.chunks])
         lap.end("schedule")
@@ -164,6 +179,13 @@ class EngineCore:
             self._wait()
             lap.end("wait")
         step.dispatch()
+        if step.logits is not None:
+            lap.end("launch")
+            self._wait()
+            lap.end("wait")
+            masks = self.constraints.masks(step.rows)
+            lap.end("mask")
+            step.sample(self.batch.sample(step.logits, masks))
         self.scheduler.commit(plan)
         lap.end("launch")
         self._wait()
@@ -176,7 +198,9 @@ class EngineCore:
         return StepOutput([*outputs, *failed], self._report(plan, lap.total))
 
     def _wait(self) -> None:
-        """Until the running step is there. The scheduler learns how long after the one before."""
+        """Until the running step is there. The scheduler learns how long after the one before, and
+        rows that are held to something go on.
+        """
         self._running.wait()
         if self._work != NO_WORK:
             ended = time.monotonic()
@@ -185,6 +209,9 @@ class EngineCore:
             self._stats.ended_rows = self._work.rows
             self._stats.ended_seconds = ended - self._ended
             self._ended, self._work = ended, NO_WORK
+            running = self._running
+            if self.constraints.hold(running.rows):
+                self.constraints.advance(zip(running.rows, running.tokens, strict=True))
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
@@ -212,10 +239,14 @@ class EngineCore:
         first += self.batch.arrange(plan.decode, plan.capacities, list(plan.joins))
         if self._eager:
             mx.eval(first)
+        self.constraints.join(plan.joins)
         outcome = self.forward(self.batch.bands, self.batch.tokens, chunks)
+        logits = outcome.logits
         read = self.readings.take(plan, chunks, outcome)
         self.batch.arriving = self.prompts.states(plan)
-        sampled = None if outcome.logits is None else self.batch.sample(outcome.logits)
+        rows = list(self.batch.rows)
+        late = self.constraints.hold(rows)
+        sampled = None if logits is None or late else self.batch.sample(logits)
         # NOTE: an array that is written to stays the same object in Python: without a copy of the
         # handle, waiting for this step would compute what the next one writes.
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
@@ -225,7 +256,7 @@ class EngineCore:
         computed = [*plan.decode, *plan.chunks]
         ended, readings = list(plan.ends), self.readings.ended(plan)
         return Step(
-            *(list(self.batch.rows), sampled, first, written, queued),
+            *(rows, sampled, logits if late else None, first, written, queued),
             *(computed, ended, readings),
         )
 
@@ -244,13 +275,14 @@ class EngineCore:
                 stats.prefix_hits += cached
 
     def _fetching(self, sequence: Sequence) -> bool:
-        return self.prefixes.fetching(sequence) or self.swap.fetching(sequence)
+        fetching = self.prefixes.fetching(sequence) or self.swap.fetching(sequence)
+        return fetching or self.grammars.awaited(sequence)
 
     def _read(self, step: Step) -> list[TokenOutput]:
         """Reads a computed step's tokens and decides which sequences they end."""
         now = time.monotonic()
-        tokens: Any = [] if step.sampled is None else step.sampled.tokens.tolist()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
+        tokens = step.tokens
         outputs = []
         for row, sequence in enumerate((*step.rows, *step.ended)):
             if sequence.finished:
@@ -278,6 +310,8 @@ class EngineCore:
             self.scheduler.token(sequence, token)
             self._time_token(sequence, now)
             reason = request.finish_reason(sequence, token)
+            if self.constraints.complete(sequence):
+                reason = "stop"
         wanted = request.submit.params.logprobs
         return TokenOutput(
             sequence.request_id,
@@ -285,7 +319,7 @@ class EngineCore:
             [] if token is None else [token],
             None if wanted is None or logprobs is None else [cut(logprobs, wanted)],
             reason,
-            reason == "stop",
+            token in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if new else 0,
             begun=Begun(sequence.chunks, now) if new else None,
         )
@@ -296,10 +330,11 @@ class EngineCore:
         self._failed += refusal(request, explained(error))
         self._stats.finished += refused(request, time.monotonic())
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
         """Ends one choice whose own part of a step has failed."""
         log.error("request %s has failed: %s", sequence.request_id, trace_of(error))
-        self._failed.append(failure(sequence.request_id, sequence.index, explained(error)))
+        why = explained(error)
+        self._failed += [failure(sequence.request_id, i, why) for i in sequence.choices]
         self._finish(sequence, "error")
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -311,8 +346,10 @@ class EngineCore:
         self.scheduler.finish(sequence)
         self.swap.drop(sequence)
         self.requests.end(sequence)
+        self.constraints.drop(sequence)
         if sequence.request_id not in self.requests:
             self.prefixes.drop(sequence.request_id)
+            self.grammars.drop(sequence.request_id)
 
     def _time_token(self, sequence: Sequence, now: float) -> None:
         last, sequence.last_token_at = sequence.last_token_at, now
@@ -331,7 +368,9 @@ class EngineCore:
         offsets = batch.offsets
         stats.duration = duration
         stats.rows = len(offsets)
-        stats.running = sum(s.choices for s in _users((*scheduler.running, *scheduler.prefilling)))
+        stats.running = sum(
+            len(s.choices) for s in _users((*scheduler.running, *scheduler.prefilling))
+        )
         stats.waiting = scheduler.waiting.choices
         stats.prefill_tokens = sum(plan.chunks[s] for s in _users(plan.chunks))
         stats.decode_tokens = len(_users(plan.decode))
@@ -341,6 +380,7 @@ class EngineCore:
         stats.prefix_evictions = self.prefixes.evictions - self._evictions
         self._evictions = self.prefixes.evictions
         self.prefixes.report_store(stats)
+        stats.grammar_hits, stats.grammar_seconds = self.grammars.take_counts()
         stats.held_columns = batch.held_columns
         stats.padded_columns = batch.held_columns - sum(offsets)
         stats.kv_reserved_bytes = batch.nbytes + self.prompts.nbytes

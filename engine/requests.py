@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
+from llguidance import LLMatcher
 
 from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Submit
+from chairlift.engine.sampling.constraint import Constraint
 from chairlift.engine.sampling.sampler import SamplerRow, check_row
 from chairlift.scheduler.sequence import Sequence
 
@@ -28,6 +30,12 @@ class Request:
             sequence.tokens[sequence.prompt_tokens :],
         )
 
+    def constraint(self, matcher: LLMatcher | None) -> Constraint | None:
+        """What a choice is held to, if to anything; ``matcher`` is its own."""
+        params = self.submit.params
+        held = params.grammar is not None or params.thinking is not None
+        return Constraint(params, matcher) if held else None
+
     def finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Why a sequence ends with the token just read, if it does."""
         if token in self.stop_ids:
@@ -38,7 +46,7 @@ class Request:
         self, sequence: Sequence, reason: FinishReason, now: float
     ) -> Iterator[FinishedChoice]:
         """What the metrics learn of a sequence that ends, once for each choice it stands for."""
-        for _ in range(0 if sequence.replay else sequence.choices):
+        for _ in range(0 if sequence.replay else len(sequence.choices)):
             yield FinishedChoice(
                 reason=reason,
                 prompt_tokens=sequence.prompt_tokens,
@@ -91,7 +99,7 @@ class Requests:
         sequences = [_resume(sequence, choice) for choice in submit.resumed] or [sequence]
         self._check(request, sequences)
         self._requests[submit.request_id] = request
-        self._choices[submit.request_id] = sum(sequence.choices for sequence in sequences)
+        self._choices[submit.request_id] = sum(len(sequence.choices) for sequence in sequences)
         return sequences
 
     def _check(self, request: Request, sequences: list[Sequence]) -> None:
@@ -110,7 +118,7 @@ class Requests:
     def end(self, sequence: Sequence) -> None:
         """Counts a sequence's choices as finished."""
         request_id = sequence.request_id
-        self._choices[request_id] -= sequence.choices
+        self._choices[request_id] -= len(sequence.choices)
         if self._choices[request_id] == 0:
             del self._choices[request_id], self._requests[request_id]
 

@@ -55,7 +55,7 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""
-        self._choices += sequence.choices
+        self._choices += len(sequence.choices)
         if self._fetching(sequence):
             self._aside[sequence] = None
         else:
@@ -67,7 +67,7 @@ class Queue:
             del self._aside[sequence]
         else:
             self._ready.remove(sequence)
-        self._choices -= sequence.choices
+        self._choices -= len(sequence.choices)
 
     def set_aside(self, sequence: Sequence) -> None:
         """What one of those who may begin would begin with has gone to disk."""
@@ -83,7 +83,7 @@ class Queue:
     def check_integrity(self) -> None:
         """Asserts what must hold between two calls."""
         everyone = list(self)
-        assert self._choices == sum(s.choices for s in everyone)
+        assert self._choices == sum(len(s.choices) for s in everyone)
         assert [s for s in everyone if s not in self._aside] == list(self._ready)
 
 

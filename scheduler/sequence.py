@@ -74,14 +74,9 @@ class Sequence:
         return self.wanted - self.prompt_tokens
 
     @property
-    def choices(self) -> int:
-        """Of its request, those that it stands for."""
-        return 1 if self.forked else self.n
-
-    @property
     def rows(self) -> int:
         """Rows that it takes, or will take once it forks."""
-        return self.choices if self.max_tokens else 0
+        return len(self.choices) if self.max_tokens else 0
 
     @property
     def scored(self) -> bool:
@@ -92,6 +87,11 @@ class Sequence:
     def apart(self) -> bool:
         """Whether the prefix cache is not for it: each of its positions has to be computed."""
         return self.scored or self.pooling == "mean"
+
+    @property
+    def choices(self) -> list[int]:
+        """The choices that it stands for."""
+        return [self.index] if self.forked else list(range(self.n))
 
     @property
     def rank(self) -> tuple[float, int, int]:
