@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 from chairlift.api.priority import HEADER
 from chairlift.api.replies import ErrorReply
 from chairlift.api.routes import ROUTES, Route
-from chairlift.api.schemas import Generate
+from chairlift.api.schemas import Handled
 from chairlift.api.service import VERSION
 from chairlift.engine.messages import MAX_PRIORITY
 
@@ -75,7 +75,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": _schema_of(route.request)},
         }
-        if issubclass(route.request, Generate):
+        if issubclass(route.request, Handled):
             operation["parameters"] = [_PRIORITY]
     if "{id}" in route.path:
         operation["parameters"] = [

@@ -65,9 +65,11 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
+    """Null are those of a prompt's first token, which nothing comes before."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -172,6 +174,26 @@ class Completion(Struct):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     object: Literal["text_completion"] = "text_completion"
+
+
+class Embedding(Struct):
+    """Numbers, or their float32 in base64, lowest byte first."""
+
+    embedding: list[float] | str
+    index: int
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
 
 
 class ModelCard(Struct):

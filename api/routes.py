@@ -11,6 +11,7 @@ from aiohttp import web
 from chairlift.api import replies, schemas
 from chairlift.api.chat import chat_completions
 from chairlift.api.completions import completions
+from chairlift.api.embeddings import embeddings
 from chairlift.api.request import Request
 from chairlift.api.status import get_model, health, list_models, version
 from chairlift.api.tokens import detokenize, tokenize
@@ -49,6 +50,14 @@ ROUTES: tuple[Route, ...] = (
         replies.Completion,
         schemas.CompletionRequest,
         replies.Completion,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        "Turn texts into vectors",
+        replies.EmbeddingList,
+        schemas.EmbeddingRequest,
     ),
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),

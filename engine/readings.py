@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import mlx.core as mx
@@ -18,7 +17,7 @@ from chairlift.scheduler.sequence import Sequence
 class Reading(Protocol):
     """What one prompt is asked for."""
 
-    def add(self, tokens: Seq[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         """Takes what a chunk adds; nothing is computed yet.
 
         Args:
@@ -52,7 +51,7 @@ class Readings:
     def __init__(self) -> None:
         self._readings: dict[Sequence, Reading] = {}
 
-    def take(self, plan: Plan, chunks: Seq[Chunk], outcome: Outcome) -> list[mx.array]:
+    def take(self, plan: Plan, chunks: list[Chunk], outcome: Outcome) -> list[mx.array]:
         """Takes what a plan's chunks add; returns what is to be evaluated with the step."""
         self._readings = {s: own for s, own in self._readings.items() if not s.finished}
         arrays: list[mx.array] = []
@@ -96,7 +95,7 @@ class _Scores:
         self._most = most
         self._parts: list[Likely] = []
 
-    def add(self, tokens: Seq[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         if scored is not None:
             following = mx.array(tokens[: scored.shape[0]], mx.int32)
             most = min(self._most, scored.shape[1])
@@ -120,7 +119,7 @@ class _Last:
     def __init__(self) -> None:
         self._state = mx.zeros((0,))
 
-    def add(self, tokens: Seq[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         assert hidden is not None
         self._state = hidden[-1].astype(mx.float32)
 
@@ -139,7 +138,7 @@ class _Mean:
         self._tokens = 0
         self._sum = mx.array(0.0)
 
-    def add(self, tokens: Seq[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         assert hidden is not None
         self._tokens += hidden.shape[0]
         self._sum = self._sum + hidden.astype(mx.float32).sum(axis=0)

@@ -50,4 +50,4 @@ def likely_of_many(logits: mx.array, tokens: mx.array, most: int) -> Likely:
     """The same slice by slice, in the memory of one beside the logits'."""
     slices = range(0, logits.shape[0], SLICE)
     parts = [likely(logits[i : i + SLICE], tokens[i : i + SLICE], most) for i in slices]
-    return Likely(*map(mx.concatenate, zip(*parts, strict=True)))
+    return Likely(*(mx.concatenate(list(own)) for own in zip(*parts, strict=True)))
