@@ -44,6 +44,7 @@ async def embeddings(http: web.Request) -> web.Response:
     async with deadline.limit():
         for text in request.input:
             tokens = await prompt_tokens(model, text, request.add_special_tokens, "input")
+            tokens = tokens[: _most_tokens(request, model)]
             room_for(model.info, len(tokens), 0, "input")
             prompts.append(TokenPrompt(tokens, _NOTHING, pooling=pooling))
     name = f"embd-{uuid.uuid4().hex}"
@@ -82,6 +83,11 @@ def _check(request: EmbeddingRequest, model: ServedModel) -> None:
     most = model.info.max_rows + model.info.max_queue
     if len(request.input) > most:
         raise RequestError(f"input: at most {most} texts in one request", "input")
+
+
+def _most_tokens(request: EmbeddingRequest, model: ServedModel) -> int | None:
+    most = request.truncate_prompt_tokens
+    return model.info.max_context if most == -1 else most
 
 
 def _reply(request: EmbeddingRequest, generation: Generation) -> EmbeddingList:

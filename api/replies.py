@@ -197,9 +197,12 @@ class EmbeddingList(Struct):
 
 
 class ModelCard(Struct):
+    """``root`` is the model's own name, which its tokenizer is found by: a hub id, perhaps."""
+
     id: str
     created: int
     max_model_len: int
+    root: str
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
 
@@ -214,6 +217,14 @@ class TokenizeReply(Struct):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | UnsetType = UNSET
+
+
+class TokenizerInfo(Struct):
+    """The special tokens that have a role, as text; null where the tokenizer has none."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
 
 
 class DetokenizeReply(Struct):

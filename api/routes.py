@@ -14,7 +14,7 @@ from chairlift.api.completions import completions
 from chairlift.api.embeddings import embeddings
 from chairlift.api.request import Request
 from chairlift.api.status import get_model, health, list_models, version
-from chairlift.api.tokens import detokenize, tokenize
+from chairlift.api.tokens import detokenize, tokenize, tokenizer_info
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -76,6 +76,13 @@ ROUTES: tuple[Route, ...] = (
         "Turn tokens into text",
         replies.DetokenizeReply,
         schemas.DetokenizeRequest,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        "Tell the tokenizer's special tokens",
+        replies.TokenizerInfo,
     ),
     Route("GET", "/health", health, "Tell whether requests can be served", replies.HealthReply),
     Route("GET", "/ping", health, "The same as /health", replies.HealthReply),

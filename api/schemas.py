@@ -112,13 +112,17 @@ class CompletionRequest(Generate):
 
 
 class EmbeddingRequest(Handled):
-    """``pooling`` None is the server's own; ``dimensions`` None all that there are."""
+    """``pooling`` None is the server's own; ``dimensions`` None all that there are.
+
+    Of a longer text the first ``truncate_prompt_tokens`` are taken, with -1 all that fit.
+    """
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     pooling: Pooling | None = None
     normalize: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     add_special_tokens: bool = True
 
 
