@@ -125,6 +125,14 @@ class EmbeddingRequest(Handled):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     add_special_tokens: bool = True
 
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "truncate_prompt_tokens: must be at least 1, or -1", "truncate_prompt_tokens"
+            )
+        return self
+
 
 class TokenizeRequest(Templating):
     """Either ``prompt`` or ``messages``, which the fields of Templating belong to."""
