@@ -155,7 +155,8 @@ class Server:
         info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
-        model = ServedModel(name, client, Vocabulary(tokenizer, info.vocab_size), canary, source.name)
+        vocabulary = Vocabulary(tokenizer, info.vocab_size)
+        model = ServedModel(name, client, vocabulary, canary, source.name)
         # What is loaded now stays: a full collection would hold up all streams for 45 ms.
         gc.collect()
         gc.freeze()

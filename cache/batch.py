@@ -102,6 +102,11 @@ class BatchCache:
         return [array for layer in self._states for array in layer.state]
 
     @property
+    def attention(self) -> Sequence[LayerCache]:
+        """The layers that keep keys and values."""
+        return self._attention
+
+    @property
     def parts(self) -> Sequence[Layer]:
         """The layers one by one, as ``kinds`` has them."""
         return self._parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -24,6 +24,18 @@ SUPPORTED = ("KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "Cac
 # mlx-lm's model files whose attention scores have an axis for the query heads of a key head, and
 # that add the mask as it comes.
 GROUPED_MASKS = frozenset({"gemma2"})
+
+
+class Layers(NamedTuple):
+    """What attention layers without a kind of their own should be, in the caches of rows and of
+    prompts.
+    """
+
+    rows: type[LayerCache] = LayerCache
+    prompts: type[LayerCache] = LayerCache
+
+
+PLAIN = Layers()
 
 
 class UnsupportedKind(Exception):

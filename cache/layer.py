@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,12 +19,14 @@ Mask = mx.array | str | None
 class Shared:
     """What the layers of a kind share in a step, made when one of them first asks for it.
 
-    ``masks`` are held by what ``make_mask`` was asked for, ``lengths`` by their limit.
+    ``masks`` are held by what ``make_mask`` was asked for, ``lengths`` by their limit. ``traced``:
+    the step is being compiled, and nothing of it can be evaluated.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
     lengths: dict[int | None, mx.array] = field(default_factory=dict)
     cursor: mx.array | None = None
+    traced: bool = False
 
 
 class LayerCache:
@@ -44,7 +47,7 @@ class LayerCache:
         self.values: mx.array | None = None
         # Positions of each row's first new token, [rows]; rebound each step, never written to.
         self.offset: mx.array = mx.zeros((0,), mx.int32)
-        self._shared = Shared()
+        self.shared = Shared()
         self._fetched: tuple[mx.array, mx.array] | None = None
         self.grouped_masks = False
 
@@ -68,12 +71,12 @@ class LayerCache:
     def begin(self, offset: mx.array, shared: Shared) -> None:
         """Takes a step's row offsets, and what layers of this kind share in it."""
         self.offset = offset
-        self._shared = shared
+        self.shared = shared
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Mask:
         """The attention mask for ``n`` new queries a row; see ``Ring.mask``."""
         key = (n, window_size, return_array)
-        masks = self._shared.masks
+        masks = self.shared.masks
         if key not in masks:
             mask = self._mask(n, window_size, return_array)
             if self.grouped_masks and isinstance(mask, mx.array):
@@ -88,11 +91,17 @@ class LayerCache:
             ``[rows]`` int32, the query's own column included; None if the mask is not one that
             ``make_mask`` gave for one query a row in this step.
         """
-        asked = (key for key, own in self._shared.masks.items() if own is mask and key[0] == 1)
+        asked = (key for key, own in self.shared.masks.items() if own is mask and key[0] == 1)
         key = next(asked, None)
         if key is None:
             return None
-        limit, lengths = key[1], self._shared.lengths
+        return self.lengths(key[1])
+
+    def lengths(self, limit: int | None) -> mx.array:
+        """How many columns behind the cursor each row sees of a step of one token, ``[rows]``
+        int32, its own included; no more than ``limit``.
+        """
+        lengths = self.shared.lengths
         if limit not in lengths:
             most = min(limit or self.ring.columns, self.ring.window or self.ring.columns)
             lengths[limit] = mx.array([min(n + 1, most) for n in self.ring.lengths], mx.int32)
@@ -101,9 +110,9 @@ class LayerCache:
     @property
     def newest(self) -> mx.array:
         """The column behind the newest of a step of one token, ``[1]`` int32."""
-        if self._shared.cursor is None:
-            self._shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
-        return self._shared.cursor
+        if self.shared.cursor is None:
+            self.shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
+        return self.shared.cursor
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new columns for all rows and returns what attention has to read.
@@ -193,15 +202,15 @@ class LayerCache:
     def reset(self) -> None:
         """Gives the memory back."""
         self.keys = self.values = None
-        self._shared = Shared()
+        self.shared = Shared()
 
     def _mask(self, n: int, window_size: int | None, return_array: bool) -> Mask:
         return self.ring.mask(n, window_size, return_array)
 
     def _allocate(self, keys: mx.array, values: mx.array) -> None:
         rows, columns = self.ring.rows, self.ring.columns
-        self.keys = mx.zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
-        self.values = mx.zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
+        self.keys = _zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
+        self.values = _zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
 
     def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
         """Writes tokens into the columns before ``stop``, round the ring."""
@@ -223,11 +232,20 @@ def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
+def _zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.full(shape, _zero(dtype))
+
+
+@functools.cache
+def _zero(dtype: mx.Dtype) -> mx.array:
+    """Made once: where a device reads it, the host takes long to write a number."""
+    return mx.array(0, dtype)
+
+
 def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Span]) -> mx.array:
     rows = min(capacity.rows, buffer.shape[0])
-    moved = mx.zeros(
-        (capacity.rows, buffer.shape[1], capacity.columns, buffer.shape[3]), buffer.dtype
-    )
+    _, heads, _, dim = buffer.shape
+    moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
     taken = 0
     for span in kept:
         part = slice(taken, taken + span.width)

@@ -7,10 +7,18 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from chairlift.cache.layer import LayerCache
-from chairlift.engine import attention, cpu, cuda_attention, cuda_rows, device, host_attention
+from chairlift.cache.kinds import PLAIN, Layers
+from chairlift.engine import (
+    attention,
+    cpu,
+    cuda_attention,
+    cuda_block,
+    cuda_rows,
+    device,
+    host_attention,
+)
 from chairlift.engine.cuda_kernel import KeysValues, decode_attention
-from chairlift.engine.cuda_layer import CudaLayer
+from chairlift.engine.cuda_layer import CudaLayer, CudaPrompt
 from chairlift.engine.cuda_rows import RowMove
 
 log = logging.getLogger(__name__)
@@ -20,10 +28,10 @@ TOLERANCE = 0.02
 
 
 class Acceleration(NamedTuple):
-    """Whether the model is eager now, see ``engine.cpu``, and what layers its rows should have."""
+    """Whether the model is eager now, see ``engine.cpu``, and the layers its caches should have."""
 
     eager: bool
-    row_layer: type[LayerCache] = LayerCache
+    layers: Layers = PLAIN
 
 
 def accelerate(model: Any, exactly: bool = True) -> Acceleration:
@@ -40,7 +48,8 @@ def accelerate(model: Any, exactly: bool = True) -> Acceleration:
         attention.install(model)
         return Acceleration(False)
     attention.install(model, cuda_attention.attend)
-    return Acceleration(False, CudaLayer)
+    cuda_block.install(model)
+    return Acceleration(False, Layers(CudaLayer, CudaPrompt))
 
 
 def cuda_kernels_work() -> bool:

@@ -12,14 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.kinds import make_batch
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.kinds import PLAIN, Layers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.failures import explained, failure, refusal, refused
-from chairlift.engine.forward import fitted, hidden_size
+from chairlift.engine.forward import Makers, fitted, hidden_size
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.laps import Laps
@@ -59,8 +58,7 @@ class EngineCore:
         quantization: of keys and values, in rows and prefixes.
         store: keeps prefixes on disk.
         swap: keeps the states of preempted rows; None: they are computed again.
-        row_layer: the layers of the decode batch, where the model allows them; see
-            ``engine.acceleration``.
+        layers: of the caches, where the model allows them; see ``engine.acceleration``.
         compiler: of grammars; None: no request may have one.
     """
 
@@ -74,13 +72,13 @@ class EngineCore:
         quantization: Quantization | None = None,
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
-        row_layer: type[LayerCache] = LayerCache,
+        layers: Layers = PLAIN,
         compiler: Compiler | None = None,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
         kinds = make_cache().kinds
-        wanted = partial(make_cache, plain=row_layer)
-        self.forward, make_band = fitted(model, make_cache, wanted, limits.chunk_multiple)
+        makers = Makers(*(partial(make_cache, plain=layer) for layer in layers))
+        self.forward, makers = fitted(model, make_cache, makers, limits.chunk_multiple)
         self.hidden_size = hidden_size(self.forward, make_cache)
         # Where bands do not share a model call, each would read all weights again.
         self.limits = limits = limits if self.forward.packs else replace(limits, bands=1)
@@ -95,10 +93,10 @@ class EngineCore:
             vocabulary, lambda s: self.requests.of(s).constraint(self.grammars.matcher(s))
         )
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
-        self.prompts = Prompts(make_cache, self.prefixes, self.swap, limits.chunk_multiple)
+        self.prompts = Prompts(makers.prompts, self.prefixes, self.swap, limits.chunk_multiple)
         self.readings = Readings()
         self.batch = DecodeBatch(
-            [make_band() for _ in range(limits.bands)],
+            [makers.rows() for _ in range(limits.bands)],
             vocabulary,
             lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
@@ -251,12 +249,10 @@ class EngineCore:
         # handle, waiting for this step would compute what the next one writes.
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
         written += [*read, *self.prefixes.take_pending(), *self.batch.states]
-        # A prompt that goes on has a cache that the running step may still write to.
-        queued = self.batch.queued and plan.chunks.keys() <= plan.cached.keys()
         computed = [*plan.decode, *plan.chunks]
         ended, readings = list(plan.ends), self.readings.ended(plan)
         return Step(
-            *(rows, sampled, logits if late else None, first, written, queued),
+            *(rows, sampled, logits if late else None, first, written, self.batch.queued),
             *(computed, ended, readings),
         )
 

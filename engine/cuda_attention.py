@@ -28,7 +28,7 @@ def attend(
     Raises:
         ValueError: a mask of rows is not one of ours.
     """
-    if any(isinstance(part.layer, CudaLayer) for part in parts):
+    if any(isinstance(part.layer, CudaLayer) and not part.layer.shared.traced for part in parts):
         # One CUDA graph a layer, and the same for all of them: MLX keeps those that it has met, and
         # one that it has not takes milliseconds. Nothing here waits for the running step.
         mx.async_eval([array for part in parts for array in part[1:4]])

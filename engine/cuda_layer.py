@@ -1,10 +1,9 @@
-"""A layer of the decode batch on CUDA, whose buffers our kernels write to where they are.
+"""Layers on CUDA whose buffers our kernels write to where they are.
 
-Seen from MLX its buffers never change: they only ever go into operations. So nothing copies them,
+Seen from MLX such buffers never change: they only ever go into operations. So nothing copies them,
 whoever holds them, and a step can be launched while the one before still runs. What keeps reads and
 writes in order is the device's queue: everything that reads or writes these buffers is launched in
-the order in which it has to happen (see ``put``). Within a step each layer is written and read by
-one kernel.
+the order in which it has to happen (see ``put``).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from chairlift.engine.cuda_rows import RowMove
 
 
 class CudaLayer(LayerCache):
-    """See ``LayerCache``. Steps are of one token a row; attention writes it.
+    """A layer of the decode batch: steps are of one token a row, and attention writes it.
 
     Raises:
         ValueError: keys and values are not of a form that the kernels know.
@@ -31,7 +30,7 @@ class CudaLayer(LayerCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keeps a step's ``[rows, heads, 1, dim]`` for attention, and returns them as they are."""
-        self._check(keys, values)
+        check(keys, values)
         if keys.shape[2] != 1:
             raise ValueError(f"steps are of one token a row, not {keys.shape[2]}")
         if self.keys is None:
@@ -43,7 +42,7 @@ class CudaLayer(LayerCache):
         """See ``LayerCache.put``."""
         if not held.keys.shape[1]:
             return []
-        self._check(held.keys, held.values)
+        check(held.keys, held.values)
         if self.keys is None:
             self._allocate(held.keys, held.values)
         column = (self.ring.cursor - held.tokens) % self.ring.columns
@@ -66,7 +65,32 @@ class CudaLayer(LayerCache):
         assert self.values is not None
         return KeysValues(self.keys, self.values)
 
-    def _check(self, keys: mx.array, values: mx.array) -> None:
-        alike = keys.shape == values.shape and keys.dtype == values.dtype
-        if not alike or keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
-            raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")
+
+class CudaPrompt(LayerCache):
+    """A layer of a prompt's own cache, of one row: what is written is there for whoever reads the
+    buffers from then on.
+
+    Raises:
+        ValueError: see ``CudaLayer``.
+    """
+
+    queued = True
+
+    def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
+        check(keys, values)
+        assert self.keys is not None
+        assert self.values is not None
+        columns = self.ring.columns
+        assert keys.shape[0] == 1, "a prompt has one row"
+        assert keys.shape[2] <= columns, (keys.shape, columns)
+        held = KeysValues(self.keys, self.values)
+        column = (stop - keys.shape[2]) % columns
+        # NOTE: launched here and now. Within one CUDA graph it might run beside what reads it.
+        mx.async_eval(cuda_rows.put(held, KeysValues(keys, values), rows.start, column))
+
+
+def check(keys: mx.array, values: mx.array) -> None:
+    """Raises ValueError if keys and values are not of a form that the kernels know."""
+    alike = keys.shape == values.shape and keys.dtype == values.dtype
+    if not alike or keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")

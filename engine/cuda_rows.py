@@ -64,10 +64,9 @@ def put(held: KeysValues, new: KeysValues, row: int, column: int) -> mx.array:
         ``[1]``: once it is there, so are they.
     """
     _, heads, tokens, dim = new.keys.shape
-    place = mx.array([row, column], mx.int32)
     done: mx.array
     (done,) = _kernel("put", _PUT, ("new_keys", "new_values", "keys", "values", "place"))(
-        inputs=[*new, *held, place],
+        inputs=[*new, *held, _numbers(row, column)],
         template=[("T", held.keys.dtype)],
         grid=(-(-tokens * dim // _THREADS) * _THREADS, heads, 1),
         threadgroup=(_THREADS, 1, 1),
@@ -83,7 +82,7 @@ def move(held: KeysValues, moves: Sequence[RowMove]) -> mx.array:
     most = max(one.tokens for one in moves) * dim
     done: mx.array
     (done,) = _kernel("move", _MOVE, ("keys", "values", "moves"))(
-        inputs=[*held, mx.array(list(moves), mx.int32)],
+        inputs=[*held, _numbers(*moves)],
         template=[("T", held.keys.dtype)],
         grid=(-(-most // _THREADS) * _THREADS, heads, len(moves)),
         threadgroup=(_THREADS, 1, 1),
@@ -91,6 +90,14 @@ def move(held: KeysValues, moves: Sequence[RowMove]) -> mx.array:
         output_dtypes=[mx.int32],
     )
     return done
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(*numbers: int | RowMove) -> mx.array:
+    """The same array for all layers: the host writes to memory that the device reads, which takes
+    as long as launching a kernel.
+    """
+    return mx.array(numbers, mx.int32)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import rounded_up
 from chairlift.cache.packed import BatchStep, packed
+from chairlift.engine.compiled import CompiledSteps
 from chairlift.engine.head import Head
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Forward:
 
     def __init__(self, model: Any, head: Head | None, packs: bool, multiple: int = 1) -> None:
         self._model = model
+        self._rows = CompiledSteps(model)
         self._head = head
         self.packs = packs
         self._multiple = multiple
@@ -84,7 +86,7 @@ class Forward:
         for band in bands:
             own, start = tokens[start : start + len(band), None], start + len(band)
             with band.step(1):
-                logits.append(self._model(own, cache=band.layers)[:, -1])
+                logits.append(self._rows(band, own)[:, -1])
         for number, chunk in enumerate(chunks):
             new = mx.array([chunk.tokens], mx.int32)
             where = [*range(chunk.scored), len(chunk.tokens) - 1]
@@ -139,67 +141,73 @@ class Forward:
         return self._head.only(where, axis) if self._head else nullcontext([])
 
 
+class Makers(NamedTuple):
+    """What makes the caches of rows, and those of prompts."""
+
+    rows: Callable[[], BatchCache]
+    prompts: Callable[[], BatchCache]
+
+
 class Fitted(NamedTuple):
-    """How to call a model, and what makes the caches of its rows."""
+    """How to call a model, and with which caches."""
 
     forward: Forward
-    make_band: Callable[[], BatchCache]
+    makers: Makers
 
 
 def fitted(
     model: Any,
     make_cache: Callable[[], BatchCache],
-    make_band: Callable[[], BatchCache],
+    wanted: Makers,
     multiple: int = 1,
 ) -> Fitted:
     """The way to call a model that does least, of those that give the logits of plain calls.
 
     Args:
-        make_band: makes the caches that rows should have, if they give these logits too.
+        make_cache: makes those of the plain calls.
+        wanted: make the caches that there should be, if they give these logits too.
     """
     plain = Forward(model, None, packs=False)
-    expected = _tried(plain, make_cache, make_cache)
+    both = Makers(make_cache, make_cache)
+    expected = _tried(plain, both)
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
     # Caches of rows that are like any other are tried once.
-    makers = (make_band, make_cache) if make_band().queued else (make_cache,)
-    for (ours, packs), make in product(forms, makers):
-        if packs and not make().pads:
+    choices = (wanted, both) if wanted.rows().queued else (both,)
+    for (ours, packs), makers in product(forms, choices):
+        if packs and not make_cache().pads:
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)
         try:
-            if _alike(_tried(forward, make_cache, make), expected):
-                return _told(Fitted(forward, make))
+            if _alike(_tried(forward, makers), expected):
+                return _told(Fitted(forward, makers))
         except Exception as error:  # a model's own code, which may raise anything
             log.debug("a model call of another form fails: %s", error)
-    return _told(Fitted(plain, make_cache))
+    return _told(Fitted(plain, both))
 
 
 def _told(fit: Fitted) -> Fitted:
     calls = "one for rows and prompts" if fit.forward.packs else "one for the rows and each prompt"
     logits = "where they are wanted" if fit.forward.narrows else "for every token"
     steps = (
-        "launched while the one before runs" if fit.make_band().queued else "one after the other"
+        "launched while the one before runs" if fit.makers.rows().queued else "one after the other"
     )
     log.info("model calls of a step: %s; logits: %s; steps: %s", calls, logits, steps)
     return fit
 
 
-def _tried(
-    forward: Forward, make_cache: Callable[[], BatchCache], make_band: Callable[[], BatchCache]
-) -> mx.array:
+def _tried(forward: Forward, makers: Makers) -> mx.array:
     """The logits of two prompts that end in one step, and of their rows beside a third prompt, in
-    two bands.
+    two bands. One of the prompts comes in two chunks.
     """
-    bands = one, two = make_band(), make_band()
-    prompts = [make_cache() for _ in range(3)]
+    bands = one, two = makers.rows(), makers.rows()
+    prompts = [makers.prompts() for _ in range(3)]
     for prompt in prompts:
         prompt.join(columns=4)
-    first = forward(
-        bands,
-        mx.zeros((0,), mx.int32),
-        [Chunk(prompts[0], [1, 5, 2], 2), Chunk(prompts[1], [4, 3], 1)],
-    )
+    nobody = mx.zeros((0,), mx.int32)
+    forward(bands, nobody, [Chunk(prompts[1], [4, 2], 0)])
+    mx.eval([prompt.state for prompt in prompts])
+    first = forward(bands, nobody, [Chunk(prompts[0], [1, 5, 2], 2), Chunk(prompts[1], [3], 1)])
     mx.eval(first.logits, *(prompt.state for prompt in prompts))
     for band, prompt in ((one, prompts[0]), (two, prompts[1]), (two, prompts[0])):
         band.join(prompt.extract(0))

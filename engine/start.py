@@ -57,7 +57,7 @@ def serve_loaded(
     # Weights that were rounded to a few bits lose next to nothing by a little more rounding, which
     # who asks for a type is spared.
     exactly = config.dtype != "auto" or not loaded.quantized
-    eager, row_layer = accelerate(loaded.model, exactly)
+    eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)
@@ -104,12 +104,12 @@ def serve_loaded(
         on_progress("compiling kernels")
         warm(
             EngineCore(
-                loaded.model, vocabulary, limits, quantization=quantization, row_layer=row_layer
+                loaded.model, vocabulary, limits, quantization=quantization, layers=own_layers
             )
         )
     core = EngineCore(
         *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
-        row_layer=row_layer,
+        layers=own_layers,
         compiler=None if source is None else Compiler(partial(_lexicon, source, vocabulary)),
     )
     return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)

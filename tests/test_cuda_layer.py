@@ -12,14 +12,17 @@ import pytest
 from reference import solo_tokens
 from tiny import TinyKind, tiny_model
 
+from chairlift.cache.kinds import Layers
 from chairlift.engine import attention, cuda_attention, cuda_layer, cuda_rows
 from chairlift.engine.core import EngineCore
 from chairlift.engine.cuda_kernel import KeysValues
-from chairlift.engine.cuda_layer import CudaLayer
+from chairlift.engine.cuda_layer import CudaLayer, CudaPrompt
 from chairlift.engine.cuda_rows import RowMove
 from chairlift.engine.messages import Abort, SamplingParams, Submit
 from chairlift.engine.probe import probe
 from chairlift.scheduler.limits import Limits
+
+ON_CUDA = Layers(CudaLayer, CudaPrompt)
 
 
 def _memory(array: mx.array) -> np.ndarray[Any, Any]:
@@ -87,7 +90,7 @@ def test_tokens_are_those_of_the_sequences_alone(
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, kind)
     limits = Limits(4, 40, 1 << 24, geometry, chunk_multiple=8, bands=2, band_bytes=1024)
-    core = EngineCore(model, vocabulary, limits, prefix_bytes=prefix, row_layer=CudaLayer)
+    core = EngineCore(model, vocabulary, limits, prefix_bytes=prefix, layers=ON_CUDA)
     assert core.batch.queued
     rng = random.Random(kind)
     prompts = [[rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 60))] for _ in range(14)]
@@ -113,21 +116,20 @@ def test_tokens_are_those_of_the_sequences_alone(
         assert number == 3 or len(ours) == lengths[number]
 
 
-def test_steps_of_prompts_that_go_on_wait_for_the_one_before(on_cuda: None) -> None:
-    """Only they: their caches are MLX's, and would be copied."""
+def test_prompts_in_chunks_are_written_where_they_are(on_cuda: None) -> None:
+    """No step of theirs waits for the one before: nothing of a cache is copied."""
     model = tiny_model("llama")
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, "llama")
-    core = EngineCore(model, vocabulary, Limits(4, 16, 1 << 24, geometry), row_layer=CudaLayer)
+    core = EngineCore(model, vocabulary, Limits(4, 16, 1 << 24, geometry), layers=ON_CUDA)
     params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
-    core.submit(Submit("a", [5, 6, 7], params))
-    core.submit(Submit("b", list(range(3, 33)), params))
-    queued = []
-    while not core.idle:
-        core.step()
-        queued.append(core._running.queued)
-    assert queued[:4] == [True, False, False, True]
-    assert all(queued[3:])
+    core.submit(Submit("a", list(range(3, 63)), params))
+    core.step()
+    (cache,) = core.prompts._caches.values()
+    before = [_memory(array).__array_interface__["data"] for array in cache.state]
+    core.step()
+    assert core._running.queued
+    assert [_memory(array).__array_interface__["data"] for array in cache.state] == before
 
 
 def test_keys_without_a_kernel_are_left_to_mlx() -> None:
@@ -135,5 +137,5 @@ def test_keys_without_a_kernel_are_left_to_mlx() -> None:
     model = tiny_model("llama")
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, "llama")
-    core = EngineCore(model, vocabulary, Limits(4, 16, 1 << 24, geometry), row_layer=CudaLayer)
+    core = EngineCore(model, vocabulary, Limits(4, 16, 1 << 24, geometry), layers=ON_CUDA)
     assert not core.batch.queued

@@ -16,7 +16,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.engine import attention
 from chairlift.engine.acceleration import accelerate
-from chairlift.engine.forward import Chunk, Forward, fitted
+from chairlift.engine.forward import Chunk, Forward, Makers, fitted
 from chairlift.engine.head import Head
 
 
@@ -28,7 +28,7 @@ def _model(kind: TinyKind, tied: bool = True) -> Any:
 
 def _fitted(model: Any, multiple: int = 1) -> Forward:
     make_cache = partial(make_batch, model)
-    return fitted(model, make_cache, make_cache, multiple).forward
+    return fitted(model, make_cache, Makers(make_cache, make_cache), multiple).forward
 
 
 def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
