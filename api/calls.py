@@ -8,16 +8,19 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from chairlift.api.alarm import TimeUp, within
 from chairlift.api.chat_format import ToolParser
 from chairlift.api.choice import CallDelta, CallOpening
 
-# Parsers are regular expressions that nobody answers for, and some take a time quadratic in the
-# text. Longer calls are text; the longest one seen in the wild is a file to be written.
+# Longer calls are text; the longest ones of real agents write a file.
 MAX_CALL_CHARS = 1 << 17
+# Parsers are regular expressions that nobody answers for. A call takes them some milliseconds, but
+# some need minutes for a text as long as that which is made for it. Meanwhile all streams wait.
+PARSE_SECONDS = 0.2
 # An id of the model's own is kept only if it is harmless.
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 # How a call in JSON begins, up to the arguments.
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*', re.ASCII)
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)', re.ASCII)
 
 
 class Calls(Protocol):
@@ -87,38 +90,35 @@ class StreamedCalls:
         self.count = 0
         self.text = ""
         self._short_ids = short_ids
-        self._told: int | None = None
+        # Of the arguments, what was not told yet; None before they begin.
+        self._rest: str | None = None
 
     def begin(self) -> None:
         self.text = ""
-        self._told = None
+        self._rest = None
 
     def add(self, text: str) -> list[CallDelta]:
-        self.text += text
         deltas = []
-        if self._told is None:
-            head = _HEAD.match(self.text)
-            if head is None:
+        if self._rest is None:
+            self.text += text
+            if (head := _HEAD.match(self.text)) is None:
                 return []
             deltas.append(CallDelta(self.count, CallOpening(new_id(self._short_ids), head[1]), ""))
-            self._told = head.end()
             self.count += 1
+            self._rest, text = "", self.text[head.end() :]
+        rest = self._rest + text
         # The last brace is the call's, and not the arguments'.
-        certain = len(self.text.rstrip().removesuffix("}").rstrip().removesuffix("}"))
+        certain = rest.rstrip().removesuffix("}").rstrip().removesuffix("}")
+        self._rest = rest[len(certain) :]
         return deltas + self._tell(certain)
 
     def end(self) -> list[CallDelta] | None:
-        if self._told is None:
+        if self._rest is None:
             return None
-        return self._tell(len(self.text.rstrip().removesuffix("}").rstrip()))
+        return self._tell(self._rest.rstrip().removesuffix("}").rstrip())
 
-    def _tell(self, until: int) -> list[CallDelta]:
-        assert self._told is not None
-        arguments = self.text[self._told : until]
-        if not arguments:
-            return []
-        self._told = until
-        return [CallDelta(self.count - 1, None, arguments)]
+    def _tell(self, arguments: str) -> list[CallDelta]:
+        return [CallDelta(self.count - 1, None, arguments)] if arguments else []
 
 
 def new_id(short: bool) -> str:
@@ -138,11 +138,19 @@ def _parsed(
     """The calls in a text; none if it is malformed in any way."""
     if len(text) > MAX_CALL_CHARS:
         return []
-    # NOTE: what a parser raises, and returns, on a text that a model made up can be anything.
+
+    def attempt() -> list[_Parsed]:
+        # NOTE: what a parser raises, and returns, on a text that a model made up can be anything.
+        try:
+            found = parse(text, tools)
+            calls = found if isinstance(found, list) else [found]
+            return [_checked(call, names) for call in calls]
+        except Exception:
+            return []
+
     try:
-        found = parse(text, tools)
-        return [_checked(call, names) for call in (found if isinstance(found, list) else [found])]
-    except Exception:
+        return within(PARSE_SECONDS, attempt)
+    except TimeUp:
         return []
 
 

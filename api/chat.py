@@ -51,17 +51,17 @@ class _ChatShape:
 
     def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
         index, text, scored, finish, thought, call = piece
-        chunks = []
+        deltas = []
         if call is not None:
-            chunks.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
+            deltas.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
         elif thought:
-            chunks.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
+            deltas.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
         elif text or scored:
             logprobs = self._logprobs(scored or [])
-            chunks.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
+            deltas.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
         if finish is not None:
-            chunks.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
-        return [self._chunk([chunk]) for chunk in chunks]
+            deltas.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
+        return [self._chunk([delta]) for delta in deltas]
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
         if self._usage is UNSET:

@@ -20,6 +20,9 @@ JSON_TOOLS = "json_tools"
 # Instead of a parser's name: the model's own format is not used, but our JSON form.
 JSON_FORM = "json"
 
+# Its tags. Many models have seen these, and have them as tokens, whatever their template says.
+FORM_START, FORM_END = "<tool_call>", "</tool_call>"
+
 # Takes a call's text and the tools in OpenAI's form; gives a call (its "name" and "arguments") or
 # several, or raises anything.
 ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], object]
@@ -31,6 +34,16 @@ class Tag:
 
     text: str
     token: int | None = None
+
+
+class ThinkTags(NamedTuple):
+    """What an operator says begins and ends a thought."""
+
+    start: str
+    end: str
+
+    def __str__(self) -> str:
+        return f"{self.start} {self.end}"
 
 
 class Passage(NamedTuple):
@@ -65,13 +78,14 @@ class CallFormat:
 class ChatFormat:
     """``thoughts`` and ``calls`` are None of a model that marks none.
 
-    ``template`` is the chat template's text, empty where it is code. ``initial`` is what a reply
-    begins as, None where the prompt decides. ``passages`` are those of
-    models that mark more than thoughts and calls.
+    ``form`` are the tags of the JSON form. ``template`` is the chat template's text, empty where
+    it is code. ``initial`` is what a reply begins as, None where the prompt decides. ``passages``
+    are those of models that mark more than thoughts and calls.
     """
 
     thoughts: Thoughts | None
     calls: CallFormat | None
+    form: tuple[Tag, Tag]
     template: str = ""
     initial: str | None = None
     passages: tuple[Passage, ...] = ()
@@ -90,17 +104,18 @@ def parser_names() -> list[str]:
 
 
 def chat_format(
-    tokenizer: Any, tool_parser: str | None = None, think_tags: tuple[str, str] | None = None
+    tokenizer: Any, tool_parser: str | None = None, think_tags: ThinkTags | None = None
 ) -> ChatFormat:
     """The format that goes with mlx-lm's TokenizerWrapper, or what the operator says instead.
 
     Raises:
-        ModelError: ``tool_parser`` or ``think_tags`` do not go with it.
+        ModelError: mlx-lm has no parser of that name.
     """
     template = tokenizer.chat_template
     return ChatFormat(
         _thoughts(tokenizer, think_tags),
         _calls(tokenizer, tool_parser),
+        (_tag(tokenizer, FORM_START), _tag(tokenizer, FORM_END)),
         template if isinstance(template, str) else "",
         tokenizer.response_initial_state,
         tuple(_passages(tokenizer)),
@@ -111,7 +126,7 @@ def _tag(tokenizer: Any, text: str) -> Tag:
     return Tag(text, tokenizer.get_vocab().get(text))
 
 
-def _thoughts(tokenizer: Any, tags: tuple[str, str] | None) -> Thoughts | None:
+def _thoughts(tokenizer: Any, tags: ThinkTags | None) -> Thoughts | None:
     if tags is not None:
         start, end = tags
         starts = tuple(tokenizer.encode(start, add_special_tokens=False))

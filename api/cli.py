@@ -10,7 +10,13 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
-from chairlift.api import cli_doors, cli_engine_process, cli_observability, config_sources
+from chairlift.api import (
+    cli_doors,
+    cli_engine_process,
+    cli_format,
+    cli_observability,
+    config_sources,
+)
 from chairlift.api.config_sources import ConfigError, Setting
 from chairlift.api.flags import (
     byte_size,
@@ -164,6 +170,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     cli_doors.add_arguments(parser)
     cli_engine_process.add_arguments(parser)
     cli_observability.add_arguments(parser)
+    cli_format.add_arguments(parser)
     config_sources.add_arguments(parser)
 
 
@@ -256,6 +263,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         canary_interval=options.canary_interval,
         otlp_endpoint=options.otlp_endpoint,
         **doors,
+        **cli_format.format_settings(options),
     )
     return serve(settings, config, cli_engine_process.supervision(options))
 

@@ -96,8 +96,11 @@ class DialogueChoice(Choice):
         if self._queue is not None and scored is not None and before not in (THOUGHT, CALL):
             self._queue.add(scored)
             scored = None
-        for segment in self._splitter.add(token):
+        segments = self._splitter.add(token)
+        for segment in segments:
             self._take(segment)
+        if self._queue is not None and segments and not self._reply.begun:
+            self._queue.drop_rest()  # blank lines that are left out
         if self._queue is not None and scored is not None and self._reply.read > scored.start:
             self._queue.add(scored)  # a tag ends in it, and text begins
         self.reasoning_tokens += THOUGHT in (before, self._state)

@@ -26,13 +26,13 @@ class ThoughtText:
 class ReplyText:
     """The text for the user, cut at stop strings, without the lines around thoughts and calls.
 
-    ``begun``: nothing comes before it, so that blank lines in its beginning are its own.
+    ``begun``: blank lines are its own from here on, and do not follow a thought or a call.
     ``may_call``: a call may follow, so that blank space is held back while nothing follows it.
     """
 
     def __init__(self, matcher: StopMatcher, begun: bool, may_call: bool) -> None:
         self._matcher = matcher
-        self._begun = begun
+        self.begun = begun
         self._may_call = may_call
         self._held = ""
         # Blank space before the last call or thought.
@@ -48,9 +48,9 @@ class ReplyText:
 
     def add(self, text: str) -> str:
         """Takes more text; returns what is certain now."""
-        if not self._begun:
+        if not self.begun:
             text = text.lstrip("\n")
-            self._begun = bool(text)
+            self.begun = bool(text)
         self.read += len(text)
         return self._pass_on(self._matcher.feed(text))
 
@@ -59,13 +59,13 @@ class ReplyText:
         text = self._pass_on(self._matcher.finish())
         self._left_out, self._held = self._held, ""
         self.read = self.sent
-        self._begun = False
+        self.begun = False
         return text
 
     def go_on(self, text: str) -> str:
         """What seemed to interrupt it is text after all."""
         text, self._left_out = self._left_out + text, ""
-        self._begun = True
+        self.begun = True
         return self.add(text)
 
     def finish(self) -> str:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from chairlift.api.canary import Canary
+from chairlift.api.chat_format import chat_format
 from chairlift.api.listen import (
     address_of,
     is_loopback,
@@ -155,7 +156,8 @@ class Server:
         info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
-        vocabulary = Vocabulary(tokenizer, info.vocab_size)
+        format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
+        vocabulary = Vocabulary(tokenizer, info.vocab_size, format)
         model = ServedModel(name, client, vocabulary, canary, source.name)
         # What is loaded now stays: a full collection would hold up all streams for 45 ms.
         gc.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.api.chat_format import ThinkTags
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.engine.logs import LogFormat
 from chairlift.scheduler.sequence import Pooling
@@ -18,7 +19,8 @@ class ServerSettings:
     vector of a text's, where a request does not say. ``keep_alive_seconds`` is the longest a
     stream stays silent before a comment line is sent. ``log_format`` is "text" or "json". Every
     ``canary_interval`` seconds a finished row is replayed; 0 is never. ``otlp_endpoint`` is where
-    traces are sent, by OTLP over HTTP; None makes none.
+    traces are sent, by OTLP over HTTP; None makes none. ``tool_parser`` and ``think_tags`` None:
+    what goes with the model's tokenizer.
 
     ``keys`` empty: anybody may come, and all of them share ``anonymous``. ``ssl_keyfile`` None: the
     key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are those of web pages that may
@@ -40,6 +42,8 @@ class ServerSettings:
     log_format: LogFormat = "text"
     canary_interval: float = 0.0
     otlp_endpoint: str | None = None
+    tool_parser: str | None = None
+    think_tags: ThinkTags | None = None
     keys: tuple[ApiKey, ...] = ()
     anonymous: KeyLimits = NO_LIMITS
     ssl_certfile: Path | None = None

@@ -6,21 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chairlift.api.chat_format import Tag
+from chairlift.api.chat_format import FORM_END, FORM_START
 from chairlift.api.messages import Message, ToolCall
 from chairlift.api.template import Shown, arguments_of, shown
-
-# Text, not tokens. Many models have seen these tags, whatever their template says.
-START, END = Tag("<tool_call>"), Tag("</tool_call>")
 
 _DESCRIPTION = """\
 These functions can be called. Each is described in JSON, its parameters by a JSON schema:
 {tools}
 
 To call {count}, reply with {blocks} of this form and nothing after it:
-<tool_call>
+{start}
 {{"name": "the function's name", "arguments": {{"a parameter's name": "its value"}}}}
-</tool_call>
+{end}
 
 What a call returned comes in the next message, between <tool_response> and </tool_response>."""
 
@@ -31,6 +28,8 @@ def description(tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
         tools="\n".join(_dumped(tool["function"]) for tool in tools),
         count="one or several of them" if parallel else "one of them",
         blocks="a block for each call" if parallel else "a block",
+        start=FORM_START,
+        end=FORM_END,
     )
 
 
@@ -80,7 +79,7 @@ def _describe(messages: list[Shown], description: str) -> None:
 
 def _call(call: ToolCall) -> str:
     text = _dumped({"name": call.function.name, "arguments": arguments_of(call)})
-    return f"{START.text}\n{text}\n{END.text}"
+    return f"{FORM_START}\n{text}\n{FORM_END}"
 
 
 def _dumped(value: object) -> str:

@@ -9,7 +9,6 @@ from chairlift.api.calls import ParsedCalls, StreamedCalls
 from chairlift.api.chat_format import JSON_TOOLS, ChatFormat
 from chairlift.api.dialogue_choice import CallReading
 from chairlift.api.schemas import ChatRequest
-from chairlift.api.tool_form import END, START
 from chairlift.api.tool_grammar import call_grammar
 from chairlift.engine.messages import Grammar
 
@@ -49,7 +48,7 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         tools = [tool.shown() for tool in request.tools]
         parsed = partial(ParsedCalls, own.parse, tools, short_ids)
         return ToolPlan(CallReading(own.start, own.end, parsed, parallel), None)
-    start, end = (own.start, own.end) if own is not None and own_json else (START, END)
+    start, end = (own.start, own.end) if own is not None and own_json else format.form
     named = choosing.name
     functions = [t.function for t in request.tools if named in (None, t.function.name)]
     grammar = call_grammar(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,8 @@ FAMILIES = [
         "minimax_m2",
         "<minimax:tool_call>{{ tool_call.name }}",
         '<minimax:tool_call>\n<invoke name="get_weather">\n'
-        '<parameter name="city">Zürich</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+        '<parameter name="city">Zürich</parameter>\n<parameter name="days">3</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
         special=["<minimax:tool_call>", "</minimax:tool_call>"],
     ),
     Family(
@@ -274,6 +276,27 @@ async def test_a_malformed_call_is_text(call: str) -> None:
         assert reply.content == f"So: {text} "
         assert reply.calls == []
         assert reply.finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("parser", "start", "part"),
+    [
+        ("gemma4", "<|tool_call>", "call:a{"),
+        ("kimi_k3", "<|open|>tools<|sep|>", "<|open|>call"),
+        ("glm47", "<tool_call>", "<arg_key>a</arg_key>"),
+    ],
+)
+async def test_parsers_are_not_given_for_ever(parser: str, start: str, part: str) -> None:
+    tokenizer = TOKENIZERS[parser]
+    text = start + part * (60_000 // len(part))
+    engine = writing(tokenizer, text, 1000)
+    engine.info = model_info(max_context=1 << 19, vocab_size=len(tokenizer))
+    async with running(engine, tokenizer) as server:
+        started = time.monotonic()
+        status, reply = await server.post(PATH, BODY)
+        assert time.monotonic() - started < 5
+        assert status == 200
+        assert reply["choices"][0]["message"]["content"] == text
 
 
 async def test_a_call_that_the_length_cuts_off_is_text() -> None:

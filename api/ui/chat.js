@@ -113,10 +113,12 @@ export class Chat {
       const [choice] = chunk.choices;
       if (!choice) continue;
       if (choice.finish_reason === "length") note = "cut at the most tokens";
-      if (!choice.delta.content) continue;
+      const { content, reasoning_content: thought } = choice.delta;
+      if (!content && !thought) continue;
       speed.piece();
       const follows = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
-      reply.append(choice.delta.content);
+      if (thought) thoughtOf(reply).append(thought);
+      if (content) reply.append(content);
       if (follows) this.log.scrollTop = this.log.scrollHeight;
       element("readout").textContent = speed.text;
     }
@@ -150,6 +152,20 @@ export class Chat {
     if (focused === element("stop")) element("prompt").focus();
     if (!is) this.log.scrollTop = this.log.scrollHeight;
   }
+}
+
+// Where the thought before a reply is shown. It is no part of the conversation.
+function thoughtOf(reply) {
+  const above = reply.previousElementSibling;
+  if (above.className === "thought") return above;
+  const box = document.createElement("details");
+  box.className = "thought";
+  box.open = true;
+  const title = document.createElement("summary");
+  title.textContent = "Thought";
+  box.append(title);
+  reply.before(box);
+  return box;
 }
 
 // Adds a line below a reply.

@@ -1,0 +1,62 @@
+"""LangChain's client for OpenAI, unmodified: tools bound, called, answered; streams."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from asked import MODEL, QUESTION
+from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+
+@tool
+def get_weather(city: Literal["Zürich", "Basel"], days: int) -> str:
+    """The weather in a city for some days."""
+    return f"{city}: sunny for {days} days"
+
+
+@pytest.fixture
+def model(base_url: str) -> ChatOpenAI:
+    return ChatOpenAI(
+        model=MODEL,
+        base_url=base_url,
+        api_key="-",
+        temperature=1,
+        seed=7,
+        max_completion_tokens=60,
+        stream_usage=True,
+    )
+
+
+async def test_bound_tools_are_called_and_their_results_answered(model: ChatOpenAI) -> None:
+    bound = model.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
+    asked = HumanMessage(QUESTION)
+    called = await bound.ainvoke([asked])
+    (call,) = called.tool_calls
+    assert call["name"] == "get_weather"
+    assert called.invalid_tool_calls == []
+    result = await get_weather.ainvoke(call)
+    assert isinstance(result, ToolMessage)
+    answer = await model.ainvoke([asked, called, result], max_completion_tokens=8)
+    assert isinstance(answer.content, str)
+    assert answer.content
+    assert answer.tool_calls == []
+
+
+async def test_streamed_calls_add_up(model: ChatOpenAI) -> None:
+    bound = model.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
+    whole: AIMessageChunk | None = None
+    pieces = 0
+    async for chunk in bound.astream(QUESTION):
+        assert isinstance(chunk, AIMessageChunk)
+        pieces += bool(chunk.tool_call_chunks)
+        whole = chunk if whole is None else whole + chunk
+    assert whole is not None
+    assert pieces > 3
+    (call,) = whole.tool_calls
+    assert call["args"]["city"] in ("Zürich", "Basel")
+    assert isinstance(call["args"]["days"], int)
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] > 0

@@ -1,0 +1,53 @@
+"""LiteLLM, unmodified: a call, whole and streamed, and its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import jsonschema
+import pytest
+from asked import MODEL, QUESTION, TOOL, WEATHER
+
+# Else importing it asks the internet for prices.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import litellm
+
+# Its own types are no longer quite pydantic's.
+pytestmark = pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning")
+
+ASK: dict[str, Any] = {
+    "model": f"openai/{MODEL}",
+    "api_key": "-",
+    "messages": [{"role": "user", "content": QUESTION}],
+    "max_tokens": 60,
+    "seed": 7,
+    "tools": [TOOL],
+    "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+    "parallel_tool_calls": False,
+}
+
+
+async def test_a_call_and_its_answer(base_url: str) -> None:
+    reply = await litellm.acompletion(**ASK, base_url=base_url)
+    (choice,) = reply.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    messages = [*ASK["messages"], choice.message.model_dump(), result]
+    answered = {**ASK, "messages": messages, "tool_choice": "none", "max_tokens": 8}
+    reply = await litellm.acompletion(**answered, base_url=base_url)
+    assert reply.choices[0].message.content
+
+
+async def test_a_streamed_call(base_url: str) -> None:
+    stream = await litellm.acompletion(**ASK, base_url=base_url, stream=True)
+    chunks = [chunk async for chunk in stream]
+    whole = litellm.stream_chunk_builder(chunks)
+    (call,) = whole.choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    assert whole.choices[0].finish_reason == "tool_calls"
