@@ -93,6 +93,8 @@ class Canary:
             return stream
         if self._recording is not None and not self._recording.ended:
             return stream
+        if not request.params.max_tokens:
+            return stream  # nothing of it could be compared
         self._recording = RecordedStream(stream, request, self._wanted)
         return self._recording
 

@@ -9,7 +9,7 @@ from chairlift.api.errors import GenerationFailed
 from chairlift.api.logprobs import LogprobQueue, Scored
 from chairlift.api.replies import Finish
 from chairlift.api.text import TextStream
-from chairlift.engine.messages import TokenOutput
+from chairlift.engine.messages import PromptLogprobs, TokenOutput
 
 
 class CallDelta(NamedTuple):
@@ -63,9 +63,9 @@ class Choice(ABC):
         self.finish: Finish | None = None
 
     @property
-    @abstractmethod
     def stop_string(self) -> str | None:
         """The stop string that ended it, if one did."""
+        return None
 
     @abstractmethod
     def take(self, output: TokenOutput) -> list[Piece]:
@@ -85,13 +85,33 @@ class Choice(ABC):
         raise GenerationFailed(output.error or "the engine ended this request")
 
 
-class TextChoice(Choice):
-    """A choice that is text and nothing else."""
+class VectorChoice(Choice):
+    """No text, but what its prompt's hidden states come to: float32 as it lies in memory."""
 
-    def __init__(self, index: int, text: TextStream, with_logprobs: bool) -> None:
+    vector = b""
+
+    def take(self, output: TokenOutput) -> list[Piece]:
+        self.cached_tokens = output.cached_tokens
+        self.vector = output.embedding or b""
+        self.finish = self.finish_of(output, stopped=False)
+        return [Piece(self.index, "", None, self.finish)]
+
+
+class TextChoice(Choice):
+    """A choice that is text and nothing else.
+
+    ``prompt_logprobs`` are its prompt's, if it is ``echoed`` with them: from the first piece on.
+    The token that ends the text is told then, too: who wants the prompt's leaves out the last.
+    """
+
+    def __init__(
+        self, index: int, text: TextStream, with_logprobs: bool, echoed: bool = False
+    ) -> None:
         super().__init__(index)
+        self.prompt_logprobs: PromptLogprobs | None = None
         self._text = text
         self._queue = LogprobQueue() if with_logprobs else None
+        self._echoed = echoed
 
     @property
     def stop_string(self) -> str | None:
@@ -99,6 +119,7 @@ class TextChoice(Choice):
 
     def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         text = self._add_tokens(output)
         if output.finish is not None:
             text += self._text.finish()
@@ -113,10 +134,11 @@ class TextChoice(Choice):
         last = len(output.token_ids) - 1
         for position, token in enumerate(output.token_ids):
             self.tokens += 1
-            if output.ended_by_token and position == last:
-                break  # it is counted, but has no text
             start = self._text.read
-            text += self._text.add(token)
+            ends = output.ended_by_token and position == last
+            if ends and not self._echoed:
+                break  # it is counted, but has no text
+            text += "" if ends else self._text.add(token)
             if self._queue is not None and output.logprobs is not None:
                 self._queue.add(Scored(token, output.logprobs[position], start))
             if self._text.stopped:

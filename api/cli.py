@@ -113,6 +113,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="a stream silent for this long gets a comment line (default: %(default)g)",
     )
+    add(
+        "--embedding-pooling",
+        choices=("mean", "last"),
+        default=_SERVER.embedding_pooling,
+        help="what /v1/embeddings makes one vector of, where a request does not say: the mean of "
+        "all tokens' hidden states, or the last token's (default: %(default)s)",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add = parser.add_argument_group("engine").add_argument
     add(
@@ -250,6 +257,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         port=options.port,
         served_model_name=options.served_model_name,
         max_body_bytes=options.max_body_bytes,
+        embedding_pooling=options.embedding_pooling,
         keep_alive_seconds=options.keep_alive_seconds,
         log_format=options.log_format,
         canary_interval=options.canary_interval,

@@ -12,13 +12,15 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
-from chairlift.api.choice import Piece
+from chairlift.api.choice import Piece, TextChoice
 from chairlift.api.deadline import DEADLINE
+from chairlift.api.echo import Echo
 from chairlift.api.errors import Problem
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
-from chairlift.api.logprobs import Scored, completion_logprobs
+from chairlift.api.logprobs import Scored, completion_logprobs, joined
 from chairlift.api.priority import priority_of
+from chairlift.api.prompt_tokens import prompt_tokens
 from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.replies import (
     Completion,
@@ -57,7 +59,10 @@ async def completions(http: web.Request) -> web.StreamResponse:
     name = f"cmpl-{uuid.uuid4().hex}"
     account = http[ACCOUNT]
     generation = Generation(model, service.recorder, request, name, prompts, priority, account)
-    echoes = [await _echo(model, prompt) for prompt in request.prompt] if request.echo else []
+    echoes = []
+    if request.echo:
+        given = zip(request.prompt, prompts, strict=True)
+        echoes = [await Echo.of(one, own.tokens, model.vocabulary) for one, own in given]
     shape = _CompletionShape(generation, request, echoes)
     return await answer(http, request, generation, shape)
 
@@ -65,13 +70,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 async def _token_prompt(
     request: CompletionRequest, model: ServedModel, prompt: Prompt, grammar: Grammar | None
 ) -> TokenPrompt:
-    if isinstance(prompt, str):
-        model.vocabulary.check_chars(len(prompt), model.info.max_context, "prompt")
-        tokens = await model.vocabulary.encode(prompt, request.add_special_tokens)
-    else:
-        if len(prompt) <= model.info.max_context:
-            model.vocabulary.check_ids(prompt, "prompt")
-        tokens = prompt
+    tokens = await prompt_tokens(model, prompt, request.add_special_tokens, "prompt")
     params = sampling_params(
         request,
         model,
@@ -84,37 +83,35 @@ async def _token_prompt(
     )
     # Of hundreds of prompts none holds up everyone's streams for longer than itself.
     await asyncio.sleep(0)
-    return TokenPrompt(tokens, params)
-
-
-async def _echo(model: ServedModel, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else await model.vocabulary.decode(prompt)
+    return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
 
 
 class _CompletionShape:
-    """The Shape of completions. ``echoes`` are the prompts' texts, or none."""
+    """The Shape of completions. ``echoes`` are the prompts, or none."""
 
     framing = PLAIN
 
     def __init__(
-        self, generation: Generation, request: CompletionRequest, echoes: list[str]
+        self, generation: Generation, request: CompletionRequest, echoes: list[Echo]
     ) -> None:
         self._generation = generation
         self._usage = None if request.include_usage else UNSET
         self._logprobs_asked = request.logprobs
         self._echoes = echoes
         self._n = request.n
+        self._vocabulary = generation.model.vocabulary
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         if not self._echoes:
             return []
-        return [self._completion([CompletionChoice(index, self._echo(index))])]
+        told = CompletionChoice(index, self._echo(index), self._prompt_logprobs(index))
+        return [self._completion([told])]
 
     def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
         index, text, scored, finish = piece[:4]
         chunks = []
         if text or scored:
-            chunks.append(CompletionChoice(index, text, self._logprobs(scored or [])))
+            chunks.append(CompletionChoice(index, text, self._logprobs(index, scored or [])))
         if finish is not None:
             chunks.append(CompletionChoice(index, "", finish_reason=finish))
         return [self._completion([chunk]) for chunk in chunks]
@@ -135,7 +132,7 @@ class _CompletionShape:
                 CompletionChoice(
                     choice.index,
                     self._echo(choice.index) + choice.text,
-                    self._logprobs(choice.scored),
+                    self._whole_logprobs(choice),
                     choice.finish,
                 )
                 for choice in choices
@@ -145,7 +142,7 @@ class _CompletionShape:
         return reply
 
     def _echo(self, index: int) -> str:
-        return self._echoes[index // self._n] if self._echoes else ""
+        return self._echoes[index // self._n].text if self._echoes else ""
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         generation = self._generation
@@ -158,7 +155,20 @@ class _CompletionShape:
             self._usage,
         )
 
-    def _logprobs(self, scored: list[Scored]) -> CompletionLogprobs | None:
+    def _logprobs(self, index: int, scored: list[Scored]) -> CompletionLogprobs | None:
         if self._logprobs_asked is None:
             return None
-        return completion_logprobs(scored, self._generation.model.vocabulary, self._logprobs_asked)
+        before = len(self._echo(index))
+        return completion_logprobs(scored, self._vocabulary, self._logprobs_asked, before)
+
+    def _prompt_logprobs(self, index: int) -> CompletionLogprobs | None:
+        choice = self._generation.choices[index]
+        if not isinstance(choice, TextChoice) or choice.prompt_logprobs is None:
+            return None
+        echo = self._echoes[index // self._n]
+        return echo.logprobs(choice.prompt_logprobs, self._vocabulary, self._logprobs_asked or 0)
+
+    def _whole_logprobs(self, choice: WholeChoice) -> CompletionLogprobs | None:
+        own = self._logprobs(choice.index, choice.scored)
+        prompts = self._prompt_logprobs(choice.index)
+        return own if own is None or prompts is None else joined(prompts, own)

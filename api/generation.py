@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from chairlift.api.choice import Choice, Piece, TextChoice
+from chairlift.api.choice import Choice, Piece, TextChoice, VectorChoice
 from chairlift.api.dialogue_choice import DialogueChoice, Reading
 from chairlift.api.errors import GenerationFailed
 from chairlift.api.ratelimit import Account
@@ -20,17 +20,21 @@ from chairlift.api.timing import Detokenizing, PromptTimes
 from chairlift.engine.interface import TokenStream
 from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
+from chairlift.scheduler.sequence import Pooling
 
 
 class TokenPrompt(NamedTuple):
     """A prompt as token ids, with its sampling parameters.
 
     ``reading`` is how its replies are read; None: they are text and nothing else.
+    ``prompt_logprobs`` and ``pooling`` are what is wanted of itself, see ``Submit``.
     """
 
     tokens: list[int]
     params: SamplingParams
     reading: Reading | None = None
+    prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
 
 
 class _Arrived(NamedTuple):
@@ -77,6 +81,8 @@ class Generation:
 
     def _choice(self, request: Generate, index: int) -> Choice:
         prompt = self.prompts[index // self.n]
+        if prompt.pooling is not None:
+            return VectorChoice(index)
         vocabulary = self.model.vocabulary
         matcher = StopMatcher(request.stop, request.include_stop_str_in_output)
         with_logprobs = prompt.params.logprobs is not None
@@ -86,7 +92,7 @@ class Generation:
             )
         hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
         text = TextStream(vocabulary.detokenizer(), hidden, matcher)
-        return TextChoice(index, text, with_logprobs)
+        return TextChoice(index, text, with_logprobs, echoed=prompt.prompt_logprobs is not None)
 
     def submit(self, arrival: float) -> None:
         """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
@@ -105,6 +111,8 @@ class Generation:
                 arrival,
                 self._cache_salt,
                 self._priority,
+                prompt_logprobs=prompt.prompt_logprobs,
+                pooling=prompt.pooling,
             )
             self._streams.append(self.model.submit(submit))
             self.times.append(PromptTimes(arrival))

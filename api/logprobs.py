@@ -71,19 +71,34 @@ def chat_logprobs(scored: Sequence[Scored], vocabulary: Vocabulary) -> ChatLogpr
 
 
 def completion_logprobs(
-    scored: Sequence[Scored], vocabulary: Vocabulary, top: int
+    scored: Sequence[Scored], vocabulary: Vocabulary, top: int, before: int = 0
 ) -> CompletionLogprobs:
-    """The shape of /v1/completions; ``top`` is how many of the most likely were asked for."""
+    """The shape of /v1/completions; ``top`` is how many of the most likely were asked for, and
+    ``before`` the characters of an echo before the choice's text.
+    """
     best = [_by_text(entry, vocabulary) for entry in scored] if top else None
     return CompletionLogprobs(
         tokens=[vocabulary.token_text(entry.token).text for entry in scored],
         token_logprobs=[clamp(entry.logprobs.logprob) for entry in scored],
         top_logprobs=best,
-        text_offset=[entry.start for entry in scored],
+        text_offset=[before + entry.start for entry in scored],
     )
 
 
-def _by_text(scored: Scored, vocabulary: Vocabulary) -> dict[str, float]:
+def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogprobs:
+    """Those of a text and of what follows it."""
+    tops = None
+    if one.top_logprobs is not None and other.top_logprobs is not None:
+        tops = [*one.top_logprobs, *other.top_logprobs]
+    return CompletionLogprobs(
+        one.tokens + other.tokens,
+        one.token_logprobs + other.token_logprobs,
+        tops,
+        one.text_offset + other.text_offset,
+    )
+
+
+def _by_text(scored: Scored, vocabulary: Vocabulary) -> dict[str, float] | None:
     by_text: dict[str, float] = {}
     for token, logprob in scored.logprobs.top:  # of two with one text, the better stays
         by_text.setdefault(vocabulary.token_text(token).text, clamp(logprob))

@@ -65,9 +65,11 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
+    """Null are those of a prompt's first token, which nothing comes before."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -174,10 +176,33 @@ class Completion(Struct):
     object: Literal["text_completion"] = "text_completion"
 
 
+class Embedding(Struct):
+    """Numbers, or their float32 in base64, lowest byte first."""
+
+    embedding: list[float] | str
+    index: int
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class ModelCard(Struct):
+    """``root`` is the model's own name, which its tokenizer is found by: a hub id, perhaps."""
+
     id: str
     created: int
     max_model_len: int
+    root: str
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
 
@@ -192,6 +217,14 @@ class TokenizeReply(Struct):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | UnsetType = UNSET
+
+
+class TokenizerInfo(Struct):
+    """The special tokens that have a role, as text; null where the tokenizer has none."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
 
 
 class DetokenizeReply(Struct):

@@ -14,13 +14,14 @@ from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
 from chairlift.api.chat import chat_completions
 from chairlift.api.completions import completions
+from chairlift.api.embeddings import embeddings
 from chairlift.api.request import Request
 from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
 from chairlift.api.responses import replies as response_replies
 from chairlift.api.responses.request import ResponsesRequest
 from chairlift.api.status import get_model, health, list_models, version
-from chairlift.api.tokens import detokenize, tokenize
+from chairlift.api.tokens import detokenize, tokenize, tokenizer_info
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -116,6 +117,14 @@ ROUTES: tuple[Route, ...] = (
         CountTokensRequest,
         error=anthropic_replies.AnthropicError,
     ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        "Turn texts into vectors",
+        replies.EmbeddingList,
+        schemas.EmbeddingRequest,
+    ),
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
     Route(
@@ -133,6 +142,13 @@ ROUTES: tuple[Route, ...] = (
         "Turn tokens into text",
         replies.DetokenizeReply,
         schemas.DetokenizeRequest,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        "Tell the tokenizer's special tokens",
+        replies.TokenizerInfo,
     ),
     Route("GET", "/health", health, "Tell whether requests can be served", replies.HealthReply),
     Route("GET", "/ping", health, "The same as /health", replies.HealthReply),

@@ -38,7 +38,7 @@ def sampling_params(
     vocabulary.check_ids(request.stop_token_ids, "stop_token_ids")
     if request.n > model.info.max_rows:
         raise RequestError(f"n: at most {model.info.max_rows} choices can be computed", "n")
-    room = _room(model.info, prompt_tokens, max_tokens, param)
+    room = room_for(model.info, prompt_tokens, max_tokens, param)
     if max_tokens is None:
         max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
     if request.min_tokens > max_tokens:
@@ -64,19 +64,24 @@ def sampling_params(
     )
 
 
-def _room(info: ModelInfo, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
-    """The output tokens that the context has room for; at least one, and ``max_tokens``."""
+def room_for(info: ModelInfo, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
+    """The output tokens that the context has room for: ``max_tokens`` at least, None: one.
+
+    Raises:
+        ContextExceeded: it has not.
+        RequestError: there is no prompt.
+    """
     context = info.max_context
     if prompt_tokens == 0:
         raise RequestError(f"{param}: the prompt is empty", param)
     wanted = 1 if max_tokens is None else max_tokens
     if prompt_tokens + wanted > context:
-        asked = "" if max_tokens is None else f" and {max_tokens} for the completion"
+        asked = "" if not max_tokens else f" and {max_tokens} for the completion"
         why = info.shortage(prompt_tokens + wanted)
         limit = f"this model's maximum context length is {context} tokens" if why is None else why
         raise ContextExceeded(
             f"{limit}; you requested {prompt_tokens} tokens in the {param}{asked}. Please reduce "
             "their length.",
-            param if prompt_tokens >= context or max_tokens is None else "max_tokens",
+            param if prompt_tokens >= context or not max_tokens else "max_tokens",
         )
     return context - prompt_tokens

@@ -15,6 +15,7 @@ from chairlift.api.templating import Templating
 from chairlift.api.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
+from chairlift.scheduler.sequence import Pooling
 
 MAX_CHOICES = 128
 # No model's context is longer; to validate more would hold up everyone's streams.
@@ -29,10 +30,18 @@ class StreamOptions(Request):
     include_obfuscation: bool = False
 
 
-class Generate(Structured):
-    """What both ways to generate text share: how tokens are chosen, and how they are sent."""
+class Handled(Request):
+    """What all requests share that the engine works on: by which model, for whom and when."""
 
     model: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+
+
+class Generate(Structured, Handled):
+    """What both ways to generate text share: how tokens are chosen, and how they are sent."""
+
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
@@ -52,9 +61,6 @@ class Generate(Structured):
     stream: bool = False
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -90,16 +96,41 @@ class ChatRequest(Generate, Templating):
 class CompletionRequest(Generate):
     prompt: Prompts
     echo: bool = False
+    # 0 is for the prompt alone: echo tells it.
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _supported_combinations(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise RequestError("logprobs together with echo is not supported", "logprobs")
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens: must be at least 1, or 0 with echo", "max_tokens")
         if self.best_of is not None and self.best_of != self.n:
             raise RequestError("best_of other than n is not supported", "best_of")
+        return self
+
+
+class EmbeddingRequest(Handled):
+    """``pooling`` None is the server's own; ``dimensions`` None all that there are.
+
+    Of a longer text the first ``truncate_prompt_tokens`` are taken, with -1 all that fit.
+    """
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "truncate_prompt_tokens: must be at least 1, or -1", "truncate_prompt_tokens"
+            )
         return self
 
 

@@ -158,7 +158,7 @@ class Server:
         canary = self._start_canary(client)
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, format)
-        model = ServedModel(name, client, vocabulary, canary)
+        model = ServedModel(name, client, vocabulary, canary, source.name)
         # What is loaded now stays: a full collection would hold up all streams for 45 ms.
         gc.collect()
         gc.freeze()

@@ -32,12 +32,15 @@ VERSION = version("chairlift")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One loaded model. ``created`` is in Unix seconds."""
+    """One loaded model. ``created`` is in Unix seconds. ``root`` is its own name where it is served
+    under another.
+    """
 
     name: str
     client: EngineClient
     vocabulary: Vocabulary
     canary: Canary | None = None
+    root: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -8,13 +8,15 @@ from pathlib import Path
 from chairlift.api.chat_format import ThinkTags
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.engine.logs import LogFormat
+from chairlift.scheduler.sequence import Pooling
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """How the model is offered over HTTP.
 
-    ``served_model_name`` None is the model's own name. ``keep_alive_seconds`` is the longest a
+    ``served_model_name`` None is the model's own name. ``embedding_pooling`` is what makes one
+    vector of a text's, where a request does not say. ``keep_alive_seconds`` is the longest a
     stream stays silent before a comment line is sent. ``log_format`` is "text" or "json". Every
     ``canary_interval`` seconds a finished row is replayed; 0 is never. ``otlp_endpoint`` is where
     traces are sent, by OTLP over HTTP; None makes none. ``tool_parser`` and ``think_tags`` None:
@@ -37,6 +39,7 @@ class ServerSettings:
     port: int = 8000
     served_model_name: str | None = None
     max_body_bytes: int = 16 << 20
+    embedding_pooling: Pooling = "mean"
     keep_alive_seconds: float = 15.0
     log_format: LogFormat = "text"
     canary_interval: float = 0.0

@@ -40,4 +40,4 @@ async def version(http: web.Request) -> web.Response:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(model.name, model.created, model.info.max_context)
+    return ModelCard(model.name, model.created, model.info.max_context, model.root or model.name)

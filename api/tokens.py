@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,8 @@ async def detokenize(http: web.Request) -> web.Response:
         raise PromptTooLong(f"tokens: at most {model.info.max_context}, the context", "tokens")
     vocabulary.check_ids(request.tokens, "tokens")
     return json_response(DetokenizeReply(await vocabulary.decode(request.tokens)))
+
+
+async def tokenizer_info(http: web.Request) -> web.Response:
+    """What a client must know of the tokenizer to leave the rest to the server."""
+    return json_response(http.app[SERVICE].model().vocabulary.roles)

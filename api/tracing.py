@@ -24,7 +24,11 @@ from chairlift.api.service import VERSION
 from chairlift.api.timing import PromptTimes
 
 # The routes whose requests are traced, and what the conventions call what they do.
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 _PATH = "/v1/traces"
 # How long a batch is tried, and so how long the server's end may wait for a collector that is gone.
 EXPORT_SECONDS = 3.0

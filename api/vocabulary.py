@@ -15,6 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chairlift.api.chat_format import ChatFormat, Passage, chat_format
 from chairlift.api.limited import Limited, TookTooLong
+from chairlift.api.replies import TokenizerInfo
 from chairlift.api.splitter import Rules, rules
 from chairlift.api.template import Rendering, with_text_arguments
 from chairlift.api.text import Detokenizer
@@ -136,6 +137,12 @@ class Vocabulary:
         """The text of token ids, special tokens included."""
         known = [token for token in tokens if token < self._known]
         return await _off_loop(len(known) * 4, lambda: str(self._tokenizer.decode(known)))
+
+    @property
+    def roles(self) -> TokenizerInfo:
+        """The special tokens that begin a text, end one, and pad."""
+        tokenizer = self._tokenizer
+        return TokenizerInfo(tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
 
     def check_chars(self, chars: int, context: int, param: str) -> None:
         """Refuses, before it is tokenized, what is too long even if all tokens were the longest.

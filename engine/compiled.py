@@ -160,7 +160,7 @@ def _in_place_of(
     try:
         yield
     finally:
-        for layer, (offset, own, keys, values) in zip(layers, before, strict=True):
-            layer.begin(offset, own)
-            layer.keys, layer.values = keys, values
+        for layer, (own, step, *held) in zip(layers, before, strict=True):
+            layer.begin(own, step)
+            layer.keys, layer.values = held
             layer.end()

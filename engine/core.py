@@ -18,7 +18,7 @@ from chairlift.cache.store import PrefixStore
 from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.failures import explained, failure, refusal, refused
-from chairlift.engine.forward import Makers, fitted
+from chairlift.engine.forward import Makers, fitted, hidden_size
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.laps import Laps
@@ -34,6 +34,7 @@ from chairlift.engine.messages import (
 )
 from chairlift.engine.prefixes import Prefixes
 from chairlift.engine.prompts import Prompts
+from chairlift.engine.readings import Readings
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.constraints import Constraints
 from chairlift.engine.sampling.readout import cut, read_logprobs
@@ -78,6 +79,7 @@ class EngineCore:
         kinds = make_cache().kinds
         makers = Makers(*(partial(make_cache, plain=layer) for layer in layers))
         self.forward, makers = fitted(model, make_cache, makers, limits.chunk_multiple)
+        self.hidden_size = hidden_size(self.forward, make_cache)
         # Where bands do not share a model call, each would read all weights again.
         self.limits = limits = limits if self.forward.packs else replace(limits, bands=1)
         self.requests = Requests(vocabulary)
@@ -92,6 +94,7 @@ class EngineCore:
         )
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
         self.prompts = Prompts(makers.prompts, self.prefixes, self.swap, limits.chunk_multiple)
+        self.readings = Readings()
         self.batch = DecodeBatch(
             [makers.rows() for _ in range(limits.bands)],
             vocabulary,
@@ -235,7 +238,9 @@ class EngineCore:
         if self._eager:
             mx.eval(first)
         self.constraints.join(plan.joins)
-        logits = self.forward(self.batch.bands, self.batch.tokens, chunks)
+        outcome = self.forward(self.batch.bands, self.batch.tokens, chunks)
+        logits = outcome.logits
+        read = self.readings.take(plan, chunks, outcome)
         self.batch.arriving = self.prompts.states(plan)
         rows = list(self.batch.rows)
         late = self.constraints.hold(rows)
@@ -243,10 +248,13 @@ class EngineCore:
         # NOTE: an array that is written to stays the same object in Python: without a copy of the
         # handle, waiting for this step would compute what the next one writes.
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
-        written += [*self.prefixes.take_pending(), *self.batch.states]
+        written += [*read, *self.prefixes.take_pending(), *self.batch.states]
         computed = [*plan.decode, *plan.chunks]
-        late_logits = logits if late else None
-        return Step(rows, sampled, late_logits, first, written, self.batch.queued, computed)
+        ended, readings = list(plan.ends), self.readings.ended(plan)
+        return Step(
+            *(rows, sampled, logits if late else None, first, written, self.batch.queued),
+            *(computed, ended, readings),
+        )
 
     def _count_begun(self, plan: Plan) -> None:
         """Tells where what is not computed of the sequences that begin comes from."""
@@ -258,7 +266,7 @@ class EngineCore:
             place = self.swap.place(sequence)
             if sequence.cached is not None:  # it began before
                 stats.resumed[place or "recompute"] += 1
-            if place is None and self.prefixes.active:
+            if place is None and self.prefixes.active and not sequence.apart:
                 stats.prefix_queries += len(sequence.tokens)
                 stats.prefix_hits += cached
 
@@ -268,45 +276,49 @@ class EngineCore:
 
     def _read(self, step: Step) -> list[TokenOutput]:
         """Reads a computed step's tokens and decides which sequences they end."""
-        if step.sampled is None:
-            return []
         now = time.monotonic()
-        logprobs = read_logprobs(step.sampled.logprobs)
+        logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
+        tokens = step.tokens
         outputs = []
-        for row, (sequence, token) in enumerate(zip(step.rows, step.tokens, strict=True)):
+        for row, sequence in enumerate((*step.rows, *step.ended)):
             if sequence.finished:
                 continue
+            token = tokens[row] if sequence.rows else None
             try:
-                outputs.append(self._output(sequence, token, logprobs.get(row), now))
+                output = self._output(sequence, token, logprobs.get(row), now)
+                if sequence in step.readings:
+                    step.readings[sequence].tell(output)
+                if output.finish is not None:
+                    self._finish(sequence, output.finish)
+                outputs.append(output)
             except Exception as error:  # of any type: the others have tokens of their own
                 self._fail(sequence, error)
         return outputs
 
     def _output(
-        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float
+        self, sequence: Sequence, token: int | None, logprobs: TokenLogprobs | None, now: float
     ) -> TokenOutput:
-        """What one row's token comes to; it may end the row."""
+        """What one row's token comes to, or the end of a prompt that no token was to follow."""
         new = sequence.first_token_at is None
-        self.scheduler.token(sequence, token)
-        self._time_token(sequence, now)
         request = self.requests.of(sequence)
-        reason = request.finish_reason(sequence, token)
-        if self.constraints.complete(sequence):
-            reason = "stop"
+        reason: FinishReason | None = "length"
+        if token is not None:
+            self.scheduler.token(sequence, token)
+            self._time_token(sequence, now)
+            reason = request.finish_reason(sequence, token)
+            if self.constraints.complete(sequence):
+                reason = "stop"
         wanted = request.submit.params.logprobs
-        output = TokenOutput(
+        return TokenOutput(
             sequence.request_id,
             sequence.index,
-            [token],
+            [] if token is None else [token],
             None if wanted is None or logprobs is None else [cut(logprobs, wanted)],
             reason,
             token in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if new else 0,
             begun=Begun(sequence.chunks, now) if new else None,
         )
-        if reason is not None:
-            self._finish(sequence, reason)
-        return output
 
     def _refuse(self, request: Submit, error: Exception) -> None:
         """Ends a request that could not be taken."""
@@ -352,8 +364,10 @@ class EngineCore:
         offsets = batch.offsets
         stats.duration = duration
         stats.rows = len(offsets)
-        stats.running = sum(s.rows for s in _users((*scheduler.running, *scheduler.prefilling)))
-        stats.waiting = scheduler.waiting.rows
+        stats.running = sum(
+            len(s.choices) for s in _users((*scheduler.running, *scheduler.prefilling))
+        )
+        stats.waiting = scheduler.waiting.choices
         stats.prefill_tokens = sum(plan.chunks[s] for s in _users(plan.chunks))
         stats.decode_tokens = len(_users(plan.decode))
         stats.preemptions = len(_users(plan.preempted))

@@ -35,6 +35,9 @@ BANDS = 4
 BAND_BYTES = {"cpu": 96 << 20, "gpu": 1 << 30}
 # A chunk has a multiple of this many tokens where its shape costs something when it is new.
 CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}
+# Of the logits of prompts whose log-probabilities are wanted, in float32, that a step holds at
+# once; beside what KV and prefixes may take.
+SCORED_BYTES = {"cpu": 128 << 20, "gpu": 512 << 20}
 # A prompt more in a step costs launches, which an accelerator waits for.
 WHOLE = {"cpu": False, "gpu": True}
 
@@ -80,6 +83,11 @@ def max_step_tokens(config: EngineConfig) -> int:
     if config.max_step_tokens is not None:
         return config.max_step_tokens
     return DEFAULT_CHUNK[kind()] + max_rows(config)
+
+
+def max_scored(vocabulary: int) -> int:
+    """Prompt tokens of a step whose logits are computed, by their size."""
+    return max(1, SCORED_BYTES[kind()] // (4 * vocabulary))
 
 
 def step_seconds(config: EngineConfig) -> float:

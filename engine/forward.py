@@ -15,7 +15,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import rounded_up
 from chairlift.cache.packed import BatchStep, packed
 from chairlift.engine.compiled import CompiledSteps
-from chairlift.engine.head import Head, Select
+from chairlift.engine.head import Head
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,27 @@ ROUNDING = 0.05
 
 class Chunk(NamedTuple):
     """The next tokens of a prompt, whose cache has one row. So many ``choices`` begin with them: 0
-    if the prompt does not end here.
+    if the prompt does not end here. Of the first ``scored`` the logits are wanted as well, and the
+    hidden states of all if it is ``pooled``.
     """
 
     cache: BatchCache
     tokens: Seq[int]
     choices: int
+    scored: int = 0
+    pooled: bool = False
+
+
+class Outcome(NamedTuple):
+    """``logits`` are ``[rows + choices, vocabulary]``, None if there are none.
+
+    By chunk, ``scored`` are ``[scored, vocabulary]``, where any are wanted, and ``hidden``
+    ``[tokens, hidden size]``, of pooled chunks: what the output layer is given.
+    """
+
+    logits: mx.array | None
+    scored: dict[int, mx.array]
+    hidden: dict[int, mx.array]
 
 
 class Forward:
@@ -56,55 +71,62 @@ class Forward:
         """Whether logits are computed where they are wanted only."""
         return self._head is not None
 
-    def __call__(
-        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]
-    ) -> mx.array | None:
+    def __call__(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
         """
         Args:
             tokens: ``[rows]``, the next of each row of ``bands``, one band after the other.
-
-        Returns:
-            Logits ``[rows + choices, vocabulary]``; None if there are none.
         """
         bands = [band for band in bands if len(band)]
         if self.packs and (chunks or len(bands) > 1):
             return self._together(bands, tokens, chunks)
         logits = []
+        scored: dict[int, mx.array] = {}
+        hidden: dict[int, mx.array] = {}
         start = 0
         for band in bands:
             own, start = tokens[start : start + len(band), None], start + len(band)
             with band.step(1):
                 logits.append(self._rows(band, own)[:, -1])
-        for chunk in chunks:
+        for number, chunk in enumerate(chunks):
             new = mx.array([chunk.tokens], mx.int32)
-            with chunk.cache.step(len(chunk.tokens)), self._only(lambda x: x[:, -1:]):
-                last = self._model(new, cache=chunk.cache.layers)[:, -1]
-            logits += [last] * chunk.choices
-        return mx.concatenate(logits) if logits else None
+            where = [*range(chunk.scored), len(chunk.tokens) - 1]
+            with chunk.cache.step(len(chunk.tokens)), self._only(where, axis=1) as seen:
+                own = self._model(new, cache=chunk.cache.layers)
+            own = own[0] if seen else own[0, mx.array(where)]
+            logits += [own[-1:]] * chunk.choices
+            if chunk.scored:
+                scored[number] = own[:-1]
+            if chunk.pooled:
+                hidden[number] = seen[0][0]
+        return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
 
-    def _together(
-        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]
-    ) -> mx.array | None:
+    def _together(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
         new: list[int] = []
         steps = [BatchStep(band, 1, 1) for band in bands]
         rows = tokens.shape[0]
         wanted = list(range(rows))
+        places: list[slice] = []
         for chunk in chunks:
             real = len(chunk.tokens)
             step = self._padded(chunk)
-            wanted += [rows + len(new) + real - 1] * chunk.choices
+            places.append(slice(rows + len(new), rows + len(new) + real))
+            wanted += [places[-1].stop - 1] * chunk.choices
             new += [*chunk.tokens, *[0] * (step - real)]
             steps.append(BatchStep(chunk.cache, step, real))
-        where = mx.array(wanted, mx.int32)
+        where, parts = list(wanted), {}
+        for number, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
+            if chunk.scored:
+                parts[number] = slice(len(where), len(where) + chunk.scored)
+                where += range(place.start, place.start + chunk.scored)
         every = mx.concatenate([tokens, mx.array(new, mx.int32)])[:, None]
-        with (
-            packed(steps) as layers,
-            self._only(lambda x: x[where]),
-        ):
+        with packed(steps) as layers, self._only(where, axis=0) as seen:
             logits = self._model(every, cache=layers)
-        if logits.shape[0] != len(wanted):
-            logits = logits[where]
-        return logits[:, -1] if wanted else None
+        logits = logits[:, -1] if seen else logits[mx.array(where, mx.int32), -1]
+        return Outcome(
+            logits[: len(wanted)] if wanted else None,
+            {number: logits[part] for number, part in parts.items()},
+            {n: seen[0][place, 0] for n, place in enumerate(places) if chunks[n].pooled},
+        )
 
     def _padded(self, chunk: Chunk) -> int:
         """Tokens that a chunk is computed with; what is short or is not the last is left alone."""
@@ -112,8 +134,11 @@ class Forward:
         pads = chunk.choices and 2 * real > self._multiple
         return rounded_up(real, self._multiple) if pads else real
 
-    def _only(self, select: Select) -> AbstractContextManager[None]:
-        return self._head.only(select) if self._head else nullcontext()
+    def _only(self, where: list[int], axis: int) -> AbstractContextManager[list[mx.array]]:
+        """While inside, logits are computed there only; yields what the output layer was given:
+        nothing where it is not known.
+        """
+        return self._head.only(where, axis) if self._head else nullcontext([])
 
 
 class Makers(NamedTuple):
@@ -183,15 +208,29 @@ def _tried(forward: Forward, makers: Makers) -> mx.array:
     forward(bands, nobody, [Chunk(prompts[1], [4, 2], 0)])
     mx.eval([prompt.state for prompt in prompts])
     first = forward(bands, nobody, [Chunk(prompts[0], [1, 5, 2], 2), Chunk(prompts[1], [3], 1)])
-    mx.eval(first, *(prompt.state for prompt in prompts))
+    mx.eval(first.logits, *(prompt.state for prompt in prompts))
     for band, prompt in ((one, prompts[0]), (two, prompts[1]), (two, prompts[0])):
         band.join(prompt.extract(0))
     mx.eval([(band.take_moves(), band.state) for band in bands])
     tokens = mx.array([6, 7, 6], mx.int32)
     second = forward(bands, tokens, [Chunk(prompts[2], [2, 6, 1, 3], 1)])
-    assert first is not None
-    assert second is not None
-    return mx.concatenate([first, second]).astype(mx.float32)
+    assert first.logits is not None
+    assert second.logits is not None
+    return mx.concatenate([first.logits, second.logits]).astype(mx.float32)
+
+
+def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int | None:
+    """How many numbers a model's last hidden states have; None where these cannot be had."""
+    prompt = make_cache()
+    prompt.join(columns=4)
+    chunk = Chunk(prompt, [1, 5, 2], 1, pooled=True)
+    try:
+        hidden = forward([], mx.zeros((0,), mx.int32), [chunk]).hidden[0]
+        mx.eval(hidden)
+    except Exception as error:  # a model's own code, which may raise anything
+        log.debug("a model's hidden states are not where they are looked for: %s", error)
+        return None
+    return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
 
 
 def _alike(ours: mx.array, theirs: mx.array) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.quantized import QuantizedEmbedding
-
-Select = Callable[[mx.array], mx.array]
 
 
 class Head:
@@ -21,7 +19,9 @@ class Head:
     """
 
     def __init__(self, model: Any) -> None:
-        self._select: Select | None = None
+        self._where: mx.array | None = None
+        self._axis = 0
+        self._seen: list[mx.array] = []
         for name, layer in model.named_modules():
             if isinstance(layer, Embedding | QuantizedEmbedding):
                 self._narrow(layer, "as_linear")
@@ -29,13 +29,17 @@ class Head:
                 self._narrow(layer, "__call__")
 
     @contextmanager
-    def only(self, select: Select) -> Iterator[None]:
-        """While inside, the output layer sees only what ``select`` takes of its input."""
-        self._select = select
+    def only(self, where: list[int], axis: int) -> Iterator[list[mx.array]]:
+        """While inside, the output layer sees only these of its input's positions.
+
+        Yields a list of what it was given, all of it, each time that it was called.
+        """
+        self._where, self._axis = mx.array(where, mx.int32), axis
+        self._seen = []
         try:
-            yield
+            yield self._seen
         finally:
-            self._select = None
+            self._where, self._seen = None, []
 
     def _narrow(self, layer: Any, method: str) -> None:
         """Python looks for ``__call__`` in the class, hence one of its own for the layer."""
@@ -43,7 +47,13 @@ class Head:
         original = getattr(theirs, method)
 
         def narrowed(own: Any, x: mx.array) -> mx.array:
-            result: mx.array = original(own, x if self._select is None else self._select(x))
+            result: mx.array = original(own, self._selected(x))
             return result
 
         layer.__class__ = type(theirs.__name__, (theirs,), {method: narrowed})
+
+    def _selected(self, x: mx.array) -> mx.array:
+        if self._where is None:
+            return x
+        self._seen.append(x)
+        return mx.take(x, self._where, axis=self._axis)

@@ -6,11 +6,14 @@ all processes of one machine share; sizes are bytes.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.sequence import Pooling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -97,6 +100,9 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     the empty one being a salt like any other. ``priority`` is its class: lower is earlier. A
     ``replay`` is the server's own: no user's metric counts it, and the prefix cache keeps nothing.
     ``resumed`` are the choices still to be finished of a request that goes on; none: it is new.
+    ``prompt_logprobs`` None reports none of the prompt's tokens, k each one's own log-probability
+    and the k most likely ones'. ``pooling`` asks for the model's last hidden states of the prompt,
+    as one vector. With ``max_tokens`` 0 only the prompt is computed.
     """
 
     request_id: str
@@ -108,6 +114,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     priority: int = 0
     replay: bool = False
     resumed: tuple[Resumed, ...] = ()
+    prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -138,6 +146,27 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top: list[tuple[int, float]]
 
 
+class PromptLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at all of a prompt's positions but the first, each after those before it.
+
+    ``chosen`` are its own tokens', ``top_ids`` and ``top`` those of the most likely, the same
+    number at each position, best first: 32-bit numbers as they lie in memory, for there may be a
+    million of them.
+    """
+
+    chosen: bytes
+    top_ids: bytes
+    top: bytes
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        """Position by position."""
+        chosen, ids, top = array("f", self.chosen), array("i", self.top_ids), array("f", self.top)
+        k = len(ids) // len(chosen) if chosen else 0
+        for i, logprob in enumerate(chosen):
+            best = slice(i * k, (i + 1) * k)
+            yield TokenLogprobs(logprob, list(zip(ids[best], top[best], strict=True)))
+
+
 class Begun(msgspec.Struct, array_like=True):
     """How a request came to its first token.
 
@@ -161,8 +190,9 @@ class TokenOutput(msgspec.Struct, array_like=True):
     ended the choice is counted in usage and is the last of ``token_ids``; its text is not part of
     the reply, which ``ended_by_token`` tells. ``error`` explains a finish of "error".
     ``cached_tokens`` are the request's prompt tokens that were taken from the prefix cache; it is
-    told with a choice's first output, to each choice the same, and is 0 in the later ones. So is
-    ``begun``, which is None in those.
+    told with a choice's first output, to each choice the same, and is 0 in the later ones. So are
+    ``begun`` and ``prompt_logprobs``, which are None in those. ``embedding`` is what pooling gives,
+    float32 as it lies in memory.
     """
 
     request_id: str
@@ -174,6 +204,8 @@ class TokenOutput(msgspec.Struct, array_like=True):
     error: str | None = None
     cached_tokens: int = 0
     begun: Begun | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    embedding: bytes | None = None
 
 
 class FinishedChoice(msgspec.Struct, array_like=True):
@@ -276,7 +308,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     ``max_context`` is the most tokens (prompt and output) a request can hold: the model's own
     limit, or what fits the KV memory if that is less. ``limits`` is what it is scheduled by.
     ``kv_bits`` and ``kv_group_size`` are those
-    of a quantized KV cache, None of one that is not.
+    of a quantized KV cache, None of one that is not. ``hidden_size`` is how many numbers its last
+    hidden states have, None where these cannot be had.
     """
 
     architecture: str
@@ -292,6 +325,7 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     limits: Limits
     kv_bits: int | None = None
     kv_group_size: int | None = None
+    hidden_size: int | None = None
 
     def shortage(self, tokens: int) -> str | None:
         """Why so many tokens can never fit, if it is memory that they are more than."""

@@ -74,6 +74,8 @@ class Prefixes:
         The sequence is ``fetching`` until ``take_fetched`` has put it there, or it proves to be
         gone or broken.
         """
+        if sequence.apart:
+            return
         if segments := self._on_disk(sequence):
             self._fetching[sequence.request_id] = sequence
             if self._store is not None and self._load is None:
@@ -150,8 +152,8 @@ class Prefixes:
 
     def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
         """Takes over what is new in the caches of a sequence's row."""
-        if sequence.replay:
-            return  # nobody will ask for it
+        if sequence.replay or sequence.apart:
+            return  # nobody will ask for it, or not before its row leaves
         # A token may have been in flight when the sequence was ended.
         tokens = sequence.tokens[: cache.offsets[row]]
         # A window may lack older tokens at a position that the tree has.

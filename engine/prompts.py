@@ -57,7 +57,15 @@ class Prompts:
         for sequence, tokens in plan.chunks.items():
             cache = self._caches[sequence]
             begun = cache.offsets[0]
-            chunks.append(Chunk(cache, sequence.tokens[begun : begun + tokens], choices[sequence]))
+            chunks.append(
+                Chunk(
+                    cache,
+                    sequence.tokens[begun : begun + tokens],
+                    choices[sequence],
+                    _scored(sequence, begun, tokens),
+                    sequence.pooling is not None,
+                )
+            )
         return chunks
 
     def states(self, plan: Plan) -> dict[Sequence, Snapshot]:
@@ -65,6 +73,8 @@ class Prompts:
         if self._prefixes.active:
             for sequence in plan.chunks:
                 self._prefixes.keep(sequence, self._caches[sequence], 0)
+        for sequence in set(plan.ends.values()):
+            del self._caches[sequence]
         ended = {s: self._caches.pop(s).extract(0) for s in set(plan.joins.values())}
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
@@ -76,3 +86,10 @@ class Prompts:
         state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)
         cache.join(state)
         return cache
+
+
+def _scored(sequence: Sequence, begun: int, tokens: int) -> int:
+    """How many of a chunk's tokens are followed by one of the prompt whose logprob is wanted."""
+    if not sequence.scored:
+        return 0
+    return max(0, min(tokens, sequence.prompt_tokens - 1 - begun))

@@ -46,7 +46,7 @@ class Request:
         self, sequence: Sequence, reason: FinishReason, now: float
     ) -> Iterator[FinishedChoice]:
         """What the metrics learn of a sequence that ends, once for each choice it stands for."""
-        for _ in range(0 if sequence.replay else sequence.rows):
+        for _ in range(0 if sequence.replay else len(sequence.choices)):
             yield FinishedChoice(
                 reason=reason,
                 prompt_tokens=sequence.prompt_tokens,
@@ -93,11 +93,13 @@ class Requests:
             priority=submit.priority,
             cache_salt=submit.cache_salt,
             replay=submit.replay,
+            prompt_logprobs=submit.prompt_logprobs,
+            pooling=submit.pooling,
         )
         sequences = [_resume(sequence, choice) for choice in submit.resumed] or [sequence]
         self._check(request, sequences)
         self._requests[submit.request_id] = request
-        self._choices[submit.request_id] = sum(sequence.rows for sequence in sequences)
+        self._choices[submit.request_id] = sum(len(sequence.choices) for sequence in sequences)
         return sequences
 
     def _check(self, request: Request, sequences: list[Sequence]) -> None:
@@ -116,7 +118,7 @@ class Requests:
     def end(self, sequence: Sequence) -> None:
         """Counts a sequence's choices as finished."""
         request_id = sequence.request_id
-        self._choices[request_id] -= sequence.rows
+        self._choices[request_id] -= len(sequence.choices)
         if self._choices[request_id] == 0:
             del self._choices[request_id], self._requests[request_id]
 
@@ -135,4 +137,6 @@ def _resume(sequence: Sequence, choice: Resumed) -> Sequence:
         first_token_at=choice.first_token,
         last_token_at=choice.last_token,
         chunks=[],
+        # Told with the first token.
+        prompt_logprobs=None if begun else sequence.prompt_logprobs,
     )

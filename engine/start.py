@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved import fingerprint, weights_sample
 from chairlift.cache.saved_layers import LayerTemplate
@@ -70,6 +72,7 @@ def serve_loaded(
             if geometry.pads or not prefix_bytes
             else CHECKPOINT_TOKENS[device.kind()],
             chunk_multiple=device.CHUNK_MULTIPLE[device.kind()],
+            max_scored=device.max_scored(vocabulary),
             whole=device.WHOLE[device.kind()],
             ahead=device.AHEAD[device.kind()],
             step_seconds=device.step_seconds(config),
@@ -111,7 +114,7 @@ def serve_loaded(
         layers=own_layers,
         compiler=compiler,
     )
-    return core, info
+    return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:

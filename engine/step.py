@@ -15,14 +15,16 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from chairlift.engine.readings import Reading
 from chairlift.engine.sampling.sampler import Sampled
 from chairlift.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
 class Step:
-    """``rows`` are the sequences that get a token, in the order of ``sampled``; ``computed`` are
-    all that have part in it, those too whose prompt goes on afterwards.
+    """``rows`` are the sequences that get a token, in the order of ``sampled``; ``ended`` those of
+    whom only the prompt was wanted; ``computed`` are all that have part in it, those too whose
+    prompt goes on afterwards. ``readings`` are what prompts were asked for that end with it.
 
     ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
     nothing sampled depends on (a prompt's chunk, recurrent states). With ``queued`` it may be
@@ -37,6 +39,8 @@ class Step:
     written: list[mx.array] = field(default_factory=list)
     queued: bool = False
     computed: list[Sequence] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)
+    readings: dict[Sequence, Reading] = field(default_factory=dict)
 
     def dispatch(self) -> None:
         """Hands the graph to the device and returns."""

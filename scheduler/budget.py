@@ -37,7 +37,7 @@ class Budget:
             prompts.pop(sequence, None)
         for sequence in plan.cached:
             prompts[sequence] = limits.prefill_bytes(Capacity(1, sequence.wanted))
-        rows = len(plan.decode) + len(prompts)
+        rows = len(plan.decode) + sum(sequence.rows > 0 for sequence in prompts)
         step_tokens = len(plan.decode) + plan.prefill_tokens
         moved = limits.geometry.moved_bands(self._capacities, plan.capacities)
         changed = [s.wanted for s, band in plan.decode.items() if self._bands.get(s, band) != band]
@@ -55,4 +55,6 @@ class Budget:
         self.kv_bytes = max(self.kv_bytes, held)
         self._capacities = list(plan.capacities)
         self._bands = plan.decode
+        for sequence in plan.ends.values():
+            del prompts[sequence]
         self._arriving = sum(prompts.pop(sequence) for sequence in plan.joins.values())

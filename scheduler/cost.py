@@ -15,7 +15,7 @@ REMEMBERED = 64
 class Work(NamedTuple):
     """What a step computes: ``rows`` gain a token and attend to ``context`` tokens in all; of
     so many ``prompts`` ``tokens`` are computed, which attend to ``pairs`` of a token and one before
-    it.
+    it; of them ``scored`` have their logits computed.
     """
 
     rows: int = 0
@@ -23,8 +23,9 @@ class Work(NamedTuple):
     tokens: int = 0
     pairs: int = 0
     prompts: int = 0
+    scored: int = 0
 
-    def with_chunk(self, begun: int, tokens: int) -> Work:
+    def with_chunk(self, begun: int, tokens: int, scored: bool = False) -> Work:
         """The same with the ``tokens`` of a prompt that follow its first ``begun``."""
         pairs = tokens * begun + tokens * (tokens + 1) // 2
         return Work(
@@ -33,6 +34,7 @@ class Work(NamedTuple):
             self.tokens + tokens,
             self.pairs + pairs,
             self.prompts + 1,
+            self.scored + (tokens if scored else 0),
         )
 
     @property
@@ -46,6 +48,7 @@ class Work(NamedTuple):
             self.tokens / 512,
             self.pairs / 262144,
             self.prompts / 2,
+            self.scored / 512,
             self.rows / 64,
             self.context / 65536,
             1.0,
@@ -90,10 +93,10 @@ class CostModel:
         """What a step is expected to take; 0 while nothing is known."""
         return math.fsum(map(mul, self._costs, work.scaled))
 
-    def tokens_within(self, work: Work, seconds: float, begun: int) -> float:
+    def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit a step."""
         expected = self.seconds(work.with_chunk(begun, 0))
-        each = self.seconds(work.with_chunk(begun, 1)) - expected
+        each = self.seconds(work.with_chunk(begun, 1, scored)) - expected
         if expected >= seconds:
             return 0.0
         return (seconds - expected) / each if each > 0 else math.inf

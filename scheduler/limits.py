@@ -27,13 +27,14 @@ class Limits:
     ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
     which cannot be cut can be kept there; None where there are none. A chunk that does not end its
     prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many, and prompts
-    are given memory in such multiples. With ``whole``, a prompt of which a step of its own could
-    hold more is not begun beside others. Rows are given ``ahead`` columns more than they need yet,
-    if there is memory. Beside rows that run, prompts are cut so that a step takes no longer than
-    ``step_seconds``, or ``stretch`` times what the rows alone would take if that is longer, as far
-    as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most, of which each
-    has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each step that its
-    priority is above 0.
+    are given memory in such multiples. Of no more than ``max_scored`` prompt tokens in a step
+    logits are computed, for their log-probabilities. With ``whole``, a prompt of which a step of
+    its own could hold more is not begun beside others. Rows are given ``ahead`` columns more than
+    they need yet, if there is memory. Beside rows that run, prompts are cut so that a step takes
+    no longer than ``step_seconds``, or ``stretch`` times what the rows alone would take if that is
+    longer, as far as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most,
+    of which each has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each
+    step that its priority is above 0.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -45,6 +46,7 @@ class Limits:
     geometry: KVGeometry
     checkpoint: int | None = None
     chunk_multiple: int = 1
+    max_scored: int = 512
     whole: bool = False
     ahead: int = 0
     step_seconds: float = math.inf
@@ -63,6 +65,8 @@ class Limits:
             )
         if self.step_seconds <= 0:
             raise ValueError(f"max-step-ms must be above 0, not {self.step_seconds * 1e3:g}")
+        if self.max_scored < 1:
+            raise ValueError(f"max-scored must be at least 1, not {self.max_scored}")
         if min(self.bands, self.band_bytes) < 1:
             raise ValueError(f"bands must be above 0: {self.bands} of {self.band_bytes} bytes")
         if not 0 < self.ageing < math.inf:

@@ -27,7 +27,7 @@ class Queue:
             "SortedKeyList[Sequence, tuple[float, int, int]]", SortedKeyList(key=_rank)
         )
         self._aside: dict[Sequence, None] = {}
-        self._rows = 0
+        self._choices = 0
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._aside)
@@ -39,9 +39,9 @@ class Queue:
         return sequence in self._aside or sequence in self._ready
 
     @property
-    def rows(self) -> int:
-        """Rows that all of them will take."""
-        return self._rows
+    def choices(self) -> int:
+        """Of requests, those that all of them stand for."""
+        return self._choices
 
     @property
     def ready(self) -> Iterator[Sequence]:
@@ -55,7 +55,7 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""
-        self._rows += sequence.rows
+        self._choices += len(sequence.choices)
         if self._fetching(sequence):
             self._aside[sequence] = None
         else:
@@ -67,7 +67,7 @@ class Queue:
             del self._aside[sequence]
         else:
             self._ready.remove(sequence)
-        self._rows -= sequence.rows
+        self._choices -= len(sequence.choices)
 
     def set_aside(self, sequence: Sequence) -> None:
         """What one of those who may begin would begin with has gone to disk."""
@@ -83,7 +83,7 @@ class Queue:
     def check_integrity(self) -> None:
         """Asserts what must hold between two calls."""
         everyone = list(self)
-        assert self._rows == sum(s.rows for s in everyone)
+        assert self._choices == sum(len(s.choices) for s in everyone)
         assert [s for s in everyone if s not in self._aside] == list(self._ready)
 
 

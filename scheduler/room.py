@@ -89,6 +89,8 @@ class Room:
 
     def _with(self, prompt: Sequence) -> tuple[list[Capacity], list[Capacity]]:
         """What the bands need with one prompt more, and what is hoped for."""
+        if not prompt.rows:
+            return self._needs, self._hoped
         needs, hoped, soon = list(self._needs), list(self._hoped), self._columns(prompt)
         [place] = numbers_of(self.bands, [soon])
         _widen(needs, place, prompt.rows, prompt.wanted)

@@ -31,6 +31,7 @@ class Plan:
     in, or changes to; ``chunks`` the prompts of which some tokens are computed, and how many. Of a
     prompt that ends with its chunk, each choice gains its first token in the same step, and joins
     the batch in the next: ``joins`` has the choices, and the sequence whose state each starts from.
+    ``ends`` has those of which no token is wanted, and that sequence.
     Whoever has a row and is not in ``decode`` leaves. ``cached`` has the sequences that begin, and
     how many of their first tokens are not computed: the prefix cache gives them, or the state that
     was swapped out. ``capacities`` is what each band has to hold, ``bands`` who belongs to which,
@@ -41,6 +42,7 @@ class Plan:
     cached: Mapping[Sequence, int] = field(default_factory=dict)
     decode: dict[Sequence, int] = field(default_factory=dict)
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
+    ends: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
     capacities: tuple[Capacity, ...] = (NOTHING,)
     bands: Bands = ONE_BAND
@@ -172,7 +174,7 @@ class Scheduler:
                 work = self._go_on(begun.popleft(), work, seconds, chunks)
             # What is asked first costs least: the prefix cache is looked into for who could begin.
             rows = room.rows + sequence.rows
-            if rows > self.limits.max_rows or self._tokens_left(work, seconds, 0) < 1:
+            if rows > self.limits.max_rows or self._tokens_left(sequence, 0, work, seconds) < 1:
                 break
             fits = room.capacities(sequence)
             if fits is None:
@@ -189,12 +191,15 @@ class Scheduler:
             room.add(sequence)
             cached[sequence] = begin
             chunks[sequence] = tokens
-            work = work.with_chunk(begin, tokens)
+            work = work.with_chunk(begin, tokens, sequence.scored)
         for sequence in begun:
             work = self._go_on(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
-        joins = {choice: sequence for sequence in ready for choice in sequence.fork()}
-        return Plan(chunks, cached, room.places, joins, preempted, capacities, room.bands, work)
+        choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
+        joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
+        ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
+        bands = room.bands
+        return Plan(chunks, cached, room.places, joins, ends, preempted, capacities, bands, work)
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
@@ -207,15 +212,17 @@ class Scheduler:
             self.waiting.add(sequence)
         for sequence, tokens in plan.chunks.items():
             sequence.computed += tokens
-        ended = {*plan.preempted, *plan.joins.values()}
+        computed = {**plan.joins, **plan.ends}
+        ended = {*plan.preempted, *computed.values()}
         self.prefilling = [s for s in self.prefilling if s not in ended]
-        self.running = [s for s in self.running if s not in ended] + list(plan.joins)
+        self.running = [s for s in self.running if s not in ended] + list(computed)
         self._arriving = plan.joins
         self._bands = plan.bands
         for sequence, band in plan.decode.items():
             sequence.band = band
-        for choice, parent in plan.joins.items():
+        for choice, parent in computed.items():
             choice.cached = parent.cached
+            choice.prompt_logprobs = None
             own = self._by_request[choice.request_id]
             own.pop(parent, None)
             own[choice] = None
@@ -230,10 +237,10 @@ class Scheduler:
         """
         if swapped := self._swapped(sequence):
             return swapped
-        if self._cached is None:
+        if self._cached is None or sequence.apart:
             return 0
         cached = self._cached(sequence)
-        tenants = [s for s in prefill if s.cache_salt == sequence.cache_salt]
+        tenants = [s for s in prefill if s.cache_salt == sequence.cache_salt and not s.apart]
         gains = any(_shared(sequence, s) >= cached + MIN_SHARED for s in tenants)
         return None if gains else cached
 
@@ -251,21 +258,23 @@ class Scheduler:
         if not tokens:
             return work
         chunks[sequence] = tokens
-        return work.with_chunk(sequence.computed, tokens)
+        return work.with_chunk(sequence.computed, tokens, sequence.scored)
 
-    def _tokens_left(self, work: Work, seconds: float, begun: int) -> float:
+    def _tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit the step.
 
         Those of the first prompt do, however long they take.
         """
         most = self.limits.max_step_tokens - work.rows - work.tokens
-        room = min(most, self._cost.tokens_within(work, seconds, begun))
+        if sequence.scored:
+            most = min(most, self.limits.max_scored - work.scored)
+        room = min(most, self._cost.tokens_within(work, seconds, begun, sequence.scored))
         least = 0 if work.tokens else max(LEAST_CHUNK, self.limits.chunk_multiple)
         return max(room, min(most, least))
 
     def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
         """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
-        room = self._tokens_left(work, seconds, begun)
+        room = self._tokens_left(sequence, begun, work, seconds)
         left = sequence.wanted - begun
         if room < left and not self._ends_anyway(left, room, work):
             multiple = self.limits.chunk_multiple
@@ -313,7 +322,7 @@ class Scheduler:
             assert 0 <= sequence.computed <= sequence.wanted <= sequence.most
         for sequence in self.running:
             assert sequence.forked
-            assert sequence.computed == sequence.wanted - 1
+            assert sequence.computed == sequence.wanted - (1 if sequence.rows else 0)
         for sequence in self.waiting:
             assert sequence.computed == 0
 

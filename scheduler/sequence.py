@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
+
+# How a prompt's last hidden states become one: the mean of all, or that of its last token.
+Pooling = Literal["mean", "last"]
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +22,10 @@ class Sequence:
     it none. ``shared`` is how many others are known to begin with. ``chunks`` are the steps that
     computed its prompt: when each was built, and its tokens. Nobody waits for a ``replay``. Times
     are seconds of ``time.monotonic()``.
+
+    Until its prompt is computed, ``prompt_logprobs`` is how many of the most likely tokens are to
+    be told for each position of that, None if none are wanted, nor the prompt's own; ``pooling`` is
+    what its hidden states are wanted for. With ``max_tokens`` 0 it ends there and takes no row.
     """
 
     request_id: str
@@ -39,6 +47,8 @@ class Sequence:
     forked: bool = False
     finished: bool = False
     replay: bool = False
+    prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
     chunks: list[tuple[float, int]] = field(default_factory=list)
     scheduled_at: float | None = None
     first_token_at: float | None = None
@@ -66,7 +76,17 @@ class Sequence:
     @property
     def rows(self) -> int:
         """Rows that it takes, or will take once it forks."""
-        return 1 if self.forked else self.n
+        return len(self.choices) if self.max_tokens else 0
+
+    @property
+    def scored(self) -> bool:
+        """Whether the logits of all its prompt's positions are computed."""
+        return self.prompt_logprobs is not None
+
+    @property
+    def apart(self) -> bool:
+        """Whether the prefix cache is not for it: each of its positions has to be computed."""
+        return self.scored or self.pooling == "mean"
 
     @property
     def choices(self) -> list[int]:

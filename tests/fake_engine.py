@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from chairlift.engine.messages import (
     FinishedChoice,
     FinishReason,
     ModelInfo,
+    PromptLogprobs,
     StepStats,
     Submit,
     TokenLogprobs,
@@ -32,6 +34,8 @@ from chairlift.engine.messages import (
 from chairlift.scheduler.limits import Limits
 
 END = "<|im_end|>"
+# What every text's hidden states come to.
+VECTOR = array("f", [3.0, 0.0, 4.0, 0.0])
 _TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.name == 'nobody' %}{{ raise_exception('nobody speaks') }}{% endif %}"
@@ -191,7 +195,19 @@ class FakeStream:
             script.error if last else None,
             script.cached_tokens if position == 0 else 0,
             self._begun() if position == 0 else None,
+            self._prompt_logprobs() if position == 0 else None,
+            VECTOR.tobytes() if self._request.pooling else None,
         )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of a prompt whose tokens are all the most likely ones."""
+        if (top := self._request.prompt_logprobs) is None:
+            return None
+        following = self._request.prompt[1:]
+        chosen = array("f", [-0.25] * len(following))
+        ids = array("i", [token + i for token in following for i in range(top)])
+        values = array("f", [-0.25 - i for _ in following for i in range(top)])
+        return PromptLogprobs(chosen.tobytes(), ids.tobytes(), values.tobytes())
 
     def _begun(self) -> Begun:
         """A quarter of the time until now was spent in the queue; the prompt took two chunks."""
@@ -215,6 +231,7 @@ def model_info(**changes: Any) -> ModelInfo:
         "kv_bytes_per_token": 64,
         "weight_bytes": 1 << 20,
         "limits": Limits(8, 64, 1 << 20, KVGeometry(64)),
+        "hidden_size": 4,
     }
     return ModelInfo(**{**facts, **changes})
 

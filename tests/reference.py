@@ -19,3 +19,14 @@ def solo_tokens(model: Any, prompt: Seq[int], count: int) -> list[int]:
         tokens.append(int(chosen.item()))
         inputs = chosen[None]
     return tokens
+
+
+def solo_logprobs(model: Any, prompt: Seq[int]) -> mx.array:
+    """``[tokens - 1, vocabulary]``: of what follows each token of ``prompt`` but the last."""
+    logits = model(mx.array([list(prompt)]))[0, :-1].astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def solo_hidden(model: Any, prompt: Seq[int]) -> mx.array:
+    """``[tokens, hidden size]``: what the body of a plain mlx-lm model gives its output layer."""
+    return model.model(mx.array([list(prompt)]))[0].astype(mx.float32)

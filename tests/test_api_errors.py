@@ -143,7 +143,7 @@ async def test_bad_chat_fields_are_named(
         ({"prompt": ["x"] * 30}, "prompt"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
-        ({"prompt": "x", "logprobs": 1, "echo": True}, "logprobs"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "cache_salt": ""}, "cache_salt"),

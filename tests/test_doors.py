@@ -58,8 +58,10 @@ async def test_what_needs_a_key_and_what_does_not() -> None:
             ("GET", "/v1/models/org/tiny"),
             ("POST", "/v1/chat/completions"),
             ("POST", "/v1/completions"),
+            ("POST", "/v1/embeddings"),
             ("POST", "/tokenize"),
             ("POST", "/detokenize"),
+            ("GET", "/tokenizer_info"),
             ("GET", "/v1/completions"),
             ("GET", "/nothing"),
         ):
@@ -69,7 +71,7 @@ async def test_what_needs_a_key_and_what_does_not() -> None:
                 error = (await response.json())["error"]
                 assert (error["code"], error["param"]) == ("invalid_api_key", None)
         rejected = server.metric("chairlift_requests_rejected_total", reason="unauthorized")
-        assert rejected == 8
+        assert rejected == 10
         assert not server.engine.submitted
 
 

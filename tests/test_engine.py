@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,17 @@ class Bench:
         quantization: Quantization | None = None,
         bands: int = 1,
         ahead: int = 0,
+        max_scored: int = 512,
         compiler: Compiler | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
         checkpoint = None if geometry.pads else 64
-        limits = Limits(rows, tokens, kv, geometry, checkpoint, ahead=ahead, bands=bands)
+        limits = Limits(
+            *(rows, tokens, kv, geometry, checkpoint),
+            ahead=ahead,
+            bands=bands,
+            max_scored=max_scored,
+        )
         kinds = [layer.kind for layer in layers]
         store = (
             PrefixStore(directory, 1 << 26, fingerprint("test"), kinds, layers)
@@ -88,10 +95,11 @@ class Bench:
         count: int = 8,
         n: int = 1,
         salt: str = "",
+        reading: Mapping[str, Any] = {},
         **params: Any,
     ) -> None:
         given = SamplingParams(**({"max_tokens": count, "seed": 1, "temperature": 0.0} | params))
-        self.core.submit(Submit(name, prompt, given, n, cache_salt=salt))
+        self.core.submit(Submit(name, prompt, given, n, cache_salt=salt, **reading))
 
     def step(self) -> None:
         output = self.core.step()

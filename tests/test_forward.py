@@ -32,7 +32,10 @@ def _fitted(model: Any, multiple: int = 1) -> Forward:
 
 
 def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
-    """Random prompts in random chunks beside random rows; all logits of all steps."""
+    """Random prompts in random chunks beside random rows; all logits of all steps.
+
+    Some prompts want those of their own tokens too.
+    """
     random_ = random.Random(seed)
     make = partial(make_batch, model)
     batch: BatchCache = make()
@@ -48,15 +51,20 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
             size = random_.randrange(1, 16)
             ends = cache.offsets[0] + size >= len(tokens)
             part = tokens[cache.offsets[0] : cache.offsets[0] + size]
-            chunks.append(Chunk(cache, part, random_.randrange(1, 3) if ends else 0))
+            scored = random_.choice([0, 0, len(part) - 1, len(part) - ends])
+            chunks.append(Chunk(cache, part, random_.randrange(1, 3) if ends else 0, scored))
         fed = mx.array([random_.randrange(3, 250) for _ in range(len(batch))], mx.int32)
-        logits = forward([batch], fed, chunks)
+        logits, scores, _ = forward([batch], fed, chunks)
         expected = len(fed.tolist()) + sum(chunk.choices for chunk in chunks)
         if logits is None:
             assert expected == 0
         else:
             assert logits.shape[0] == expected
             results.append(logits)
+        assert {n: len(own) for n, own in scores.items()} == {
+            n: chunk.scored for n, chunk in enumerate(chunks) if chunk.scored
+        }
+        results += scores.values()
         mx.eval(results, batch.state, *(cache.state for cache, _ in prompts))
         for chunk in chunks:
             for _ in range(chunk.choices):
@@ -129,8 +137,9 @@ def test_the_head_sees_the_wanted_positions_only(tied: bool) -> None:
     tokens = mx.array([[5, 9, 11, 4]])
     whole = model(tokens)
     head = Head(model)
-    with head.only(lambda x: x[:, -2:]):
+    with head.only([2, 3], axis=1) as seen:
         some = model(tokens)
+    assert [x.shape for x in seen] == [(1, 4, 64)]
     assert some.shape == (1, 2, whole.shape[2])
     assert mx.allclose(some, whole[:, -2:], atol=1e-5)
     assert mx.allclose(model(tokens), whole, atol=1e-5)

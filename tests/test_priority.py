@@ -23,7 +23,11 @@ from chairlift.engine.messages import (
 from chairlift.engine.streams import MAX_RETRY_AFTER, StreamingClient
 from chairlift.scheduler.limits import Limits
 
-BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "x"}}
+BODIES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "x"},
+    "/v1/embeddings": {"input": "x"},
+}
 
 
 @pytest.fixture

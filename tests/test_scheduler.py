@@ -366,7 +366,7 @@ def test_a_decision_costs_the_same_however_long_the_queue() -> None:
         scheduler.finish(scheduler.running[0])
         for sequence in scheduler.of("300"):
             scheduler.finish(sequence)
-        assert scheduler.waiting.rows == waiting - 5
+        assert scheduler.waiting.choices == waiting - 5
         return _Watched.looks, len(cached), len(fetching)
 
     few, many = looks(400), looks(20_000)

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 import urllib.request
+from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -200,6 +201,41 @@ async def test_streams_go_on_with_the_same_tokens(
         assert list(times) == sorted(times)
     firsts = [seconds for stats in engine.steps for seconds in stats.first_token_latencies]
     assert len(firsts) == 9
+
+
+async def test_what_is_asked_of_prompts_is_told_once_and_alike(engine: Engine) -> None:
+    """By whichever engine; one that had begun to speak was told of its prompt before."""
+
+    async def told(stream: Stream) -> list[TokenOutput]:
+        outputs = [output async for arrived in stream for output in arrived]
+        return [output for output in outputs if output.prompt_logprobs or output.embedding]
+
+    def asked(tokens: int, **reading: Any) -> Stream:
+        params = SamplingParams(max_tokens=tokens, seed=3, temperature=0.0)
+        submit = Submit(f"request-{next(_ids)}", prompt(8, 300), params, **reading)
+        return engine.client.submit(submit)
+
+    readings: list[dict[str, Any]] = [{"prompt_logprobs": 2}, {"pooling": "mean"}]
+    expected = [await told(asked(0, **reading)) for reading in readings]
+    begun = asked(LENGTH, prompt_logprobs=2)
+    spoken = asyncio.create_task(told(begun))
+    await until(lambda: begun.progress[0] > 5)
+    late = [asyncio.create_task(told(asked(0, **reading))) for reading in readings]
+    engine.kill()
+    for ours, [wanted] in zip(
+        await asyncio.gather(spoken, *late), [expected[0], *expected], strict=True
+    ):
+        [output] = ours
+        for key in ("chosen", "top"):
+            if wanted.prompt_logprobs is not None:
+                values = [
+                    array("f", getattr(one.prompt_logprobs, key)).tolist()
+                    for one in (output, wanted)
+                ]
+                assert values[0] == pytest.approx(values[1], abs=1e-4)
+        vectors = [array("f", one.embedding or b"").tolist() for one in (output, wanted)]
+        assert vectors[0] == pytest.approx(vectors[1], abs=1e-4)
+    assert engine.restarts == ["crash"]
 
 
 async def test_clients_that_leave_or_come_during_a_restart(engine: Engine) -> None:

@@ -13,6 +13,7 @@ from chairlift.engine import cpu
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import drawn
 from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.logprobs import Likely, likely
 from chairlift.engine.sampling.masks import Bits, masked
 from chairlift.engine.sampling.penalties import Seen
 
@@ -21,15 +22,10 @@ _BANNED = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What leaves the device about probabilities: m rows, the k most likely tokens of each.
-
-    ``chosen`` is ``[m]``; ``top_ids`` and ``top`` are ``[m, k]``, best first.
-    """
+    """What leaves the device about probabilities: those of some rows."""
 
     rows: list[int]
-    chosen: mx.array
-    top_ids: mx.array
-    top: mx.array
+    likely: Likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class Sampled:
         """All that has to be evaluated."""
         if self.logprobs is None:
             return [self.tokens]
-        return [self.tokens, self.logprobs.chosen, self.logprobs.top_ids, self.logprobs.top]
+        return [self.tokens, *self.logprobs.likely]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +175,8 @@ class Sampler:
         if not rows:
             return None
         index = mx.array(rows, mx.int32)
-        some, chosen = logits[index], tokens[index]
-        total = mx.logsumexp(some, axis=-1, keepdims=True)
         most = min(max(asked[row] or 0 for row in rows), self._vocabulary)
-        top_ids = mx.argpartition(-some, max(0, most - 1), axis=-1)[:, :most]
-        top = mx.take_along_axis(some, top_ids, axis=-1)
-        order = mx.argsort(-top, axis=-1)
-        return Logprobs(
-            rows,
-            (mx.take_along_axis(some, chosen[:, None], axis=-1) - total)[:, 0],
-            mx.take_along_axis(top_ids, order, axis=-1),
-            mx.take_along_axis(top, order, axis=-1) - total,
-        )
+        return Logprobs(rows, likely(logits[index], tokens[index], most))
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:

@@ -1,0 +1,53 @@
+"""Log-probabilities of tokens, and the most likely ones, out of logits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from chairlift.engine import cpu
+
+# Positions whose logits are copied at once: a prompt's may be hundreds of megabytes.
+SLICE = 64
+
+
+class Likely(NamedTuple):
+    """By position, float32: ``chosen`` is ``[m]``, the asked-for tokens' log-probabilities;
+    ``top_ids`` and ``top`` are ``[m, k]``, the most likely tokens, best first.
+    """
+
+    chosen: mx.array
+    top_ids: mx.array
+    top: mx.array
+
+
+def likely(logits: mx.array, tokens: mx.array, most: int) -> Likely:
+    """The model's own log-probabilities of one token a position, and of the ``most`` likely.
+
+    Args:
+        logits: ``[m, vocabulary]`` of any float type.
+        tokens: ``[m]``.
+    """
+    logits = logits.astype(mx.float32)
+    highest = logits.max(axis=-1, keepdims=True)
+    total = highest + mx.log(cpu.exp(logits - highest).sum(axis=-1, keepdims=True))
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
+    if most <= 1:
+        best = mx.argmax(logits, axis=-1, keepdims=True)[:, :most]
+        return Likely(chosen[:, 0], best, (highest - total)[:, :most])
+    best = mx.argpartition(-logits, most - 1, axis=-1)[:, :most]
+    top = mx.take_along_axis(logits, best, axis=-1)
+    order = mx.argsort(-top, axis=-1)
+    return Likely(
+        chosen[:, 0],
+        mx.take_along_axis(best, order, axis=-1),
+        mx.take_along_axis(top, order, axis=-1) - total,
+    )
+
+
+def likely_of_many(logits: mx.array, tokens: mx.array, most: int) -> Likely:
+    """The same slice by slice, in the memory of one beside the logits'."""
+    slices = range(0, logits.shape[0], SLICE)
+    parts = [likely(logits[i : i + SLICE], tokens[i : i + SLICE], most) for i in slices]
+    return Likely(*(mx.concatenate(list(own)) for own in zip(*parts, strict=True)))

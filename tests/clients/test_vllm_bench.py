@@ -1,0 +1,142 @@
+"""``vllm bench serve``, which needs CUDA to install, by the requests that it sends and how it reads
+the replies: written anew after vllm/benchmarks/lib of 2026.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from test_server import Server, serving
+from tiny import tiny_model_dir
+
+OUTPUT = 12
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("vllm")
+    with serving(folder, str(tiny_model_dir(folder, "llama"))) as running:
+        yield running
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@dataclass
+class Measured:
+    """What it makes of one reply."""
+
+    text: str = ""
+    chunks: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    done: bool = False
+
+
+async def _measure(http: aiohttp.ClientSession, url: str, payload: dict[str, Any]) -> Measured:
+    """Events end with an empty line; a comment is skipped; a chunk with choices is a token."""
+    seen, rest = Measured(), ""
+    headers = {"x-request-id": "bench-7", "Content-Type": "application/json"}
+    async with http.post(url, json=payload, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+        assert reply.headers["x-request-id"] == "bench-7"
+        async for part in reply.content.iter_any():
+            rest += part.decode()
+            while "\n\n" in rest:
+                event, rest = rest.split("\n\n", 1)
+                if event.startswith(":"):
+                    continue
+                assert event.startswith("data: ")
+                if (data := event.removeprefix("data: ")) == "[DONE]":
+                    seen.done = True
+                    continue
+                chunk = json.loads(data)
+                if choices := chunk.get("choices"):
+                    seen.chunks += 1
+                    own = choices[0]
+                    text = own["delta"].get("content") if "delta" in own else own.get("text")
+                    seen.text += text or ""
+                elif usage := chunk.get("usage"):
+                    seen.output_tokens = usage["completion_tokens"]
+                    seen.prompt_tokens = usage["prompt_tokens"]
+    return seen
+
+
+async def _first_model(http: aiohttp.ClientSession, server: Server) -> str:
+    """Without --model the server is asked; the tokenizer is the one of ``root``."""
+    async with http.get(f"{server.url}/v1/models") as reply:
+        [model] = (await reply.json())["data"]
+    assert model["root"] == "tiny-llama"
+    return str(model["id"])
+
+
+def _completion(model: str, prompt: str | list[int]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": prompt,
+        "repetition_penalty": 1.0,
+        "max_tokens": OUTPUT,
+        "logprobs": None,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+
+
+async def test_completions(server: Server, http: aiohttp.ClientSession) -> None:
+    """One request to see that it is there, then all at once."""
+    model = await _first_model(http, server)
+    url = f"{server.url}/v1/completions"
+    probe = await _measure(http, url, _completion(model, "ready?"))
+    assert probe.chunks > 0
+    prompts: list[str | list[int]] = ["a" * (5 + i) for i in range(6)]
+    all_ = [_measure(http, url, _completion(model, prompt)) for prompt in (*prompts, [7, 8, 9])]
+    for prompt, seen in zip((*prompts, [7, 8, 9]), await asyncio.gather(*all_), strict=True):
+        assert (seen.output_tokens, seen.prompt_tokens) == (OUTPUT, len(prompt))
+        assert seen.done
+        assert seen.chunks > 1
+
+
+async def test_chat_completions(server: Server, http: aiohttp.ClientSession) -> None:
+    model = await _first_model(http, server)
+    payload = {
+        "model": model,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+        "max_completion_tokens": OUTPUT,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+    seen = await _measure(http, f"{server.url}/v1/chat/completions", payload)
+    assert (seen.output_tokens, seen.done) == (OUTPUT, True)
+    assert seen.prompt_tokens > len("Hello")
+    assert seen.text
+
+
+async def test_embeddings(server: Server, http: aiohttp.ClientSession) -> None:
+    payload = {"model": await _first_model(http, server), "input": ["a b", "c"]}
+    payload |= {"truncate_prompt_tokens": -1}
+    async with http.post(f"{server.url}/v1/embeddings", json=payload) as reply:
+        assert reply.status == 200
+        assert (await reply.json())["usage"]["prompt_tokens"] == 4
+
+
+async def test_metrics_tell_nothing_of_speculation(
+    server: Server, http: aiohttp.ClientSession
+) -> None:
+    """Before and after a run it looks for counters of drafts, and does without."""
+    async with http.get(f"{server.url}/metrics") as reply:
+        assert reply.status == 200
+        lines = (await reply.text()).splitlines()
+    assert any(line.startswith("vllm:num_requests_running") for line in lines)
+    assert not any(line.startswith("vllm:spec_decode") for line in lines)
