@@ -18,7 +18,15 @@ endif
 PROMETHEUS := $(if $(shell command -v apt-get),$(VENV)/prometheus)
 APT := apt-get -qq -o APT::Sandbox::User=root
 
-.PHONY: serve test lint conformance setup clean
+# For the tests of the page: Debian's Chromium, installed where we are root. Elsewhere they use the
+# one that is installed, or tell why they are skipped.
+ifeq ($(shell command -v chromium)$(filter-out 0,$(shell id -u)),)
+CHROMIUM := $(if $(shell command -v apt-get),chromium)
+endif
+GET_CHROMIUM := DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends \
+	chromium fonts-dejavu-core >$(VENV)/chromium.log 2>&1
+
+.PHONY: serve test lint conformance setup clean chromium
 
 setup: $(VENV)/.installed
 
@@ -30,7 +38,7 @@ $(VENV)/.installed: pyproject.toml
 serve: setup
 	$(BIN)/chairlift serve $(ARGS)
 
-test: setup $(PROMETHEUS)
+test: setup $(PROMETHEUS) $(CHROMIUM)
 	$(BIN)/pytest $(ARGS)
 
 $(VENV)/prometheus: | setup
@@ -39,6 +47,10 @@ $(VENV)/prometheus: | setup
 		&& dpkg --extract prometheus_*.deb files && mv files ../prometheus) \
 		|| echo "no Prometheus: tests of dashboard and alerts will be skipped"
 	rm -r $@.deb
+
+chromium: | setup
+	$(GET_CHROMIUM) || ($(APT) update && $(GET_CHROMIUM)) \
+		|| echo "no Chromium: tests of the page will be skipped ($(VENV)/chromium.log)"
 
 # Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
 conformance: setup
