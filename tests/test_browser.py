@@ -123,9 +123,11 @@ def test_a_reply_is_stopped_and_its_chair_is_free(page: Page) -> None:
 def test_seats_fill_and_empty_under_a_load(page: Page, url: str) -> None:
     expect(page.locator(".seat")).to_have_count(ROWS)
     bench = subprocess.Popen(
-        [CHAIRLIFT, "bench", "--base-url", url, "--api-key", KEY, "--num-prompts", "12"]
-        + ["--max-concurrency", str(ROWS + 2), "--random-input-len", "20"]
-        + ["--random-output-len", "24"],
+        [
+            *(CHAIRLIFT, "bench", "--base-url", url, "--api-key", KEY, "--num-prompts", "12"),
+            *("--max-concurrency", str(ROWS + 2), "--random-input-len", "20"),
+            *("--random-output-len", "24"),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
