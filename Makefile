@@ -26,11 +26,25 @@ endif
 GET_CHROMIUM := DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends \
 	chromium fonts-dejavu-core >$(VENV)/chromium.log 2>&1
 
+# What a machine may lack, told in one line; older Pythons read this, too.
+define CHECK
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("Chairlift needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.13"
+             % sys.version_info[:2])
+import importlib.util
+if importlib.util.find_spec("ensurepip") is None:
+    sys.exit("$(PYTHON) makes no virtual environments: install python3-venv (Debian, Ubuntu)")
+endef
+export CHECK
+
 .PHONY: serve test lint conformance setup clean chromium
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c "$$CHECK"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[$(EXTRA)]'
 	touch $@
