@@ -6,56 +6,98 @@ import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 
+from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
-from chairlift.api.errors import problem_of
+from chairlift.api.errors import Problem, problem_of
 from chairlift.api.exchange import GENERATION
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored
 from chairlift.api.replies import Finish, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import SERVICE
-from chairlift.api.sse import EventStream
+from chairlift.api.sse import EventStream, Framing
 from chairlift.engine.trace import trace_of
 
 logger = logging.getLogger(__name__)
 
 
+class WholeCall(NamedTuple):
+    """A call that the model made; ``arguments`` is JSON, as it wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(slots=True)
 class WholeChoice:
-    """A finished choice. ``scored`` is empty if log-probabilities were not asked for."""
+    """A finished choice: all of its ``pieces``, in order."""
 
     index: int
-    finish: Finish = "stop"
-    parts: list[str] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def finish(self) -> Finish:
+        """How it ended."""
+        finish = self.pieces[-1].finish
+        assert finish is not None, "it is finished"
+        return finish
 
     @property
     def text(self) -> str:
-        return "".join(self.parts)
+        """Its text for the user."""
+        return "".join(piece.text for piece in self.pieces if not piece.thought)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought, empty if it did not."""
+        return "".join(piece.text for piece in self.pieces if piece.thought)
+
+    @property
+    def scored(self) -> list[Scored]:
+        """Its text's log-probabilities, empty if they were not asked for."""
+        return [scored for piece in self.pieces for scored in piece.scored or ()]
+
+    @property
+    def calls(self) -> list[WholeCall]:
+        """The calls that the model made."""
+        deltas = [piece.call for piece in self.pieces if piece.call is not None]
+        return [
+            WholeCall(
+                *first.opening, "".join(d.arguments for d in deltas if d.number == first.number)
+            )
+            for first in deltas
+            if first.opening is not None
+        ]
 
 
 class Shape(Protocol):
-    """An endpoint's JSON."""
+    """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
+
+    @property
+    def framing(self) -> Framing:
+        """How a stream's chunks are sent."""
+        ...
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         """The chunks before a choice's first piece."""
         ...
 
-    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
-        """A chunk of a choice's text."""
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        """The chunks of a piece, its finish included."""
         ...
 
-    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
-        """The chunk that ends a choice."""
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream once all choices have finished."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The chunk that ends a stream whose request asked for the usage."""
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream instead, once something went wrong."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
@@ -80,7 +122,7 @@ async def answer(
         with http.app[SERVICE].live.riding(generation):
             generation.submit(deadline.arrival)
             if request.stream:
-                return await _stream(http, request, generation, shape)
+                return await _stream(http, generation, shape)
             async with deadline.limit():
                 return await _whole(generation, shape)
     finally:
@@ -91,35 +133,30 @@ async def _whole(generation: Generation, shape: Shape) -> web.Response:
     choices: dict[int, WholeChoice] = {}
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
-            for index, text, scored, finish in pieces:
-                choice = choices.setdefault(index, WholeChoice(index))
-                choice.parts.append(text)
-                choice.scored += scored or ()
-                choice.finish = finish or choice.finish
+            for piece in pieces:
+                choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
     ordered = [choices[index] for index in sorted(choices)]
     return json_response(shape.whole(ordered, generation.usage()))
 
 
-async def _stream(
-    http: web.Request, request: Generate, generation: Generation, shape: Shape
-) -> web.StreamResponse:
+async def _stream(http: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
 
     def too_much() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
-    async with EventStream(http, settings.keep_alive_seconds, too_much) as events:
+    async with EventStream(http, shape.framing, settings.keep_alive_seconds, too_much) as events:
         try:
             async with http[DEADLINE].limit():
                 await _send_pieces(events, generation, shape)
-            if request.include_usage:
-                await events.send([shape.usage_chunk(generation.usage())])
+            if closing := shape.closing(generation.usage()):
+                await events.send(closing)
         except ConnectionResetError:
             raise
         except Exception as error:
             problem = problem_of(error)
             log_failure(problem.status, error)
-            await events.fail(problem)
+            await events.send(shape.failure(problem))
         await events.finish()
     return events.response
 
@@ -129,14 +166,11 @@ async def _send_pieces(events: EventStream, generation: Generation, shape: Shape
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
             chunks: list[msgspec.Struct] = []
-            for index, text, scored, finish in pieces:
-                if index not in opened:
-                    opened.add(index)
-                    chunks += shape.opening(index)
-                if text or scored:
-                    chunks.append(shape.chunk(index, text, scored))
-                if finish is not None:
-                    chunks.append(shape.closing(index, finish))
+            for piece in pieces:
+                if piece.choice not in opened:
+                    opened.add(piece.choice)
+                    chunks += shape.opening(piece.choice)
+                chunks += shape.chunks(piece)
             await events.send(chunks)
 
 

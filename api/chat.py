@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -11,11 +10,11 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
-from chairlift.api.deadline import DEADLINE
-from chairlift.api.generation import Generation, TokenPrompt
+from chairlift.api.choice import CallDelta, Piece
+from chairlift.api.dialogue import prepare
+from chairlift.api.errors import Problem
+from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored, chat_logprobs
-from chairlift.api.priority import priority_of
-from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.replies import (
     ChatChoice,
     ChatChunk,
@@ -24,50 +23,27 @@ from chairlift.api.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    Finish,
+    FunctionCallDelta,
+    FunctionCallReply,
+    ToolCallDelta,
+    ToolCallReply,
     Usage,
 )
-from chairlift.api.sampling import sampling_params
-from chairlift.api.schemas import ChatRequest, chars_of
-from chairlift.api.service import SERVICE
+from chairlift.api.schemas import ChatRequest
+from chairlift.api.sse import PLAIN
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
-    service = http.app[SERVICE]
-    deadline = http[DEADLINE]
     request = await read(http, ChatRequest)
-    deadline.tighten(request.timeout)
-    priority = priority_of(request, http.headers)
-    model = service.model(request.model)
-    # Refusals are to cost next to nothing: before the prompt is made.
-    model.client.check_room(request.n, priority)
-    model.vocabulary.check_chars(chars_of(request.messages), model.info.max_context, "messages")
-    async with deadline.limit():
-        tokens = await model.vocabulary.render(request.messages, request.add_generation_prompt)
-    params = sampling_params(
-        request,
-        model,
-        len(tokens),
-        param="messages",
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        default_max_tokens=None,
-        logprobs=request.top_logprobs if request.logprobs else None,
-    )
-    generation = Generation(
-        model,
-        service.recorder,
-        request,
-        f"chatcmpl-{uuid.uuid4().hex}",
-        [TokenPrompt(tokens, params)],
-        priority,
-        http[ACCOUNT],
-    )
+    generation = await prepare(http, request, "chatcmpl-")
     return await answer(http, request, generation, _ChatShape(generation, request))
 
 
 class _ChatShape:
     """The Shape of chat completions."""
+
+    framing = PLAIN
 
     def __init__(self, generation: Generation, request: ChatRequest) -> None:
         self._generation = generation
@@ -77,18 +53,29 @@ class _ChatShape:
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         return [self._chunk([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])]
 
-    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
-        return self._chunk(
-            [ChatChunkChoice(index, ChatDelta(content=text), self._logprobs(scored or []))]
-        )
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish, thought, call = piece
+        chunks = []
+        if call is not None:
+            chunks.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
+        elif thought:
+            chunks.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
+        elif text or scored:
+            logprobs = self._logprobs(scored or [])
+            chunks.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
+        if finish is not None:
+            chunks.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
+        return [self._chunk([chunk]) for chunk in chunks]
 
-    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
-        return self._chunk([ChatChunkChoice(index, ChatDelta(), finish_reason=finish)])
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        if self._usage is UNSET:
+            return []
         chunk = self._chunk([])
         chunk.usage = usage
-        return chunk
+        return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(
@@ -98,10 +85,7 @@ class _ChatShape:
             self._generation.model.fingerprint,
             [
                 ChatChoice(
-                    choice.index,
-                    ChatMessage(choice.text),
-                    self._logprobs(choice.scored),
-                    choice.finish,
+                    choice.index, _message(choice), self._logprobs(choice.scored), choice.finish
                 )
                 for choice in choices
             ],
@@ -123,3 +107,23 @@ class _ChatShape:
         if not self._with_logprobs:
             return None
         return chat_logprobs(scored, self._generation.model.vocabulary)
+
+
+def _message(choice: WholeChoice) -> ChatMessage:
+    calls = [
+        ToolCallReply(call.id, FunctionCallReply(call.name, call.arguments))
+        for call in choice.calls
+    ]
+    return ChatMessage(
+        choice.text or (None if calls else ""),
+        choice.reasoning or UNSET,
+        calls or UNSET,
+    )
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if call.opening is None:
+        return ToolCallDelta(call.number, FunctionCallDelta(call.arguments))
+    identity, name = call.opening
+    function = FunctionCallDelta(call.arguments, name)
+    return ToolCallDelta(call.number, function, identity, "function")

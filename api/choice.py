@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from chairlift.api.errors import GenerationFailed
@@ -11,54 +12,101 @@ from chairlift.api.text import TextStream
 from chairlift.engine.messages import TokenOutput
 
 
-class Piece(NamedTuple):
-    """What one step added to a choice, by its place in the reply.
+class CallDelta(NamedTuple):
+    """A part of a call that the model makes.
 
-    ``scored`` belongs to ``text``; it is None if not asked for.
+    ``number`` is the call's place among the choice's calls. ``opening`` tells whose ``arguments``
+    follow, in the first delta of each call and only there. All ``arguments`` of a call, one after
+    the other, are one JSON text.
+    """
+
+    number: int
+    opening: CallOpening | None
+    arguments: str
+
+
+class CallOpening(NamedTuple):
+    """The id of a call, and the function's name."""
+
+    id: str
+    name: str
+
+
+class Piece(NamedTuple):
+    """What one step added to a choice, by its place in the reply, of one kind.
+
+    That is text for the user; or, if ``thought``, what the model thinks; or a part of a ``call``.
+    ``scored`` belongs to the text for the user; it is None if not asked for. ``finish`` is set on
+    the choice's last piece and only there.
     """
 
     choice: int
     text: str
     scored: list[Scored] | None
     finish: Finish | None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to tell the client."""
-        return not (self.text or self.scored or self.finish)
+    thought: bool = False
+    call: CallDelta | None = None
 
 
-class Choice:
+class Choice(ABC):
     """Takes a choice's outputs in order; ``index`` is its place in the reply.
 
-    ``tokens`` counts its output, ``cached_tokens`` what its prompt took from the prefix cache.
+    ``tokens`` counts its output, ``reasoning_tokens`` those of it that were thought,
+    ``cached_tokens`` what its prompt took from the prefix cache.
     """
 
-    def __init__(self, index: int, text: TextStream, with_logprobs: bool) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
         self.tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.finish: Finish | None = None
-        self._text = text
-        self._queue = LogprobQueue() if with_logprobs else None
 
-    def take(self, output: TokenOutput) -> Piece:
-        """What ``output`` adds.
+    @property
+    @abstractmethod
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+
+    @abstractmethod
+    def take(self, output: TokenOutput) -> list[Piece]:
+        """What ``output`` adds, in order; nothing if there is nothing to tell the client.
 
         Raises:
             GenerationFailed: the engine gave the choice up.
         """
+
+    @staticmethod
+    def finish_of(output: TokenOutput, stopped: bool) -> Finish | None:
+        """How it ends with ``output``, None if it does not; ``stopped``: its text did."""
+        if stopped:
+            return "stop"
+        if output.finish is None or output.finish == "stop" or output.finish == "length":
+            return output.finish
+        raise GenerationFailed(output.error or "the engine ended this request")
+
+
+class TextChoice(Choice):
+    """A choice that is text and nothing else."""
+
+    def __init__(self, index: int, text: TextStream, with_logprobs: bool) -> None:
+        super().__init__(index)
+        self._text = text
+        self._queue = LogprobQueue() if with_logprobs else None
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._text.stop_string
+
+    def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         text = self._add_tokens(output)
         if output.finish is not None:
             text += self._text.finish()
-        if self._text.stopped:
-            self.finish = "stop"
-        elif output.finish == "stop" or output.finish == "length":
-            self.finish = output.finish
-        elif output.finish is not None:
-            raise GenerationFailed(output.error or "the engine ended this request")
-        return Piece(self.index, text, self._scored(), self.finish)
+        self.finish = self.finish_of(output, self._text.stopped)
+        scored = self._scored()
+        if not (text or scored or self.finish):
+            return []
+        return [Piece(self.index, text, scored, self.finish)]
 
     def _add_tokens(self, output: TokenOutput) -> str:
         text = ""

@@ -12,7 +12,9 @@ from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
+from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
+from chairlift.api.errors import Problem
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, completion_logprobs
@@ -22,13 +24,15 @@ from chairlift.api.replies import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    Finish,
     Usage,
 )
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import CompletionRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.sse import PLAIN
+from chairlift.api.structured import grammar_of
 from chairlift.engine.errors import RequestError
+from chairlift.engine.messages import Grammar
 
 # OpenAI's own; far less than what chat gives.
 DEFAULT_MAX_TOKENS = 16
@@ -48,7 +52,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     # Refusals are to cost next to nothing: before the prompts are tokenized.
     model.client.check_room(len(request.prompt) * request.n, priority)
     async with deadline.limit():
-        prompts = [await _token_prompt(request, model, prompt) for prompt in request.prompt]
+        grammar = await grammar_of(request, model.vocabulary)
+        prompts = [await _token_prompt(request, model, one, grammar) for one in request.prompt]
     name = f"cmpl-{uuid.uuid4().hex}"
     account = http[ACCOUNT]
     generation = Generation(model, service.recorder, request, name, prompts, priority, account)
@@ -58,7 +63,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 
 async def _token_prompt(
-    request: CompletionRequest, model: ServedModel, prompt: Prompt
+    request: CompletionRequest, model: ServedModel, prompt: Prompt, grammar: Grammar | None
 ) -> TokenPrompt:
     if isinstance(prompt, str):
         model.vocabulary.check_chars(len(prompt), model.info.max_context, "prompt")
@@ -75,6 +80,7 @@ async def _token_prompt(
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,
+        grammar=grammar,
     )
     # Of hundreds of prompts none holds up everyone's streams for longer than itself.
     await asyncio.sleep(0)
@@ -87,6 +93,8 @@ async def _echo(model: ServedModel, prompt: Prompt) -> str:
 
 class _CompletionShape:
     """The Shape of completions. ``echoes`` are the prompts' texts, or none."""
+
+    framing = PLAIN
 
     def __init__(
         self, generation: Generation, request: CompletionRequest, echoes: list[str]
@@ -102,16 +110,24 @@ class _CompletionShape:
             return []
         return [self._completion([CompletionChoice(index, self._echo(index))])]
 
-    def chunk(self, index: int, text: str, scored: list[Scored] | None) -> msgspec.Struct:
-        return self._completion([CompletionChoice(index, text, self._logprobs(scored or []))])
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish = piece[:4]
+        chunks = []
+        if text or scored:
+            chunks.append(CompletionChoice(index, text, self._logprobs(scored or [])))
+        if finish is not None:
+            chunks.append(CompletionChoice(index, "", finish_reason=finish))
+        return [self._completion([chunk]) for chunk in chunks]
 
-    def closing(self, index: int, finish: Finish) -> msgspec.Struct:
-        return self._completion([CompletionChoice(index, "", finish_reason=finish)])
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        if self._usage is UNSET:
+            return []
         chunk = self._completion([])
         chunk.usage = usage
-        return chunk
+        return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         reply = self._completion(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+import msgspec
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 MAX_STOPS = 16
 # Bounds what matching costs a token; no real stop string comes near.
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
+# A template's settings are a few switches and words.
+MAX_TEMPLATE_KWARGS = 64
+MAX_TEMPLATE_KWARGS_BYTES = 16 << 10
 MAX_BIASES = 1024
+# What is written again as JSON, by libraries that give up at some depth; no schema needs this much.
+MAX_DEPTH = 64
 
 Prompt = str | list[int]
 
@@ -55,6 +62,18 @@ def _logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
+def _template_kwargs(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MAX_TEMPLATE_KWARGS:
+        raise ValueError(f"must hold at most {MAX_TEMPLATE_KWARGS} values")
+    if not all(name.isidentifier() for name in value):
+        raise ValueError("every name must be an identifier")
+    if len(msgspec.json.encode(value)) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise ValueError(f"must have at most {MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON")
+    return value
+
+
 def _content(value: object) -> str:
     """A message's content as one string; text parts are joined."""
     if isinstance(value, str):
@@ -74,6 +93,32 @@ def _part_text(part: Any) -> str:
     if not isinstance(text, str):
         raise ValueError('a text part must have a string "text"')
     return text
+
+
+def _bounded(value: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
+
+
+def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
+    """A check that an object's "type" is one of ``kinds``; ``what`` it is, in the plural."""
+
+    def check(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError('must be an object with a "type"')
+        if kind not in kinds:
+            raise ValueError(
+                f"{what} of type {kind[:32]!r} are not supported, only {', '.join(kinds)}"
+            )
+        return value
+
+    return check
 
 
 _STRING = {"type": "string"}
@@ -111,6 +156,11 @@ LogitBias = Annotated[
         }
     ),
 ]
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    BeforeValidator(_template_kwargs),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_TEMPLATE_KWARGS}),
+]
 Content = Annotated[
     str,
     BeforeValidator(_content),
@@ -130,4 +180,5 @@ Content = Annotated[
         }
     ),
 ]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_bounded)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from chairlift.api.choice import Choice, Piece
+from chairlift.api.choice import Choice, Piece, TextChoice
+from chairlift.api.dialogue_choice import DialogueChoice, Reading
 from chairlift.api.errors import GenerationFailed
 from chairlift.api.ratelimit import Account
-from chairlift.api.replies import PromptTokensDetails, Usage
+from chairlift.api.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
 from chairlift.api.text import StopMatcher, TextStream
@@ -22,10 +23,14 @@ from chairlift.metrics.recorder import Recorder
 
 
 class TokenPrompt(NamedTuple):
-    """A prompt as token ids, with its sampling parameters."""
+    """A prompt as token ids, with its sampling parameters.
+
+    ``reading`` is how its replies are read; None: they are text and nothing else.
+    """
 
     tokens: list[int]
     params: SamplingParams
+    reading: Reading | None = None
 
 
 class _Arrived(NamedTuple):
@@ -68,20 +73,20 @@ class Generation:
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._inbox: list[_Arrived] = []
-        vocabulary = model.vocabulary
-        hidden = vocabulary.special_ids.union(vocabulary.end_ids)
-        self.choices = [
-            Choice(
-                index,
-                TextStream(
-                    vocabulary.detokenizer(),
-                    hidden if request.skip_special_tokens else frozenset(),
-                    StopMatcher(request.stop, request.include_stop_str_in_output),
-                ),
-                with_logprobs=prompts[index // request.n].params.logprobs is not None,
+        self.choices = [self._choice(request, index) for index in range(len(prompts) * request.n)]
+
+    def _choice(self, request: Generate, index: int) -> Choice:
+        prompt = self.prompts[index // self.n]
+        vocabulary = self.model.vocabulary
+        matcher = StopMatcher(request.stop, request.include_stop_str_in_output)
+        with_logprobs = prompt.params.logprobs is not None
+        if prompt.reading is not None:
+            return DialogueChoice(
+                index, prompt.reading, vocabulary.detokenizer, matcher, with_logprobs
             )
-            for index in range(len(prompts) * request.n)
-        ]
+        hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
+        text = TextStream(vocabulary.detokenizer(), hidden, matcher)
+        return TextChoice(index, text, with_logprobs)
 
     def submit(self, arrival: float) -> None:
         """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
@@ -91,11 +96,11 @@ class Generation:
             QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
         """
         self._account.check(self._prompt_tokens, len(self.choices))
-        for number, (tokens, params) in enumerate(self.prompts):
+        for number, prompt in enumerate(self.prompts):
             submit = Submit(
                 f"{self.id}-{number}",
-                tokens,
-                params,
+                prompt.tokens,
+                prompt.params,
                 self.n,
                 arrival,
                 self._cache_salt,
@@ -116,29 +121,29 @@ class Generation:
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
                 now = time.monotonic()
-                taken = [
-                    self._take(prompt, output, now) for prompt, new in arrived for output in new
-                ]
+                pieces: list[Piece] = []
+                for prompt, new in arrived:
+                    for output in new:
+                        pieces += self._take(prompt, output, now)
                 self.detokenizing.add(now)
-                pieces = [piece for piece in taken if piece is not None]
                 if pieces:
                     yield pieces
                 if all(choice.finish for choice in self.choices):
                     return
         raise GenerationFailed("the engine ended this request")
 
-    def _take(self, prompt: int, output: TokenOutput, now: float) -> Piece | None:
-        """The piece that an output makes, or None if there is nothing to tell the client."""
+    def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[Piece]:
+        """The pieces that an output makes."""
         self.times[prompt].take(output, now)
         choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
-            return None  # it was on its way when a stop string was found
+            return ()  # it was on its way when a stop string was found
         before = choice.tokens
-        piece = choice.take(output)
+        pieces = choice.take(output)
         self._account.spend(choice.tokens - before)
-        if piece.finish is not None and output.finish is None:
+        if choice.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
-        return None if piece.is_empty else piece
+        return pieces
 
     @property
     def waiting(self) -> int:
@@ -151,13 +156,17 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far. A prompt is counted once, and so is its cached part, whatever its n."""
-        prompt = self._prompt_tokens
+        tokens = self._prompt_tokens
         completion = sum(choice.tokens for choice in self.choices)
         cached = sum(
             max(choice.cached_tokens for choice in self._choices_of(number))
             for number in range(len(self.prompts))
         )
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        usage = Usage(tokens, completion, tokens + completion, PromptTokensDetails(cached))
+        if any(prompt.reading is not None and prompt.reading.thinks for prompt in self.prompts):
+            thought = sum(choice.reasoning_tokens for choice in self.choices)
+            usage.completion_tokens_details = CompletionTokensDetails(thought)
+        return usage
 
     def close(self) -> None:
         """Ends in the engine whatever of it still runs."""

@@ -47,6 +47,10 @@ class LogprobQueue:
         rest, self._waiting = list(self._waiting), deque()
         return rest
 
+    def drop_rest(self) -> None:
+        """All that still wait turned out to be no text."""
+        self._waiting.clear()
+
 
 def clamp(logprob: float) -> float:
     """A log-probability that JSON can hold."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorDetail(Struct):
@@ -27,13 +27,23 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Of the output tokens, those that were thought, with the tags around them."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
-    """Token counts; an end-of-text token that ended a choice is counted."""
+    """Token counts; an end-of-text token that ended a choice is counted.
+
+    ``completion_tokens_details`` is there for models that think.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -61,8 +71,25 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
+class FunctionCallReply(Struct):
+    """``arguments`` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(Struct):
+    id: str
+    function: FunctionCallReply
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(Struct):
-    content: str
+    """``content`` is null where there are only calls."""
+
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallReply] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -84,9 +111,27 @@ class ChatCompletion(Struct):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionCallDelta(Struct, omit_defaults=True):
+    """All ``arguments`` of a call, one after the other, are one JSON text."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """``id``, ``type`` and the function's name are in the first delta of each call only."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Struct, omit_defaults=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -8,7 +8,7 @@ from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
 from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import ModelInfo, SamplingParams
+from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
 
 
 def sampling_params(
@@ -20,11 +20,14 @@ def sampling_params(
     max_tokens: int | None,
     default_max_tokens: int | None,
     logprobs: int | None,
+    grammar: Grammar | None,
+    thinking: Thinking | None = None,
 ) -> SamplingParams:
     """The parameters of one prompt.
 
     ``param`` names the prompt's field. ``max_tokens`` is what the client asked for;
-    ``default_max_tokens`` None is all the room in the context.
+    ``default_max_tokens`` None is all the room in the context. ``grammar`` is what ``grammar_of``
+    has found, ``thinking`` the thought that may go before it.
 
     Raises:
         ContextExceeded: prompt and output do not fit the context.
@@ -56,6 +59,8 @@ def sampling_params(
         logit_bias=request.logit_bias,
         logprobs=logprobs,
         stop_token_ids=tuple(dict.fromkeys((*ends, *request.stop_token_ids))),
+        grammar=grammar,
+        thinking=thinking,
     )
 
 

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from chairlift.api.fields import Content, LogitBias, Prompts, Stops, TokenId
+from chairlift.api.fields import LogitBias, Prompts, Stops, TokenId
+from chairlift.api.messages import Messages
+from chairlift.api.request import Request
+from chairlift.api.structured import Structured
+from chairlift.api.templating import Templating
 from chairlift.api.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
-MAX_MESSAGES = 4096
 # No model's context is longer; to validate more would hold up everyone's streams.
 MAX_TOKENS = 1 << 20
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
 MAX_SALT_CHARS = 256
-
-
-class Request(BaseModel):
-    """Any JSON body. Values are not coerced: "5" is not a number."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
-
-    def all_extra(self) -> Iterator[dict[str, Any]]:
-        """The fields that this object, and each one in it, do not declare."""
-        yield self.model_extra or {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            for inner in value if isinstance(value, list) else (value,):
-                if isinstance(inner, Request):
-                    yield from inner.all_extra()
 
 
 class StreamOptions(Request):
@@ -49,7 +29,7 @@ class StreamOptions(Request):
     include_obfuscation: bool = False
 
 
-class Generate(Request):
+class Generate(Structured):
     """What both ways to generate text share: how tokens are chosen, and how they are sent."""
 
     model: str | None = None
@@ -88,32 +68,22 @@ class Generate(Request):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class Message(Request):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def chars_of(messages: Iterable[Message]) -> int:
-    """The characters of a conversation's contents."""
-    return sum(len(message.content) for message in messages)
-
-
-class ChatRequest(Generate):
+class ChatRequest(Generate, Templating):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    add_generation_prompt: bool = True
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _the_final_message_can_be_continued(self) -> Self:
+        self.check_end(self.messages)
         return self
 
 
@@ -133,20 +103,21 @@ class CompletionRequest(Generate):
         return self
 
 
-class TokenizeRequest(Request):
-    """Either ``prompt`` or ``messages``."""
+class TokenizeRequest(Templating):
+    """Either ``prompt`` or ``messages``, which the fields of Templating belong to."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("exactly one of prompt and messages must be given", "prompt")
+        if self.messages is not None:
+            self.check_end(self.messages)
         return self
 
 

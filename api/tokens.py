@@ -6,8 +6,9 @@ from aiohttp import web
 
 from chairlift.api.answer import json_response
 from chairlift.api.body import read
+from chairlift.api.dialogue import rendered
 from chairlift.api.replies import DetokenizeReply, TokenizeReply
-from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest, chars_of
+from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import PromptTooLong
 
@@ -19,8 +20,7 @@ async def tokenize(http: web.Request) -> web.Response:
     vocabulary = model.vocabulary
     context = model.info.max_context
     if request.messages is not None:
-        vocabulary.check_chars(chars_of(request.messages), context, "messages")
-        tokens = await vocabulary.render(request.messages, request.add_generation_prompt)
+        tokens = await rendered(request.messages, request, model)
     else:
         prompt = request.prompt or ""
         vocabulary.check_chars(len(prompt), context, "prompt")

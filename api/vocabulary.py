@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from chairlift.api.chat_format import ChatFormat, Passage, chat_format
 from chairlift.api.limited import Limited, TookTooLong
-from chairlift.api.schemas import Message
+from chairlift.api.splitter import Rules, rules
+from chairlift.api.template import Rendering, with_text_arguments
 from chairlift.api.text import Detokenizer
 from chairlift.engine.errors import PromptTooLong, RequestError
+from chairlift.engine.grammar.checker import Checker
+from chairlift.engine.grammar.language import lexicon
 
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
 # A template is the model's own code, and may be a bad one.
 TEMPLATE_SECONDS = 5.0
+# Holds the tags that may end a prompt.
+TAIL_TOKENS = 16
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_OF_CHAR = {char: byte for byte, char in bytes_to_unicode().items()}
@@ -37,18 +46,25 @@ class TokenText(NamedTuple):
 class Vocabulary:
     """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of ids."""
 
-    def __init__(self, tokenizer: Any, size: int) -> None:
+    def __init__(self, tokenizer: Any, size: int, format: ChatFormat | None = None) -> None:
         self._tokenizer = tokenizer
         self.size = size
+        self.format = format or chat_format(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(tokenizer.eos_token_ids))
         # all_special_ids lists only those that have a role.
-        self.special_ids = frozenset(tokenizer.all_special_ids).union(
-            token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+        roles = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = dict(roles) | {i: token.content for i, token in added if token.special}
+        self.hidden_ids = frozenset(self._special).union(self.end_ids)
+        # What is asked for by the request's own fields, or not at all.
+        self._reserved = frozenset(
+            inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
         )
         self._known = len(tokenizer)
         self._longest = max(map(len, tokenizer.get_vocab()))
         self._rendering = Limited(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
+        self.grammars = Checker(partial(lexicon, tokenizer, size))
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
         # this stand-in for the prompt a token's space is inside the text, and is kept.
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
@@ -61,7 +77,7 @@ class Vocabulary:
             lambda: list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)),
         )
 
-    async def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+    async def render(self, rendering: Rendering) -> list[int]:
         """The token ids of a conversation, by the model's chat template.
 
         Raises:
@@ -69,15 +85,12 @@ class Vocabulary:
         """
         if not self._tokenizer.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
-        conversation = [_as_template_takes_it(message) for message in messages]
-        template = partial(
-            self._tokenizer.apply_chat_template,
-            conversation,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=True,
-        )
+        if taken := self._reserved.intersection(rendering.kwargs):
+            raise RequestError(
+                f"chat_template_kwargs: {min(taken)} is not the template's", "chat_template_kwargs"
+            )
         try:
-            return list(await self._rendering.run(template))
+            return list(await self._rendering.run(partial(self._render, rendering)))
         except TookTooLong as error:
             raise RequestError(
                 f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "
@@ -90,6 +103,34 @@ class Vocabulary:
             raise RequestError(
                 f"the model's chat template refuses these messages: {reason}", "messages"
             ) from error
+
+    def _render(self, rendering: Rendering) -> list[int]:
+        ending = {"continue_final_message": True} if rendering.continues else {}
+        apply = partial(
+            self._tokenizer.apply_chat_template,
+            tools=list(rendering.tools) or None,
+            add_generation_prompt=rendering.opens,
+            tokenize=True,
+            **ending,
+            **rendering.kwargs,
+        )
+        try:
+            return apply(list(rendering.messages))  # type: ignore[no-any-return]
+        except Exception:
+            if not any("tool_calls" in message for message in rendering.messages):
+                raise
+            # Most templates want a call's arguments as an object, some as text.
+            with suppress(Exception):
+                return apply(with_text_arguments(rendering.messages))  # type: ignore[no-any-return]
+            raise
+
+    def tail(self, tokens: Sequence[int]) -> str:
+        """The text of a prompt's last tokens, without blank space behind it."""
+        return str(self._tokenizer.decode(tokens[-TAIL_TOKENS:])).rstrip()
+
+    def rules(self, initial: str, passages: Iterable[Passage], show_special: bool) -> Rules:
+        """How a reply's tokens are told apart."""
+        return rules(initial, passages, self._special, frozenset(self.end_ids), show_special)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -149,17 +190,6 @@ class Vocabulary:
             return TokenText(text, list(text.encode()))
         # OpenAI's way to show a token that is not whole characters.
         return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw)
-
-
-def _as_template_takes_it(message: Message) -> dict[str, str]:
-    # Templates know "system"; "developer" is OpenAI's newer name for it.
-    role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": message.content}
-    if message.name is not None:
-        fields["name"] = message.name
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    return fields
 
 
 async def _off_loop(chars: int, work: Callable[[], T]) -> T:

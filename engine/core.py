@@ -20,6 +20,8 @@ from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.failures import explained, failure, refusal, refused
 from chairlift.engine.forward import fitted
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.laps import Laps
 from chairlift.engine.messages import (
     Abort,
@@ -34,6 +36,7 @@ from chairlift.engine.messages import (
 from chairlift.engine.prefixes import Prefixes
 from chairlift.engine.prompts import Prompts
 from chairlift.engine.requests import Requests
+from chairlift.engine.sampling.constraints import Constraints
 from chairlift.engine.sampling.readout import cut, read_logprobs
 from chairlift.engine.step import Step
 from chairlift.engine.trace import trace_of
@@ -57,6 +60,7 @@ class EngineCore:
         swap: keeps the states of preempted rows; None: they are computed again.
         row_layer: the layers of the decode batch, where the model allows them; see
             ``engine.acceleration``.
+        compiler: of grammars; None: no request may have one.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class EngineCore:
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
         row_layer: type[LayerCache] = LayerCache,
+        compiler: Compiler | None = None,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
         kinds = make_cache().kinds
@@ -83,6 +88,10 @@ class EngineCore:
         self.prefixes = Prefixes(kinds, prefix_bytes, store)
         cached = self.prefixes.cached if prefix_bytes else None
         self.swap: Swap[Sequence] = Swap(kinds, 0) if swap is None else swap
+        self.grammars = Grammars(compiler)
+        self.constraints = Constraints(
+            vocabulary, lambda s: self.requests.of(s).constraint(self.grammars.matcher(s))
+        )
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
         self.prompts = Prompts(make_cache, self.prefixes, self.swap, limits.chunk_multiple)
         self.batch = DecodeBatch(
@@ -103,15 +112,17 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Nothing is left to compute, to read, or to report, unless the disk has to come first."""
-        due = self.prefixes.due or self.swap.due
+        due = self.prefixes.due or self.swap.due or self.grammars.due
         told = self._stats.finished or self._failed
         return self.scheduler.idle and not (self._running.rows or told or due)
 
     def submit(self, request: Submit) -> None:
         """Queues a request. One that fails by itself ends with an error, and nobody else does."""
         try:
+            self.grammars.begin(request)
             sequences = self.requests.add(request)
         except Exception as error:  # of any type: it lies in what this request asks for
+            self.grammars.drop(request.request_id)
             self._refuse(request, error)
             return
         # NOTE: once: resumed choices share what they begin with, and what is fetched goes by it.
@@ -123,6 +134,7 @@ class EngineCore:
         """Has ``wake`` called, from other threads, whenever an idle engine may have work again."""
         self.prefixes.on_due(wake)
         self.swap.on_due(wake)
+        self.grammars.on_due(wake)
 
     def close(self, timeout: float) -> None:
         """Keeps what outlives the process, for so many seconds at most."""
@@ -148,6 +160,9 @@ class EngineCore:
         self.prefixes.take_fetched()
         for sequence in self.swap.work():
             self.scheduler.waiting.set_aside(sequence)
+        for request_id, error in self.grammars.take_failed().items():
+            for sequence in self.scheduler.of(request_id):
+                self._fail(sequence, error)
         plan = self.scheduler.plan(self.batch.capacities)
         self.on_compute([*self._running.computed, *plan.decode, *plan.chunks])
         lap.end("schedule")
@@ -161,6 +176,13 @@ class EngineCore:
             self._wait()
             lap.end("wait")
         step.dispatch()
+        if step.logits is not None:
+            lap.end("launch")
+            self._wait()
+            lap.end("wait")
+            masks = self.constraints.masks(step.rows)
+            lap.end("mask")
+            step.sample(self.batch.sample(step.logits, masks))
         self.scheduler.commit(plan)
         lap.end("launch")
         self._wait()
@@ -173,7 +195,9 @@ class EngineCore:
         return StepOutput([*outputs, *failed], self._report(plan, lap.total))
 
     def _wait(self) -> None:
-        """Until the running step is there. The scheduler learns how long after the one before."""
+        """Until the running step is there. The scheduler learns how long after the one before, and
+        rows that are held to something go on.
+        """
         self._running.wait()
         if self._work != NO_WORK:
             ended = time.monotonic()
@@ -182,6 +206,9 @@ class EngineCore:
             self._stats.ended_rows = self._work.rows
             self._stats.ended_seconds = ended - self._ended
             self._ended, self._work = ended, NO_WORK
+            running = self._running
+            if self.constraints.hold(running.rows):
+                self.constraints.advance(zip(running.rows, running.tokens, strict=True))
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
@@ -209,9 +236,12 @@ class EngineCore:
         first += self.batch.arrange(plan.decode, plan.capacities, list(plan.joins))
         if self._eager:
             mx.eval(first)
+        self.constraints.join(plan.joins)
         logits = self.forward(self.batch.bands, self.batch.tokens, chunks)
         self.batch.arriving = self.prompts.states(plan)
-        sampled = None if logits is None else self.batch.sample(logits)
+        rows = list(self.batch.rows)
+        late = self.constraints.hold(rows)
+        sampled = None if logits is None or late else self.batch.sample(logits)
         # NOTE: an array that is written to stays the same object in Python: without a copy of the
         # handle, waiting for this step would compute what the next one writes.
         written = [copy(array) for chunk in chunks for array in chunk.cache.state]
@@ -219,7 +249,7 @@ class EngineCore:
         # A prompt that goes on has a cache that the running step may still write to.
         queued = self.batch.queued and plan.chunks.keys() <= plan.cached.keys()
         computed = [*plan.decode, *plan.chunks]
-        return Step(list(self.batch.rows), sampled, first, written, queued, computed)
+        return Step(rows, sampled, logits if late else None, first, written, queued, computed)
 
     def _count_begun(self, plan: Plan) -> None:
         """Tells where what is not computed of the sequences that begin comes from."""
@@ -236,17 +266,17 @@ class EngineCore:
                 stats.prefix_hits += cached
 
     def _fetching(self, sequence: Sequence) -> bool:
-        return self.prefixes.fetching(sequence) or self.swap.fetching(sequence)
+        fetching = self.prefixes.fetching(sequence) or self.swap.fetching(sequence)
+        return fetching or self.grammars.awaited(sequence)
 
     def _read(self, step: Step) -> list[TokenOutput]:
         """Reads a computed step's tokens and decides which sequences they end."""
         if step.sampled is None:
             return []
         now = time.monotonic()
-        tokens: Any = step.sampled.tokens.tolist()
         logprobs = read_logprobs(step.sampled.logprobs)
         outputs = []
-        for row, (sequence, token) in enumerate(zip(step.rows, tokens, strict=True)):
+        for row, (sequence, token) in enumerate(zip(step.rows, step.tokens, strict=True)):
             if sequence.finished:
                 continue
             try:
@@ -264,6 +294,8 @@ class EngineCore:
         self._time_token(sequence, now)
         request = self.requests.of(sequence)
         reason = request.finish_reason(sequence, token)
+        if self.constraints.complete(sequence):
+            reason = "stop"
         wanted = request.submit.params.logprobs
         output = TokenOutput(
             sequence.request_id,
@@ -271,7 +303,7 @@ class EngineCore:
             [token],
             None if wanted is None or logprobs is None else [cut(logprobs, wanted)],
             reason,
-            reason == "stop",
+            token in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if new else 0,
             begun=Begun(sequence.chunks, now) if new else None,
         )
@@ -285,10 +317,11 @@ class EngineCore:
         self._failed += refusal(request, explained(error))
         self._stats.finished += refused(request, time.monotonic())
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
         """Ends one choice whose own part of a step has failed."""
         log.error("request %s has failed: %s", sequence.request_id, trace_of(error))
-        self._failed.append(failure(sequence.request_id, sequence.index, explained(error)))
+        why = explained(error)
+        self._failed += [failure(sequence.request_id, i, why) for i in sequence.choices]
         self._finish(sequence, "error")
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -300,8 +333,10 @@ class EngineCore:
         self.scheduler.finish(sequence)
         self.swap.drop(sequence)
         self.requests.end(sequence)
+        self.constraints.drop(sequence)
         if sequence.request_id not in self.requests:
             self.prefixes.drop(sequence.request_id)
+            self.grammars.drop(sequence.request_id)
 
     def _time_token(self, sequence: Sequence, now: float) -> None:
         last, sequence.last_token_at = sequence.last_token_at, now
@@ -330,6 +365,7 @@ class EngineCore:
         stats.prefix_evictions = self.prefixes.evictions - self._evictions
         self._evictions = self.prefixes.evictions
         self.prefixes.report_store(stats)
+        stats.grammar_hits, stats.grammar_seconds = self.grammars.take_counts()
         stats.held_columns = batch.held_columns
         stats.padded_columns = batch.held_columns - sum(offsets)
         stats.kv_reserved_bytes = batch.nbytes + self.prompts.nbytes

@@ -11,6 +11,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.snapshot import Snapshot
+from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.scheduler.sequence import Sequence
 
@@ -137,13 +138,14 @@ class DecodeBatch:
         for (band, row), sequence in zip(places, self.rows, strict=False):
             yield band, row, sequence
 
-    def sample(self, logits: mx.array) -> Sampled:
+    def sample(self, logits: mx.array, masks: Bits | None = None) -> Sampled:
         """A token for each row, those that arrive included; nothing is computed yet.
 
         Args:
             logits: ``[rows, vocabulary]``.
+            masks: ``[rows, words]``, what each row may choose; None: anything.
         """
-        sampled = self._sampler.sample(logits, [row.generated for row in self.rows])
+        sampled = self._sampler.sample(logits, [row.generated for row in self.rows], masks)
         self._tokens = sampled.tokens
         return sampled
 

@@ -5,6 +5,7 @@ ChairliftError
 │   └── UnsupportedModel    it is whole, but Chairlift cannot serve it
 ├── RequestError        this request can never be served; the client must change it
 │   └── PromptTooLong       its prompt does not fit the context or the KV memory
+├── GrammarError        what an output has to be cannot be had: invalid, unsupported, too much
 ├── QueueFull           the server is at its limits now; try again later
 └── EngineDead          the engine process has ended; nothing can be served
 """
@@ -37,6 +38,10 @@ class RequestError(ChairliftError):
 
 class PromptTooLong(RequestError):
     """The prompt leaves no room for a single output token."""
+
+
+class GrammarError(ChairliftError):
+    """What an output has to be is not valid, is not supported, or costs too much."""
 
 
 class QueueFull(ChairliftError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chairlift.engine.messages import FinishedChoice, Submit, TokenOutput
 
 
-def explained(error: Exception) -> str:
+def explained(error: BaseException) -> str:
     """An exception in a line for the client whose request it ends."""
     text = " ".join(str(error).split())
     return f"this request failed in the engine: {type(error).__name__}" + (f": {text}" * bool(text))

@@ -19,6 +19,30 @@ MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 100
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output has to be, as a formal language.
+
+    ``text`` is a JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's
+    notation as llguidance reads it; of "json_object" it is empty.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    text: str = ""
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """A thought that goes before the reply, which a grammar does not hold for.
+
+    ``end`` are the token ids that end it, at least one. Once it has ``budget`` tokens without them
+    they are forced; None never does. With a ``start`` there is a thought only if the output begins
+    with that token; without one the prompt has begun it.
+    """
+
+    end: tuple[int, ...]
+    budget: int | None = None
+    start: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's tokens are chosen, and when it ends.
 
@@ -30,7 +54,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     reports none, k reports the chosen token's and the k most likely ones'. They are the model's
     own log-probabilities, before temperature, penalties and bias. ``stop_token_ids`` are all ids
     that end the text, the model's own end-of-text ids included unless they are to be ignored; none
-    of them is chosen before ``min_tokens``.
+    of them is chosen before ``min_tokens``. ``grammar`` is what the output has to be, all of it or,
+    with ``thinking``, what follows the thought; None allows anything.
     """
 
     max_tokens: int
@@ -46,6 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 class Resumed(msgspec.Struct, array_like=True, frozen=True):
@@ -173,7 +200,8 @@ class StepStats(msgspec.Struct):
 
     duration: float = 0.0
     # Seconds by phase: "schedule", "launch" (building and dispatching the graph), "wait" (for the
-    # device), "output" (reading tokens and deciding who has finished).
+    # device), "mask" (for what constrained rows may choose), "output" (reading tokens and deciding
+    # who has finished).
     phases: dict[str, float] = {}
     # Rows computed, replays included, which all that follows leaves out but memory and times.
     rows: int = 0
@@ -218,6 +246,10 @@ class StepStats(msgspec.Struct):
     memory_active: int = 0
     memory_peak: int = 0
     memory_cache: int = 0
+    # Grammars that requests brought since the last step: those that were compiled already, and the
+    # seconds that others took, one entry each.
+    grammar_hits: int = 0
+    grammar_seconds: list[float] = []
     # Seconds from arrival to first token, one entry a choice whose first token came in this step.
     first_token_latencies: list[float] = []
     # Seconds since the same choice's token before, one entry a token.

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
+from llguidance import LLMatcher
 
 from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Submit
+from chairlift.engine.sampling.constraint import Constraint
 from chairlift.engine.sampling.sampler import SamplerRow, check_row
 from chairlift.scheduler.sequence import Sequence
 
@@ -27,6 +29,12 @@ class Request:
             sequence.tokens[: sequence.prompt_tokens],
             sequence.tokens[sequence.prompt_tokens :],
         )
+
+    def constraint(self, matcher: LLMatcher | None) -> Constraint | None:
+        """What a choice is held to, if to anything; ``matcher`` is its own."""
+        params = self.submit.params
+        held = params.grammar is not None or params.thinking is not None
+        return Constraint(params, matcher) if held else None
 
     def finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         """Why a sequence ends with the token just read, if it does."""

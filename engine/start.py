@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved import fingerprint, weights_sample
@@ -16,6 +17,8 @@ from chairlift.engine.acceleration import accelerate
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import EngineCore
 from chairlift.engine.errors import ModelError
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.language import Lexicon, lexicon
 from chairlift.engine.loader import LoadedModel, load_model
 from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
@@ -102,9 +105,18 @@ def serve_loaded(
             )
         )
     core = EngineCore(
-        loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap, row_layer
+        *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
+        row_layer=row_layer,
+        compiler=None if source is None else Compiler(partial(_lexicon, source, vocabulary)),
     )
     return core, info
+
+
+def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
+    # NOTE: here, since most engines never need a tokenizer.
+    from chairlift.engine.tokenizer import load_tokenizer
+
+    return lexicon(load_tokenizer(source), vocabulary)
 
 
 def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:

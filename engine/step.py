@@ -11,6 +11,7 @@ Where buffers are written to without MLX (``LayerCache.queued``) nothing has to 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -25,11 +26,13 @@ class Step:
 
     ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
     nothing sampled depends on (a prompt's chunk, recurrent states). With ``queued`` it may be
-    dispatched while the one before still runs.
+    dispatched while the one before still runs. While ``logits`` are there nothing is sampled yet:
+    what rows may choose is only known with the tokens of the step before.
     """
 
     rows: list[Sequence] = field(default_factory=list)
     sampled: Sampled | None = None
+    logits: mx.array | None = None
     first: list[mx.array] = field(default_factory=list)
     written: list[mx.array] = field(default_factory=list)
     queued: bool = False
@@ -41,6 +44,11 @@ class Step:
             mx.eval(self.first)
         self.first = []
         mx.async_eval(self._results)
+
+    def sample(self, sampled: Sampled) -> None:
+        """Hands the device the rest, which it goes on with."""
+        self.sampled, self.logits = sampled, None
+        mx.async_eval(sampled.arrays)
 
     def wait(self) -> None:
         """Returns when the device has computed it."""
@@ -56,5 +64,12 @@ class Step:
         mx.synchronize()
 
     @property
+    def tokens(self) -> list[int]:
+        """Of ``rows``, once it is there."""
+        tokens: Any = [] if self.sampled is None else self.sampled.tokens.tolist()
+        return cast("list[int]", tokens)
+
+    @property
     def _results(self) -> list[mx.array]:
-        return self.written + (self.sampled.arrays if self.sampled else [])
+        logits = [] if self.logits is None else [self.logits]
+        return self.written + logits + (self.sampled.arrays if self.sampled else [])

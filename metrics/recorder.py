@@ -140,6 +140,9 @@ class _EngineMetrics:
         child["prefix_hits"].inc(stats.prefix_hits)
         child["prefix_evictions"].inc(stats.prefix_evictions)
         self._record_store(stats)
+        child["grammar_hits"].inc(stats.grammar_hits)
+        for seconds in stats.grammar_seconds:
+            child["grammar_seconds"].observe(seconds)
         child["memory.active"].set(stats.memory_active)
         child["memory.peak"].set(stats.memory_peak)
         child["memory.cache"].set(stats.memory_cache)

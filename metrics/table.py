@@ -272,7 +272,20 @@ ENGINE: tuple[Metric, ...] = (
         'Seconds of a step by phase; phase "total" is the whole step.',
         ("phase",),
         STEP,
-        ("schedule", "launch", "wait", "output", "total"),
+        ("schedule", "launch", "wait", "mask", "output", "total"),
+    ),
+    Metric(
+        "grammar_seconds",
+        "chairlift_grammar_compile_seconds",
+        "histogram",
+        "Seconds the engine took to compile a grammar that it did not have.",
+        buckets=STEP,
+    ),
+    Metric(
+        "grammar_hits",
+        "chairlift_grammar_hits",
+        "counter",
+        "Requests whose grammar was compiled already.",
     ),
     Metric("rows", "chairlift_batch_rows", "histogram", "Rows computed in a step.", buckets=ROWS),
     Metric(

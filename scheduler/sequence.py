@@ -69,6 +69,11 @@ class Sequence:
         return 1 if self.forked else self.n
 
     @property
+    def choices(self) -> list[int]:
+        """The choices that it stands for."""
+        return [self.index] if self.forked else list(range(self.n))
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """Its place in line: when it is due, by order of arrival among equals. Never changes."""
         return self.due, self.number, self.index

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from fake_engine import FakeEngine, Scripted, byte_tokenizer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI
 
 from chairlift.api.listen import listen
@@ -32,6 +33,17 @@ def ids(text: str) -> list[int]:
 def ending(text: str) -> Callable[[Submit, int], Scripted]:
     """Every choice is ``text`` and then the end token."""
     return lambda request, index: Scripted([*ids(text), END], ended_by_token=True)
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A function that can be called, as a request names it."""
+    function = {"name": name, "parameters": parameters or {"type": "object"}, **fields}
+    return {"type": "function", "function": function}
+
+
+def chosen(name: str) -> dict[str, Any]:
+    """The ``tool_choice`` that demands a call of one function."""
+    return {"type": "function", "function": {"name": name}}
 
 
 @dataclass
@@ -78,11 +90,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    engine: FakeEngine, chat_template: bool = True, **settings: Any
+    engine: FakeEngine, tokenizer: TokenizerWrapper = TOKENIZER, **settings: Any
 ) -> AsyncIterator[Running]:
+    """``tokenizer`` is that of the model."""
     service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
-        tokenizer = TOKENIZER if chat_template else byte_tokenizer(None)
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)
         service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
     runner = await listen(service)

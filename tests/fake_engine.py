@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_directory
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -31,15 +34,21 @@ from chairlift.scheduler.limits import Limits
 END = "<|im_end|>"
 _TEMPLATE = (
     "{% for m in messages %}"
-    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% if m.name == 'nobody' %}{{ raise_exception('nobody speaks') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
-def byte_tokenizer(chat_template: str | None = _TEMPLATE) -> TokenizerWrapper:
-    """One token per byte, so that every text can be split anywhere; two special tokens."""
+def byte_tokenizer(
+    chat_template: str | None = _TEMPLATE, special: Sequence[str] = (), plain: Sequence[str] = ()
+) -> TokenizerWrapper:
+    """One token per byte, so that every text can be split anywhere; two special tokens.
+
+    Of the tokens that are added, the ``special`` ones are so, too, and the ``plain`` ones are text.
+    mlx-lm reads it from a file, as it would a model's.
+    """
     vocab = {char: index for index, char in enumerate(bytes_to_unicode().values())}
     backend = Tokenizer(models.BPE(vocab, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,11 +56,14 @@ def byte_tokenizer(chat_template: str | None = _TEMPLATE) -> TokenizerWrapper:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END,
-        additional_special_tokens=["<|im_start|>"],
+        additional_special_tokens=["<|im_start|>", *special],
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,
     )
-    wrapper = TokenizerWrapper(tokenizer)
+    tokenizer.add_tokens(list(plain))
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        wrapper = load_directory(Path(directory))
     # As load_tokenizer does it.
     wrapper._detokenizer = byte_detokenizer(wrapper)
     return wrapper

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from api_server import CHAT, END, MESSAGES, TOKENIZER, Running, ending, ids, running
-from fake_engine import FakeEngine, Scripted, model_info, step_stats
+from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info, step_stats
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.api.app import build_app
@@ -94,15 +94,15 @@ async def test_message_contents_and_roles(server: Running) -> None:
 
 
 async def test_a_template_that_refuses_is_a_400(server: Running) -> None:
-    messages = [*MESSAGES, {"role": "tool", "content": "42", "tool_call_id": "1"}]
+    messages = [*MESSAGES, {"role": "user", "content": "42", "name": "nobody"}]
     status, body = await server.post("/v1/chat/completions", {"messages": messages})
     assert status == 400
-    assert "no tools here" in body["error"]["message"]
+    assert "nobody speaks" in body["error"]["message"]
     assert body["error"]["param"] == "messages"
 
 
 async def test_a_model_without_a_template_is_a_400() -> None:
-    async with running(FakeEngine(model_info(), ending("x")), chat_template=False) as server:
+    async with running(FakeEngine(model_info(), ending("x")), byte_tokenizer(None)) as server:
         status, body = await server.post("/v1/chat/completions", CHAT)
         assert status == 400
         assert "chat template" in body["error"]["message"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import CHAT, MESSAGES, Running, ending, ids, running, until
+from api_server import CHAT, MESSAGES, Running, chosen, ending, ids, running, tool, until
 from fake_engine import FakeEngine, Scripted, model_info
 
 from chairlift.api.errors import problem_of
@@ -34,7 +34,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 10**400}, "temperature"),
@@ -79,17 +82,33 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": 5}, "stream_options"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [tool("a b")]}, "tools[0].function.name"),
+    ({"tools": [tool("f"), tool("f")]}, "tools"),
+    ({"tools": [tool("f", {"type": "string"})]}, "tools"),
+    ({"tools": [tool("f")] * 129}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "any", "tools": [tool("f")]}, "tool_choice"),
+    ({"tool_choice": chosen("g"), "tools": [tool("f")]}, "tool_choice"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": "x" * 20_000}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "messages"),
+    ({"thinking_token_budget": 10}, "thinking_token_budget"),
+    ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
+    ({"tools": [tool("f")], "guided_json": "true"}, "guided_json"),
     ({"functions": [{}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
     ({"prediction": {}}, "prediction"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"reasoning_effort": 5}, "reasoning_effort"),
+    ({"guided_json": []}, "guided_json"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"continue_final_message": True}, "continue_final_message"),

@@ -26,6 +26,7 @@ from chairlift.cache.swap import Swap
 from chairlift.cache.swap_files import SwapFiles
 from chairlift.engine import cpu
 from chairlift.engine.core import EngineCore
+from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.loader import load_model
 from chairlift.engine.messages import (
     Abort,
@@ -60,6 +61,7 @@ class Bench:
         quantization: Quantization | None = None,
         bands: int = 1,
         ahead: int = 0,
+        compiler: Compiler | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
         checkpoint = None if geometry.pads else 64
@@ -73,6 +75,7 @@ class Bench:
         self.core = EngineCore(
             *(model, vocabulary, limits, eager, prefix, quantization, store),
             Swap(kinds, swap, swap_files, offloads, lambda sequence: sequence.rank),
+            compiler=compiler,
         )
         self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}

@@ -13,6 +13,7 @@ from chairlift.engine import cpu
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import drawn
 from chairlift.engine.sampling.filters import thresholds
+from chairlift.engine.sampling.masks import Bits, masked
 from chairlift.engine.sampling.penalties import Seen
 
 _BANNED = -1e30
@@ -87,13 +88,14 @@ class Sampler:
             everyone = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
             self._seen.rearrange([], everyone)
 
-    def sample(self, logits: mx.array, generated: Seq[int]) -> Sampled:
+    def sample(self, logits: mx.array, generated: Seq[int], masks: Bits | None = None) -> Sampled:
         """Chooses a token for every row.
 
         Args:
             logits: ``[rows, vocabulary]`` of any float type.
             generated: how many output tokens each row has so far; with the seed it decides the
                 draw, so that neither the other rows nor an interruption changes it.
+            masks: ``[rows, words]``, what each row may choose; None: anything.
         """
         raw = logits.astype(mx.float32)
         logits = self._biased(raw, generated)
@@ -104,6 +106,8 @@ class Sampler:
                 self._column(lambda p: p.presence_penalty),
                 self._column(lambda p: p.frequency_penalty),
             )
+        if masks is not None:
+            logits = masked(logits, masks)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         drawn = [i for i, row in enumerate(self._rows) if row.params.temperature > 0]
         if drawn:

@@ -1,0 +1,174 @@
+"""One choice of a reply in which the model may think and call functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chairlift.api.calls import Calls
+from chairlift.api.chat_format import CALL, THOUGHT, Tag
+from chairlift.api.choice import CallDelta, Choice, Piece
+from chairlift.api.logprobs import LogprobQueue, Scored
+from chairlift.api.reply_text import ReplyText, ThoughtText
+from chairlift.api.text import Detokenizer, StopMatcher
+from chairlift.engine.messages import TokenOutput
+
+if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
+    from chairlift.api.splitter import Rules, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """How calls are read: what stands around them, and their reader, a new one for each choice.
+
+    ``parallel``: there may be more than one.
+    """
+
+    start: Tag
+    end: Tag
+    reader: Callable[[], Calls]
+    parallel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a reply is read. ``calls`` is None where nothing can be called.
+
+    ``thinks``: it may hold a thought.
+    """
+
+    rules: Rules
+    thinks: bool
+    calls: CallReading | None
+
+
+class DialogueChoice(Choice):
+    """Its pieces come one kind each. Log-probabilities are those of the text for the user."""
+
+    def __init__(
+        self,
+        index: int,
+        reading: Reading,
+        detokenizer: Callable[[], Detokenizer],
+        matcher: StopMatcher,
+        with_logprobs: bool,
+    ) -> None:
+        super().__init__(index)
+        self._splitter = reading.rules.splitter(detokenizer)
+        self._state = reading.rules.initial
+        after_thought = self._state == THOUGHT
+        self._reply = ReplyText(matcher, not after_thought, reading.calls is not None)
+        self._thought = ThoughtText()
+        self._reading = reading.calls
+        self._calls = None if reading.calls is None else reading.calls.reader()
+        self._queue = LogprobQueue() if with_logprobs else None
+        self._pieces: list[Piece] = []
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._reply.stop_string
+
+    def take(self, output: TokenOutput) -> list[Piece]:
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        pieces = self._pieces = []
+        self._add_tokens(output)
+        if output.finish is not None and not self._is_over:
+            for segment in self._splitter.finish():
+                self._take(segment)
+            self._leave(ended=False)
+        if output.finish is not None or self._is_over:
+            self._end(output)
+        return pieces
+
+    def _add_tokens(self, output: TokenOutput) -> None:
+        last = len(output.token_ids) - 1
+        for position, token in enumerate(output.token_ids):
+            self.tokens += 1
+            if output.ended_by_token and position == last:
+                return  # it is counted, but has no text
+            scored = None
+            if self._queue is not None and output.logprobs is not None:
+                scored = Scored(token, output.logprobs[position], self._reply.read)
+            self._add_token(token, scored)
+            if self._is_over:
+                return
+
+    def _add_token(self, token: int, scored: Scored | None) -> None:
+        before = self._state
+        # What turns out to be a tag is dropped again.
+        if self._queue is not None and scored is not None and before not in (THOUGHT, CALL):
+            self._queue.add(scored)
+            scored = None
+        segments = self._splitter.add(token)
+        for segment in segments:
+            self._take(segment)
+        if self._queue is not None and segments and not self._reply.begun:
+            self._queue.drop_rest()  # blank lines that are left out
+        if self._queue is not None and scored is not None and self._reply.read > scored.start:
+            self._queue.add(scored)  # a tag ends in it, and text begins
+        self.reasoning_tokens += THOUGHT in (before, self._state)
+
+    def _take(self, segment: Segment) -> None:
+        state, text = segment
+        if state != self._state:
+            self._leave(ended=True)
+            self._enter(state)
+        if not text:
+            return
+        if state == THOUGHT:
+            if thought := self._thought.add(text):
+                self._pieces.append(Piece(self.index, thought, None, None, thought=True))
+        elif state == CALL and self._calls is not None:
+            self._tell(self._calls.add(text))
+        else:
+            self._say(self._reply.add(text))
+
+    def _enter(self, state: str) -> None:
+        if state in (THOUGHT, CALL):
+            self._say(self._reply.interrupt())
+            if self._queue is not None:
+                self._queue.drop_rest()
+        if state == CALL and self._calls is not None:
+            self._calls.begin()
+        self._state = state
+
+    def _leave(self, ended: bool) -> None:
+        """``ended``: by a tag, not by the end of the output."""
+        if self._state != CALL or self._calls is None or self._reading is None:
+            return
+        deltas = self._calls.end()
+        if deltas is not None:
+            self._tell(deltas)
+        else:
+            # It is no call: the user gets to see what the model wrote.
+            end = self._reading.end.text if ended else ""
+            self._say(self._reply.go_on(self._reading.start.text + self._calls.text + end))
+
+    def _tell(self, deltas: Sequence[CallDelta]) -> None:
+        for delta in deltas:
+            self._pieces.append(Piece(self.index, "", None, None, call=delta))
+
+    def _say(self, text: str) -> None:
+        if text:
+            scored = None if self._queue is None else self._queue.take(self._reply.sent)
+            self._pieces.append(Piece(self.index, text, scored, None))
+
+    @property
+    def _called(self) -> bool:
+        return self._calls is not None and self._calls.count > 0
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing that may still come belongs to the reply."""
+        single = self._reading is not None and not self._reading.parallel
+        return self._reply.stopped or (single and self._called and self._state != CALL)
+
+    def _end(self, output: TokenOutput) -> None:
+        self._say(self._reply.interrupt() if self._called else self._reply.finish())
+        finish = self.finish_of(output, stopped=self._is_over)
+        self.finish = "tool_calls" if self._called and finish == "stop" else finish
+        scored = None
+        if self._queue is not None and not self._reply.stopped:
+            scored = self._queue.take_rest()
+        self._pieces.append(Piece(self.index, "", scored, self.finish))

@@ -1,0 +1,61 @@
+"""The messages of a conversation, as pydantic models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from chairlift.api.fields import Content
+from chairlift.api.request import Request
+
+MAX_MESSAGES = 4096
+# More calls in one reply are a mistake; each of them is handed to the template.
+MAX_CALLS = 128
+
+
+class FunctionCall(Request):
+    """``arguments`` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Request):
+    """A call that the model made earlier."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Request):
+    """``reasoning`` is another name for ``reasoning_content``, the thought before the reply."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = []
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def thought(self) -> str | None:
+        """What the model thought before it, if that came back."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
+
+    @property
+    def chars(self) -> int:
+        """The characters of everything in it that a template may show."""
+        calls = sum(len(c.function.name) + len(c.function.arguments) for c in self.tool_calls)
+        return len(self.content) + len(self.thought or "") + calls
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def chars_of(messages: Iterable[Message]) -> int:
+    """The characters of a conversation."""
+    return sum(message.chars for message in messages)

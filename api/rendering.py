@@ -1,0 +1,32 @@
+"""What a request's conversation and tools are to the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chairlift.api.chat_format import ChatFormat
+from chairlift.api.messages import Message
+from chairlift.api.template import Rendering, shown
+from chairlift.api.templating import Templating
+from chairlift.api.thoughts import template_settings
+from chairlift.api.tool_form import as_text, description
+
+
+def rendering_of(
+    messages: Sequence[Message], templating: Templating, format: ChatFormat
+) -> Rendering:
+    """A model with a format for calls is told of tools by its template, others by us."""
+    knows_developer = format.knows("developer")
+    tools = [tool.shown() for tool in templating.callable_tools]
+    if format.calls is not None:
+        told = [shown(message, knows_developer) for message in messages]
+    else:
+        how = description(tools, templating.parallel_tool_calls) if tools else None
+        told, tools = as_text(messages, how, knows_developer), []
+    return Rendering(
+        told,
+        tools,
+        templating.opens_a_reply,
+        templating.continue_final_message,
+        template_settings(templating),
+    )

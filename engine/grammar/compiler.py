@@ -1,0 +1,72 @@
+"""Grammars as the engine uses them: compiled beside its steps, and kept."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+
+from chairlift.engine.grammar.language import Lexicon, compiled
+from chairlift.engine.messages import Grammar
+
+# Compiled ones take some hundred kilobytes, few of them megabytes.
+MAX_KEPT = 64
+
+
+class Compiled(NamedTuple):
+    """Since they were last asked for: how many grammars were there already, and the seconds that
+    the others took.
+    """
+
+    hits: int
+    seconds: list[float]
+
+
+class Compiler:
+    """Compiles one grammar at a time on a thread, which does not hold the interpreter meanwhile.
+
+    Args:
+        lexicon: the model's vocabulary; asked for on that thread, with the first grammar.
+    """
+
+    def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
+        self._lexicon = lexicon
+        self._tokenizer: LLTokenizer | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chairlift-grammar")
+        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._hits = 0
+        self._seconds: list[float] = []
+
+    def begin(self, grammar: Grammar, done: Callable[[], None]) -> Future[LLMatcher]:
+        """The grammar's matcher, before the first token, to be copied; there now or soon.
+
+        ``done`` is called, from any thread, when it is there or has failed.
+        """
+        future = self._kept.get(grammar)
+        if future is None:
+            future = self._kept[grammar] = self._thread.submit(self._compile, grammar)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._hits += 1
+        self._kept.move_to_end(grammar)
+        future.add_done_callback(lambda _: done())
+        return future
+
+    def take_counts(self) -> Compiled:
+        """What there is to tell since the last call."""
+        counts = Compiled(self._hits, self._seconds)
+        self._hits, self._seconds = 0, []
+        return counts
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        start = time.monotonic()
+        if self._tokenizer is None:
+            self._tokenizer = self._lexicon().load()
+        matcher = compiled(grammar, self._tokenizer)
+        self._seconds.append(time.monotonic() - start)
+        return matcher

@@ -1,0 +1,108 @@
+"""From what a client asks for to llguidance's own form of it, compiled within limits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from chairlift.engine.errors import GrammarError, UnsupportedModel
+from chairlift.engine.messages import Grammar
+
+# A schema as long as this takes a quarter of a second to read; no real one comes near.
+MAX_CHARS = 128 << 10
+# Between two tokens of JSON: nothing, a blank, or a new line and its indentation. With any run of
+# blanks a model could go on for ever.
+WHITESPACE = r"[ ]|\n[ ]{0,16}"
+# "oneOf" holds as "anyOf", which is what most libraries mean that write it.
+JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
+# What one mask may cost, some 15 ms: the library's own limits, with errors that quote nothing.
+LIMITS = LLParserLimits(verbose_errors=False)
+_MAX_REASON_CHARS = 300
+
+
+class Lexicon(msgspec.Struct, frozen=True):
+    """The vocabulary of a model, as llguidance takes it.
+
+    ``tokenizer`` is the JSON of a Hugging Face tokenizer, ``size`` the last dimension of the
+    model's logits, ``ends`` the ids that end a text.
+    """
+
+    tokenizer: str
+    size: int
+    ends: tuple[int, ...]
+
+    def load(self) -> LLTokenizer:
+        """All tokens' bytes as a tree: half a second for 150,000 of them.
+
+        Raises:
+            UnsupportedModel: the tokenizer is of a kind that llguidance does not know.
+        """
+        try:
+            return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends))
+        except Exception as error:  # the library raises nothing more specific
+            raise UnsupportedModel(f"structured output: {_short(str(error))}") from error
+
+
+def lexicon(tokenizer: Any, size: int) -> Lexicon:
+    """The vocabulary of mlx-lm's TokenizerWrapper ``tokenizer``, for logits of ``size``.
+
+    Raises:
+        UnsupportedModel: the tokenizer is written in Python; nobody knows its tokens' bytes.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UnsupportedModel("structured output needs a fast tokenizer, which this model lacks")
+    return Lexicon(backend.to_str(), size, tuple(sorted(tokenizer.eos_token_ids)))
+
+
+def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher that stands before the first token, to be copied.
+
+    NOTE: the library bounds most of what it does, but not all: this may take seconds and gigabytes,
+    or end the process. ``Checker`` finds out what does.
+
+    Raises:
+        GrammarError: it is not valid, is not supported, or is beyond the limits.
+    """
+    if len(grammar.text) > MAX_CHARS:
+        raise GrammarError(f"longer than {MAX_CHARS} characters")
+    try:
+        source = _source(grammar)
+    except ValueError as error:
+        raise GrammarError(_short(str(error))) from error
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    check(matcher)
+    return matcher
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raises GrammarError if something has gone wrong with a matcher."""
+    if matcher.is_error():
+        message = matcher.get_error()
+        nothing = "NoExtension" in message
+        raise GrammarError("there is no text that is it" if nothing else _short(message))
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_OPTIONS)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "choice":
+            choices = msgspec.json.decode(grammar.text, type=list[str])
+            # Lark's strings are JSON's, but for surrogates.
+            quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _short(message: str) -> str:
+    """The first of what the library says, on one line."""
+    return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_REASON_CHARS]

@@ -1,0 +1,73 @@
+"""The grammars of the requests that are in the engine: who waits for his, and who has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from llguidance import LLMatcher
+
+from chairlift.engine.grammar.compiler import Compiled, Compiler
+from chairlift.engine.messages import Submit
+from chairlift.scheduler.sequence import Sequence
+
+
+class Grammars:
+    """By request, from when it comes to its end.
+
+    Args:
+        compiler: None: nobody can have any.
+    """
+
+    def __init__(self, compiler: Compiler | None) -> None:
+        self._compiler = compiler
+        self._matchers: dict[str, Future[LLMatcher]] = {}
+        self._awaited: dict[str, Future[LLMatcher]] = {}
+        self._wake: Callable[[], None] = lambda: None
+
+    @property
+    def due(self) -> bool:
+        """Whether a step has something to learn, even if there is nothing to compute."""
+        return any(future.done() for future in self._awaited.values())
+
+    def on_due(self, wake: Callable[[], None]) -> None:
+        """Has ``wake`` called, from other threads, whenever something may have become ``due``."""
+        self._wake = wake
+
+    def begin(self, request: Submit) -> None:
+        """Compiles what a request's output has to be, if it has to be something.
+
+        Raises:
+            ValueError: this engine has no tokenizer.
+        """
+        grammar = request.params.grammar
+        if grammar is None:
+            return
+        if self._compiler is None:
+            raise ValueError("a grammar needs an engine with a tokenizer")
+        future = self._compiler.begin(grammar, lambda: self._wake())
+        self._matchers[request.request_id] = self._awaited[request.request_id] = future
+
+    def awaited(self, sequence: Sequence) -> bool:
+        """Whether a sequence's grammar is not known to be there."""
+        return sequence.request_id in self._awaited
+
+    def take_failed(self) -> dict[str, BaseException]:
+        """Nobody waits any more for what is there; the requests whose grammar is none, and why."""
+        done = {request for request, future in self._awaited.items() if future.done()}
+        errors = {request: self._awaited.pop(request).exception() for request in done}
+        return {request: error for request, error in errors.items() if error is not None}
+
+    def matcher(self, sequence: Sequence) -> LLMatcher | None:
+        """A copy for one row, before the first token; None: its output may be anything."""
+        future = self._matchers.get(sequence.request_id)
+        return None if future is None else future.result().deep_copy()
+
+    def take_counts(self) -> Compiled:
+        """See ``Compiler.take_counts``."""
+        return Compiled(0, []) if self._compiler is None else self._compiler.take_counts()
+
+    def drop(self, request_id: str) -> None:
+        """The request has ended."""
+        self._matchers.pop(request_id, None)
+        self._awaited.pop(request_id, None)

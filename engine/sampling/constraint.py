@@ -1,0 +1,64 @@
+"""What one row may output next: what its thought, then what its grammar allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from llguidance import LLMatcher
+
+from chairlift.engine.grammar.language import check
+from chairlift.engine.grammar.thought import Thought
+from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.masks import Bits, allow, forbid
+
+
+class Constraint:
+    """One row's, after the tokens that it was told of.
+
+    Args:
+        matcher: stands before the first token, and is the row's own; None: there is no grammar.
+    """
+
+    def __init__(self, params: SamplingParams, matcher: LLMatcher | None) -> None:
+        self._matcher = matcher
+        self._ends = params.stop_token_ids
+        self._thought = None if params.thinking is None else Thought(params.thinking)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow any more."""
+        return self.matcher is not None and self.matcher.is_stopped()
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """What the next token has to fit, if the grammar holds already, or may from here on."""
+        thought = self._thought
+        return self._matcher if thought is None or thought.over or thought.opening else None
+
+    def take(self, tokens: Seq[int]) -> None:
+        """Follows tokens of the output.
+
+        Raises:
+            GrammarError: one of them is not allowed, or the grammar takes too much.
+        """
+        for token in tokens:
+            thought = self._thought
+            if thought is not None and not thought.over and thought.take(token):
+                continue
+            if self._matcher is not None and not self._matcher.is_stopped():
+                self._matcher.consume_token(token)
+                check(self._matcher)
+
+    def shape(self, bits: Bits) -> None:
+        """Completes ``[words]``, in which ``matcher`` has set what fits it, or all bits are set."""
+        thought = self._thought
+        if thought is None or thought.over:
+            return
+        if thought.start is not None:
+            allow(bits, thought.start)
+        elif (forced := thought.forced) is not None:
+            bits[:] = 0
+            allow(bits, forced)
+        elif self._matcher is not None:
+            for token in self._ends:  # the text may not end before what it is to be
+                forbid(bits, token)

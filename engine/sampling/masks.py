@@ -1,0 +1,34 @@
+"""What rows may choose from, as bits: token t is bit t % 32 of word t // 32."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+Bits = npt.NDArray[np.int32]
+WORD = 32
+
+
+def free(rows: int, vocabulary: int) -> Bits:
+    """``[rows, words]``, everything allowed."""
+    return np.full((rows, -(-vocabulary // WORD)), -1, np.int32)
+
+
+def allow(row: Bits, token: int) -> None:
+    """Sets one token's bit in a row's ``[words]``."""
+    row.view(np.uint32)[token // WORD] |= np.uint32(1 << token % WORD)
+
+
+def forbid(row: Bits, token: int) -> None:
+    """Clears one token's bit in a row's ``[words]``."""
+    row.view(np.uint32)[token // WORD] &= ~np.uint32(1 << token % WORD)
+
+
+def masked(logits: mx.array, bits: Bits) -> mx.array:
+    """``logits``, ``[rows, vocabulary]`` float; -inf where ``bits``, ``[rows, words]``, say no."""
+    rows, vocabulary = logits.shape
+    # NOTE: of bytes, not words: half the time on the CPU.
+    eights = mx.array(bits.view(np.uint8))[:, :, None]
+    allowed = (eights & mx.array(1 << np.arange(8), mx.uint8)) != 0
+    return mx.where(allowed.reshape(rows, -1)[:, :vocabulary], logits, -mx.inf)

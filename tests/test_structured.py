@@ -1,0 +1,199 @@
+"""Structured output at the door: what a request may ask for, and what asking may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from api_server import CHAT, Running, ids, running
+from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
+
+from chairlift.engine.errors import GrammarError, QueueFull
+from chairlift.engine.grammar.checker import MAX_WAITING, Checker
+from chairlift.engine.grammar.language import MAX_CHARS, compiled, lexicon
+from chairlift.engine.messages import Grammar
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+NAMED = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}
+# What is known to compile for ever, or to overflow the stack.
+ENDLESS = {"type": "integer", "multipleOf": 999_983}
+RULES = "\n".join(f'r{i}: "a" | r{(i + 1) % 4000}' for i in range(4000))
+DEEP = "start: " + " ".join(f"r{i}" for i in range(4000)) + "\n" + RULES
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Checker]:
+    checker = Checker(lambda: lexicon(byte_tokenizer(), 258))
+    yield checker
+    checker.close()
+
+
+@pytest.fixture
+async def server(checker: Checker) -> AsyncIterator[Running]:
+    engine = FakeEngine(model_info(), lambda request, index: Scripted(ids("text")))
+    async with running(engine) as server:
+        vocabulary = server.service.loaded.vocabulary  # type: ignore[union-attr]
+        vocabulary.grammars.check = checker.check  # type: ignore[method-assign]
+        yield server
+
+
+ASKED: list[tuple[dict[str, Any], Grammar]] = [
+    ({"response_format": NAMED}, Grammar("json_schema", TEXT)),
+    ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+    ({"structured_outputs": {"json": SCHEMA}}, Grammar("json_schema", TEXT)),
+    ({"structured_outputs": {"json": TEXT}}, Grammar("json_schema", TEXT)),
+    ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar("choice", '["a","b"]')),
+    ({"structured_outputs": {"json_object": True, "regex": None}}, Grammar("json_object")),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar("lark", 'start: "a"')),
+    ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, Grammar("json_schema", TEXT)),
+    ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+    ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
+]
+
+
+@pytest.mark.parametrize(("fields", "grammar"), ASKED, ids=lambda part: str(part)[:50])
+async def test_every_way_to_ask_reaches_the_engine(
+    server: Running, fields: dict[str, Any], grammar: Grammar
+) -> None:
+    for path, body in (("chat/completions", CHAT), ("completions", {"prompt": "Hi"})):
+        status, reply = await server.post(f"/v1/{path}", {**body, **fields})
+        assert status == 200, reply
+        assert server.engine.submitted[-1].params.grammar == grammar
+
+
+async def test_gbnf_is_made_lark(server: Running) -> None:
+    body = {**CHAT, "guided_grammar": 'root ::= "a" [0-9]+'}
+    assert (await server.post("/v1/chat/completions", body))[0] == 200
+    grammar = server.engine.submitted[-1].params.grammar
+    assert grammar is not None
+    assert (grammar.kind, "start:" in grammar.text) == ("lark", True)
+
+
+async def test_nothing_asked_is_nothing_held(server: Running) -> None:
+    await server.post("/v1/chat/completions", {**CHAT, "response_format": {"type": "text"}})
+    assert server.engine.submitted[-1].params.grammar is None
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": NAMED, "guided_regex": "a"}, "guided_regex", "response_format"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "exactly one"),
+    ({"guided_choice": []}, "guided_choice", "at least 1"),
+    ({"guided_choice": [1]}, "guided_choice[0]", "string"),
+    ({"guided_json": "{"}, "guided_json", "EOF"),
+    ({"guided_json": {"type": "thing"}}, "guided_json", "thing"),
+    ({"guided_json": {"uniqueItems": True}}, "guided_json", "uniqueItems"),
+    ({"guided_json": {"$ref": "http://localhost/a.json"}}, "guided_json", "retriev"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json", "no text"),
+    ({"guided_json": {"minLength": 2, "maxLength": 1, "type": "string"}}, "guided_json", ""),
+    ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
+    ({"guided_regex": "a" * (MAX_CHARS + 1)}, "guided_regex", str(MAX_CHARS)),
+    ({"guided_json": {"enum": ["a" * MAX_CHARS]}}, "guided_json", str(MAX_CHARS)),
+    ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "GBNF"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "not supported"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern", ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "why"), REFUSED, ids=lambda part: str(part)[:50])
+async def test_what_cannot_be_is_refused_by_name(
+    server: Running, fields: dict[str, Any], param: str, why: str
+) -> None:
+    status, body = await server.post("/v1/chat/completions", {**CHAT, **fields})
+    assert (status, body["error"]["param"]) == (400, param), body
+    assert why in body["error"]["message"]
+    assert len(body["error"]["message"]) < 600
+    assert not server.engine.submitted
+
+
+async def test_hostile_grammars_are_refused_in_time_and_hold_nobody_up(server: Running) -> None:
+    """A stream of a token every 20 ms goes on beside them, and good ones are served after them."""
+    long, short = Scripted(ids("x" * 3000), "length"), Scripted(ids("x"), "length")
+    server.engine.script = lambda request, index: short if request.params.grammar else long
+    server.engine.step_seconds = 0.02
+    arrived: list[float] = []
+
+    async def stream() -> None:
+        body = {**CHAT, "stream": True}
+        async with server.http.post(server.url + "/v1/chat/completions", json=body) as response:
+            while await response.content.readline():
+                arrived.append(time.monotonic())
+
+    streaming = asyncio.create_task(stream())
+    nested: dict[str, Any] = {}
+    for _ in range(90):
+        nested = {"properties": {"a": nested}}
+    hostile: list[tuple[str, Any, int]] = [
+        ("guided_json", ENDLESS, 400),
+        ("guided_grammar", DEEP, 400),
+        ("guided_json", {"type": "string", "minLength": 10**9}, 200),
+        ("guided_json", {"type": "array", "minItems": 10**9}, 200),
+        ("guided_json", {"enum": [f"{i * 7919}" for i in range(9000)]}, 200),
+        ("guided_json", nested, 400),
+        ("guided_regex", "((a{1,1000}){1,1000}){1,1000}", 200),
+        ("guided_regex", "(a*)*(a*)*(a*)*b", 200),
+        ("guided_regex", "a{1,1000000}", 200),
+    ]
+    for name, value, expected in hostile:
+        start = time.monotonic()
+        status, body = await server.post("/v1/completions", {"prompt": "a", name: value})
+        assert status == expected, (name, str(value)[:80], body)
+        if status == 400:
+            assert body["error"]["param"] == name
+        assert time.monotonic() - start < 12
+    good = {"prompt": "a", "guided_json": SCHEMA}
+    assert (await server.post("/v1/completions", good))[0] == 200
+    streaming.cancel()
+    gaps = [after - before for before, after in pairwise(arrived)]
+    assert len(gaps) > 20
+    assert max(gaps) < 1.0
+
+
+async def test_a_checker_remembers_and_bounds_who_waits(checker: Checker) -> None:
+    grammar = Grammar("regex", "[a-z]{3}x")
+    await checker.check(grammar)
+    start = time.monotonic()
+    for _ in range(100):
+        await checker.check(grammar)
+    assert time.monotonic() - start < 0.5
+    many = [checker.check(Grammar("regex", f"a{i}(")) for i in range(MAX_WAITING + 5)]
+    outcomes = await asyncio.gather(*many, return_exceptions=True)
+    assert [type(o) for o in outcomes].count(QueueFull) == 5
+    assert [type(o) for o in outcomes].count(GrammarError) == MAX_WAITING
+
+
+async def test_a_checker_whose_process_was_killed_starts_another(checker: Checker) -> None:
+    await checker.check(Grammar("regex", "first"))
+    process = checker._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    await checker.check(Grammar("regex", "second"))
+
+
+def test_json_has_no_more_than_one_line_and_its_indent_between_tokens() -> None:
+    tokenizer = lexicon(byte_tokenizer(), 258).load()
+    matcher = compiled(Grammar("json_schema", '{"type": "array", "items": {}}'), tokenizer)
+    good = ["[1,2]", "[ 1, 2 ]", '[\n  1,\n  {\n    "a": 2\n  }\n]']
+    for text, fits in [(t, True) for t in good] + [(t, False) for t in ("[  1]", "[\n\n1]", " []")]:
+        tokens = ids(text)
+        own = matcher.deep_copy()
+        assert (own.try_consume_tokens(tokens) == len(tokens) and own.is_stopped()) == fits, text
+
+
+def test_special_and_unknown_tokens_are_never_part_of_a_text() -> None:
+    tokenizer = byte_tokenizer()
+    special = set(tokenizer.all_special_ids)
+    matcher = compiled(Grammar("regex", "(?s:.)+"), lexicon(tokenizer, 300).load())
+    assert all(matcher.validate_tokens([token]) == 0 for token in [*special, 280, 299])
+    assert all(matcher.validate_tokens([token]) == 1 for token in ids("a<é\n")[:3])
