@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chairlift.engine.core import EngineCore
-from chairlift.engine.messages import SamplingParams, Submit
+from chairlift.engine.messages import SamplingParams, Submit, Thinking
 
 _EVERYTHING = SamplingParams(
     max_tokens=4,
@@ -21,6 +21,7 @@ _EVERYTHING = SamplingParams(
     min_tokens=1,
 )
 _GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
+_HELD = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), budget=1))
 
 
 def warm(core: EngineCore) -> None:
@@ -28,7 +29,7 @@ def warm(core: EngineCore) -> None:
 
     They join and leave in different steps, alone and beside others.
     """
-    for number, params in enumerate((_GREEDY, _EVERYTHING, _GREEDY)):
+    for number, params in enumerate((_GREEDY, _EVERYTHING, _GREEDY, _HELD)):
         core.submit(Submit(str(number), [1, 0] * (1 + number), params))
         core.step()
     while not core.idle:

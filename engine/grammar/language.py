@@ -17,7 +17,7 @@ MAX_CHARS = 128 << 10
 # blanks a model could go on for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,16}"
 # "oneOf" holds as "anyOf", which is what most libraries mean that write it.
-JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
+JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
 # What one mask may cost, some 15 ms: the library's own limits, with errors that quote nothing.
 LIMITS = LLParserLimits(verbose_errors=False)
 _MAX_REASON_CHARS = 300

@@ -1,0 +1,166 @@
+"""``python -m chairlift.loadtest.structured``: what rows that are held to a schema cost the others.
+
+Serves the default model on the loopback and runs batches of ``--rows`` requests that are sent at
+once and all generate ``--tokens`` tokens: free ones only, and, in turn, as many of which half have
+to be JSON of a schema that takes more tokens than that. Compares the tokens a second of both, and
+those of a free row in both. Exit code 1 if either ratio is below LEAST.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import uvloop
+
+from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.loadtest import peers
+from chairlift.loadtest.child import ChildServer
+from chairlift.loadtest.errors import LoadTestError, ServerError
+from chairlift.loadtest.progress import Progress
+
+LEAST = 0.85
+START_LIMIT = 180.0
+PATIENCE = 600.0
+# Its replies end long after ``--tokens``.
+SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 10_000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "kind": {"enum": ["lift", "gondola", "cable car"]},
+            "seats": {"type": "integer", "minimum": 1, "maximum": 200},
+            "open": {"type": "boolean"},
+            "notes": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        },
+        "required": ["name", "kind", "seats", "open"],
+        "additionalProperties": False,
+    },
+}
+
+
+class Batch(NamedTuple):
+    """Tokens a second: of all rows of a batch together, and of a free one."""
+
+    total: float
+    free_row: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Medians over all rounds, in tokens a second; of mixed batches each held to the free batch
+    before it.
+    """
+
+    free_total: float
+    mixed_total: float
+    total_ratio: float
+    free_row_ratio: float
+
+    @classmethod
+    def of(cls, free: Sequence[Batch], mixed: Sequence[Batch]) -> Costs:
+        pairs = list(zip(free, mixed, strict=True))
+        return cls(
+            statistics.median(batch.total for batch in free),
+            statistics.median(batch.total for batch in mixed),
+            statistics.median(m.total / f.total for f, m in pairs),
+            statistics.median(m.free_row / f.free_row for f, m in pairs),
+        )
+
+    @property
+    def passed(self) -> bool:
+        return min(self.total_ratio, self.free_row_ratio) >= LEAST
+
+    def __str__(self) -> str:
+        return (
+            f"free {self.free_total:.1f} tokens/s, mixed {self.mixed_total:.1f} = "
+            f"{self.total_ratio:.3f} x; a free row {self.free_row_ratio:.3f} x (at least {LEAST})"
+        )
+
+
+async def measure(url: str, rows: int, tokens: int, rounds: int) -> Costs:
+    """Runs ``rounds`` batches of each kind, after one of each that warms up.
+
+    Raises:
+        ServerError: a request failed, or ended before its tokens were there.
+    """
+    free: list[Batch] = []
+    mixed: list[Batch] = []
+    timeout = aiohttp.ClientTimeout(total=PATIENCE)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as http,
+        Progress(2 * (rounds + 1), "structured", unit="batches") as progress,
+    ):
+        for number in range(rounds + 1):
+            for batches, held in ((free, 0), (mixed, rows // 2)):
+                batch = await _batch(http, url, rows, held, tokens, number)
+                progress.add_done()
+                if number:
+                    batches.append(batch)
+    return Costs.of(free, mixed)
+
+
+async def _batch(
+    http: aiohttp.ClientSession, url: str, rows: int, held: int, tokens: int, number: int
+) -> Batch:
+    async def one(row: int) -> float:
+        body: dict[str, Any] = {
+            "prompt": f"Chairlift {row} of the valley, described in full:",
+            "max_tokens": tokens,
+            "temperature": 1.0,
+            "seed": 1000 * number + row,
+            "ignore_eos": True,
+        }
+        if row < held:
+            body["structured_outputs"] = {"json": SCHEMA}
+        start = time.perf_counter()
+        async with http.post(f"{url}/v1/completions", json=body) as response:
+            reply: Any = await response.json()
+        if response.status != 200 or reply["usage"]["completion_tokens"] != tokens:
+            raise ServerError(f"a request failed: {str(reply)[:500]}")
+        return time.perf_counter() - start
+
+    start = time.perf_counter()
+    seconds = await asyncio.gather(*map(one, range(rows)))
+    whole = time.perf_counter() - start
+    return Batch(rows * tokens / whole, tokens / statistics.mean(seconds[held:]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chairlift.loadtest.structured", description=__doc__
+    )
+    parser.add_argument("--model", type=Path, default=Path(DEFAULT_MODEL), help="to serve")
+    parser.add_argument("--rows", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=128, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the result there")
+    given = parser.parse_args(argv)
+    spec = peers.ours(given.model)
+    try:
+        with ChildServer(spec, START_LIMIT):
+            measuring = measure(spec.base_url, given.rows, given.tokens, given.rounds)
+            costs = uvloop.run(measuring)
+    except (LoadTestError, aiohttp.ClientError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if given.json is not None:
+        given.json.write_text(json.dumps(asdict(costs), indent=2) + "\n")
+    print(costs)
+    return 0 if costs.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
