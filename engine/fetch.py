@@ -73,7 +73,7 @@ def fetch_default_model(pinned: PinnedFile = SMOLLM2) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
+        with locked(target.with_suffix(".lock")):
             if not _is_whole(target, pinned):
                 _fetch(pinned, target)
     except OSError as error:
@@ -94,7 +94,7 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Holds the file's lock, which the kernel frees even if this process is killed."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -11,9 +11,10 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-from chairlift.engine.fetch import sha256_of
+from chairlift.engine.fetch import locked, sha256_of
 
 # Less than that is sooner fetched again than asked for.
 _LARGE_BYTES = 8 << 20
@@ -50,13 +51,11 @@ def fetch_large_files(model: str, patterns: list[str]) -> None:
     Raises:
         Exception: what the hub's client raises; OSError, if a file twice had a wrong checksum.
     """
-    from huggingface_hub.utils import WeakFileLock
-
     files = _lacking(model, patterns)
     for file in files:
         file.blobs.mkdir(parents=True, exist_ok=True)
         file.lock.parent.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(file.lock):
+        with locked(file.lock):
             if not file.whole.exists():
                 _fetch(file)
     if files:
@@ -67,16 +66,15 @@ def _lacking(model: str, patterns: list[str]) -> list[HubFile]:
     # Imported late: half a second.
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
-    from huggingface_hub.utils import filter_repo_objects
 
     cache = Path(constants.HF_HUB_CACHE)
     folder = repo_folder_name(repo_id=model, repo_type="model")
     blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
     info = HfApi().model_info(model, files_metadata=True)
     lacking = []
-    for file in filter_repo_objects(
-        info.siblings or [], allow_patterns=patterns, key=lambda file: file.rfilename
-    ):
+    for file in info.siblings or []:
+        if not any(fnmatch(file.rfilename, pattern) for pattern in patterns):
+            continue
         # Without a SHA-256 it is kept in git, and small. The largest ones come by no plain HTTP.
         if file.lfs is None or (blobs / file.lfs.sha256).exists():
             continue
@@ -104,15 +102,16 @@ def _fetch(file: HubFile) -> None:
 
 
 def _download(file: HubFile) -> None:
+    from huggingface_hub import get_token
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
 
+    token = get_token()
     with file.partial.open("ab") as sink:
         http_get(
             file.url,
             sink,
             resume_size=sink.tell(),
-            headers=build_hf_headers(),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             expected_size=file.size,
         )
 

@@ -184,6 +184,38 @@ def mounted(service: str) -> dict[str, Path]:
     return {target: DEPLOY / source for source, target, *_ in volumes if "/" in source}
 
 
+@pytest.mark.parametrize(
+    ("version", "module", "line"),
+    [
+        ("3, 10", "sys", "Chairlift needs Python 3.11 or newer, and {} is 3.10"),
+        ("3, 13", "no_such_module", "{} makes no virtual environments: install python3-venv"),
+    ],
+)
+def test_make_says_in_a_line_what_is_missing(
+    tmp_path: Path, version: str, module: str, line: str
+) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    python = tmp_path / "python"
+    code = f"import sys; sys.version_info = ({version}); exec(sys.argv[1].replace('ensurepip', "
+    python.write_text(f"""#!/bin/sh\nexec {sys.executable} -c "{code}'{module}'))" "$2"\n""")
+    python.chmod(0o755)
+    for name, told in ((str(python), line), ("no-such-python", "there is no {}: install Python")):
+        done = subprocess.run(
+            ["make", "--silent", "setup", f"PYTHON={name}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        lines = (done.stdout + done.stderr).splitlines()
+        # Make itself adds that it ends.
+        (said,) = (line for line in lines if not line.startswith("make"))
+        assert said.startswith(told.format(name))
+
+
 def test_prometheus_and_grafana_are_told_where_things_are(tmp_path: Path) -> None:
     files = mounted("prometheus")
     config = files["/etc/prometheus/prometheus.yml"].read_text()

@@ -216,6 +216,21 @@ def test_the_doctor_finds_this_machine_fit_and_a_taken_port_not() -> None:
     assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
 
 
+def test_mlx_lm_does_not_set_the_limit_of_open_files() -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))"
+    code = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMAND, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    findings = {found["topic"]: found for found in json.loads(done.stdout)["findings"]}
+    assert findings["open files"]["value"] == "900"
+    assert findings["kernels"]["serves"]
+
+
 def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_backend() -> str:
         raise ImportError("libmlx.so: cannot open\nshared object file")
