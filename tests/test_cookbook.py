@@ -51,7 +51,7 @@ def test_an_example_runs_as_it_stands(section: str, url: str) -> None:
         input=script.replace(ADDRESS, url),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
