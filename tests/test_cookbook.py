@@ -19,7 +19,9 @@ SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", COOKBOOK, re.MULTILI
 ADDRESS = "http://127.0.0.1:8000"
 # What each section prints, whatever the model makes of it.
 PRINTED = {
-    "openai-python": r"Paris.*\n\d+ tokens\nweather +\{.*\"city\".*name='.*' country=",
+    "openai-python": r"Paris.*\n\d+ tokens\n"
+    r"weather +\{.*\"city\".*\n"
+    r"name='.*' country='.*'\n",
     "Anthropic's SDK": r"\w.*\n\d+ tokens\n$",
     "LangChain": r"Paris.*name='.*' country=.*\nweather\n$",
     "LiteLLM": r"Paris",
