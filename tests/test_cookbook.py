@@ -21,9 +21,9 @@ ADDRESS = "http://127.0.0.1:8000"
 PRINTED = {
     "openai-python": r"Paris.*\n\d+ tokens\n"
     r"weather +\{.*\"city\".*\n"
-    r"name='.*' country='.*'\n",
+    r"name=.* country=.*\n",
     "Anthropic's SDK": r"\w.*\n\d+ tokens\n$",
-    "LangChain": r"Paris.*name='.*' country=.*\nweather\n$",
+    "LangChain": r"Paris.*name=.* country=.*\nweather\n$",
     "LiteLLM": r"Paris",
 }
 
