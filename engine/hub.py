@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chairlift.engine.errors import ModelError
+from chairlift.engine.partial import fetch_large_files
 
 # What mlx-lm reads: weights, configurations, tokenizer files, custom code, chat templates.
 _HUB_FILES = [
@@ -26,7 +27,7 @@ def download(model: str) -> Path:
     """The folder of a hub id's newest version, downloaded as far as it is not there.
 
     Without a network it is the version that is there. A connection that breaks is taken up again;
-    of an earlier run, the files that came to their end are kept.
+    of an earlier run, the files that came to their end are kept, and no others.
 
     Raises:
         ModelError: there is no such model, or it cannot be fetched.
@@ -41,9 +42,13 @@ def download(model: str) -> Path:
 def download_checked(model: str) -> Path:
     """The same, and each file is compared with the hub's checksum; damaged ones are fetched again.
 
+    Of an earlier run, what had come of large files is kept, too.
+
     Raises:
         ModelError: as in ``download``; or a file stays wrong, or the hub cannot be asked.
     """
+    with _explained(model):
+        fetch_large_files(model, _HUB_FILES)
     path = download(model)
     damaged = _damaged(model, path)
     if damaged:

@@ -26,6 +26,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.logs import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
+from chairlift.engine.open_files import import_mlx_lm
 from chairlift.engine.source import ModelSource
 
 
@@ -97,6 +98,7 @@ def main(folder: Path) -> None:
     blas = load_fast_blas()
     if blas.warning:
         logging.getLogger(__name__).warning(blas.warning)
+    import_mlx_lm()
     # MLX loads with this import, after the BLAS that it is to use.
     from chairlift.engine.loop import run
 

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -17,12 +17,16 @@ COMMIT = "c" * 40
 
 @dataclass
 class Hub:
-    """``breaks`` are files whose first download ends in the middle; ``ranges`` what was asked for
-    from there on. ``lies`` are files that have other bytes than their checksum says."""
+    """``breaks`` are files whose first download ends in the middle, ``stalls`` those where it stops
+    there and does not end, ``half_sent`` being set then. ``ranges`` is what was asked for from some
+    place on. ``lies`` are files that have other bytes than their checksum says."""
 
     name: str
     files: Mapping[str, bytes]
+    commit: str = COMMIT
     breaks: set[str] = field(default_factory=set)
+    stalls: set[str] = field(default_factory=set)
+    half_sent: threading.Event = field(default_factory=threading.Event)
     lies: set[str] = field(default_factory=set)
     downloads: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
@@ -32,7 +36,8 @@ class Hub:
         listed = []
         for path, content in self.files.items():
             # Large files are known by SHA-256, small ones as git knows them.
-            lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
+            sha256 = hashlib.sha256(content).hexdigest()
+            lfs = {"oid": sha256, "sha256": sha256, "size": len(content)}
             entry: dict[str, object] = {"type": "file", "path": path, "size": len(content)}
             entry["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             if path.endswith(".safetensors"):
@@ -72,8 +77,10 @@ class _Handler(BaseHTTPRequestHandler):
             path.startswith(f"/api/models/{hub.name}/revision/")
             or path == f"/api/models/{hub.name}"
         ):
-            siblings = [{"rfilename": name} for name in hub.files]
-            self._send(json.dumps({"id": hub.name, "sha": COMMIT, "siblings": siblings}).encode())
+            siblings = [entry | {"rfilename": entry["path"]} for entry in hub.tree()]
+            self._send(
+                json.dumps({"id": hub.name, "sha": hub.commit, "siblings": siblings}).encode()
+            )
         elif path.startswith(f"/api/models/{hub.name}/tree/"):
             self._send(json.dumps(hub.tree()).encode())
         elif match := re.fullmatch(rf"/{hub.name}/resolve/[^/]+/(.+)", path):
@@ -101,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         (entry,) = (entry for entry in hub.tree() if entry["path"] == name)
         lfs = entry.get("lfs")
         self.send_header("ETag", f'"{lfs["oid"] if isinstance(lfs, dict) else entry["oid"]}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", hub.commit)
         self.send_header("Content-Length", str(len(content) - start))
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
@@ -114,5 +121,12 @@ class _Handler(BaseHTTPRequestHandler):
         if name in hub.breaks:
             hub.breaks.remove(name)
             content = content[: len(content) // 2]
+        if name in hub.stalls:
+            hub.stalls.remove(name)
+            self.wfile.write(content[: len(content) // 2])
+            hub.half_sent.set()
+            with suppress(ConnectionError):
+                self.rfile.read()  # until the client is gone
+            return
         self.wfile.write(content[start:])
         self.close_connection = True

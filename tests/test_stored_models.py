@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,16 @@ FILES = {
 }
 
 
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from chairlift.api.cli import main; raise SystemExit(main())",
+]
+
+
 def chairlift(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = "from chairlift.api.cli import main; raise SystemExit(main())"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [*COMMAND, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -42,16 +49,20 @@ def chairlift(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
+def environment(hub: Hub, folder: Path) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+        "CHAIRLIFT_CACHE": str(folder / "ours"),
+    }
+
+
 def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES, breaks={"model.safetensors"})) as hub:
-        here = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "NO_PROXY": "127.0.0.1",
-            "CHAIRLIFT_CACHE": str(tmp_path / "ours"),
-        }
+        here = environment(hub, tmp_path)
         done = chairlift("fetch", NAME, **here)
         assert done.returncode == 0, done.stderr
         path = Path(done.stdout.strip())
@@ -72,19 +83,76 @@ def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Pat
         assert "damaged, fetched again: model.safetensors" in mended.stderr
         assert weights.read_bytes() == WEIGHTS
         assert hub.downloads == ["model.safetensors"]
+        (listed,) = json.loads(chairlift("models", "--json", **here).stdout)
+        assert (listed["name"], listed["architecture"]) == (NAME, "llama")
+        assert listed["size"] == len(WEIGHTS) + len(FILES["config.json"])
+        assert listed["path"] == str(path)
         hub.lies.add("model.safetensors")
         blob.unlink()
         weights.unlink()
         wrong = chairlift("fetch", NAME, **here)
         assert wrong.returncode == 1
         assert "has another checksum" in wrong.stderr.splitlines()[-1]
+        assert not blob.exists()
         unknown = chairlift("fetch", "some-org/other", **here)
         assert unknown.returncode == 1
         assert "no such file, directory, or model" in unknown.stderr.splitlines()[-1]
-    (listed,) = json.loads(chairlift("models", "--json", **here).stdout)
-    assert (listed["name"], listed["architecture"]) == (NAME, "llama")
-    assert listed["size"] == len(WEIGHTS) + len(FILES["config.json"])
-    assert listed["path"] == str(path)
+
+
+def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
+    """Ends a fetch when half of the weights were sent; the file that holds what came of them."""
+    blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")
+    before = set(blobs.glob("*"))
+    hub.stalls.add("model.safetensors")
+    hub.half_sent.clear()
+    process = subprocess.Popen(
+        [*COMMAND, "fetch", NAME], env=os.environ | here, stderr=subprocess.DEVNULL
+    )
+    assert hub.half_sent.wait(60)
+    deadline = time.monotonic() + 60
+    while not (left := [new for new in set(blobs.glob("*")) - before if new.stat().st_size]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    hub.downloads.clear()
+    return left[0]
+
+
+def test_a_killed_fetch_is_taken_up_by_the_next_run(tmp_path: Path) -> None:
+    with serving(Hub(NAME, FILES)) as hub:
+        here = environment(hub, tmp_path)
+        partial = killed_midway(hub, here)
+        done = chairlift("fetch", NAME, **here)
+        assert done.returncode == 0, done.stderr
+        weights = Path(done.stdout.strip()) / "model.safetensors"
+        assert weights.read_bytes() == WEIGHTS
+        assert hub.ranges == [f"bytes={STEP}-"]
+        assert hub.downloads == ["model.safetensors", "config.json"]
+        assert weights.is_symlink()
+        assert not partial.exists()
+
+
+def test_what_is_left_of_a_killed_fetch_is_not_trusted(tmp_path: Path) -> None:
+    with serving(Hub(NAME, FILES)) as hub:
+        here = environment(hub, tmp_path)
+        partial = killed_midway(hub, here)
+        # Meanwhile there is a new version: none of the old one's bytes are kept.
+        newer = bytes(reversed(WEIGHTS))
+        hub.files, hub.commit = {**FILES, "model.safetensors": newer}, "d" * 40
+        again = killed_midway(hub, here)
+        assert again != partial
+        with again.open("r+b") as file:
+            file.write(b"damaged")
+        done = chairlift("fetch", NAME, **here)
+        assert done.returncode == 0, done.stderr
+        path = Path(done.stdout.strip())
+        assert path.name == hub.commit
+        assert (path / "model.safetensors").read_bytes() == newer
+        assert hub.ranges == [f"bytes={STEP}-"]
+        assert "of an earlier run is damaged, fetched again" in done.stderr
+        assert not partial.exists()
+        assert not again.exists()
 
 
 def gguf(architecture: str) -> bytes:
@@ -146,6 +214,21 @@ def test_the_doctor_finds_this_machine_fit_and_a_taken_port_not() -> None:
     for topic in ("python", "chairlift", "mlx", "mlx-lm", "device", "kernels", "free memory"):
         assert topic in topics
     assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
+
+
+def test_mlx_lm_does_not_set_the_limit_of_open_files() -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))"
+    code = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMAND, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    findings = {found["topic"]: found for found in json.loads(done.stdout)["findings"]}
+    assert findings["open files"]["value"] == "900"
+    assert findings["kernels"]["serves"]
 
 
 def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
