@@ -59,9 +59,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Medians over all rounds, in tokens a second; of mixed batches each held to the free batch
-    before it.
-    """
+    """Medians over all rounds, in tokens a second; ratios are those of a round's two batches."""
 
     free_total: float
     mixed_total: float
@@ -103,7 +101,8 @@ async def measure(url: str, rows: int, tokens: int, rounds: int) -> Costs:
         Progress(2 * (rounds + 1), "structured", unit="batches") as progress,
     ):
         for number in range(rounds + 1):
-            for batches, held in ((free, 0), (mixed, rows // 2)):
+            # In turn first, so that what drifts does not count.
+            for batches, held in ((free, 0), (mixed, rows // 2))[:: 1 if number % 2 else -1]:
                 batch = await _batch(http, url, rows, held, tokens, number)
                 progress.add_done()
                 if number:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from api_server import CHAT, Running, ids, running
 from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from chairlift.engine.errors import GrammarError, QueueFull
 from chairlift.engine.grammar.checker import MAX_WAITING, Checker
-from chairlift.engine.grammar.language import MAX_CHARS, compiled, lexicon
+from chairlift.engine.grammar.language import MAX_CHARS, Lexicon, compiled, lexicon
 from chairlift.engine.messages import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -197,3 +198,22 @@ def test_special_and_unknown_tokens_are_never_part_of_a_text() -> None:
     matcher = compiled(Grammar("regex", "(?s:.)+"), lexicon(tokenizer, 300).load())
     assert all(matcher.validate_tokens([token]) == 0 for token in [*special, 280, 299])
     assert all(matcher.validate_tokens([token]) == 1 for token in ids("a<é\n")[:3])
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_the_pieces_of_a_sentencepiece_vocabulary_are_known_by_their_bytes(prefixed: bool) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "▁a", '"']
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    replace = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefixed:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    loaded = Lexicon(tokenizer.to_str(), len(vocab), (2,)).load()
+    matcher = compiled(Grammar("regex", '" a\u00e9"'), loaded)
+    for text in (['"', "▁a", "<0xC3>", "<0xA9>", '"'], ['"', "▁", "a", "<0xC3>", "<0xA9>", '"']):
+        own = matcher.deep_copy()
+        assert own.consume_tokens([vocab[piece] for piece in text])
+        assert own.is_stopped()
