@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Literal
 
+import httpx
 import pytest
 from asked import MODEL, QUESTION
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
@@ -18,16 +20,19 @@ def get_weather(city: Literal["Zürich", "Basel"], days: int) -> str:
 
 
 @pytest.fixture
-def model(base_url: str) -> ChatOpenAI:
-    return ChatOpenAI(
-        model=MODEL,
-        base_url=base_url,
-        api_key="-",
-        temperature=1,
-        seed=7,
-        max_completion_tokens=60,
-        stream_usage=True,
-    )
+async def model(base_url: str) -> AsyncIterator[ChatOpenAI]:
+    # Its own connections would be left open.
+    async with httpx.AsyncClient() as connections:
+        yield ChatOpenAI(
+            model=MODEL,
+            base_url=base_url,
+            api_key="-",
+            temperature=1,
+            seed=7,
+            max_completion_tokens=60,
+            stream_usage=True,
+            http_async_client=connections,
+        )
 
 
 async def test_bound_tools_are_called_and_their_results_answered(model: ChatOpenAI) -> None:
