@@ -179,4 +179,4 @@ def _tokens(x: mx.array) -> Floats:
 
 def _array(product: Floats, x: mx.array) -> mx.array:
     """With ``x``'s axes before its last."""
-    return mx.array(product).reshape(*x.shape[:-1], -1)
+    return mx.array(product).reshape(*x.shape[:-1], product.shape[-1])
