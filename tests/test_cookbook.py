@@ -21,7 +21,8 @@ ADDRESS = "http://127.0.0.1:8000"
 PRINTED = {
     "openai-python": r"Paris.*\n\d+ tokens\n"
     r"weather +\{.*\"city\".*\n"
-    r"name=.* country=.*\n",
+    r"name=.* country=.*\n"
+    r"576 numbers\n$",
     "Anthropic's SDK": r"\w.*\n\d+ tokens\n$",
     "LangChain": r"Paris.*name=.* country=.*\nweather\n$",
     "LiteLLM": r"Paris",
