@@ -6,74 +6,83 @@ import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 
 from chairlift.api.choice import Piece
 from chairlift.api.deadline import DEADLINE
-from chairlift.api.errors import problem_of
+from chairlift.api.errors import Problem, problem_of
 from chairlift.api.exchange import GENERATION
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored
 from chairlift.api.replies import Finish, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import SERVICE
-from chairlift.api.sse import EventStream
+from chairlift.api.sse import EventStream, Framing
 from chairlift.engine.trace import trace_of
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class WholeCall:
-    """A call that the model made."""
+class WholeCall(NamedTuple):
+    """A call that the model made; ``arguments`` is JSON, as it wrote it."""
 
     id: str
     name: str
-    parts: list[str] = field(default_factory=list)
-
-    @property
-    def arguments(self) -> str:
-        """JSON, as the model wrote it."""
-        return "".join(self.parts)
+    arguments: str
 
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A finished choice. ``scored`` is empty if log-probabilities were not asked for."""
+    """A finished choice: all of its ``pieces``, in order."""
 
     index: int
-    finish: Finish = "stop"
-    parts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[WholeCall] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def finish(self) -> Finish:
+        """How it ended."""
+        finish = self.pieces[-1].finish
+        assert finish is not None, "it is finished"
+        return finish
 
     @property
     def text(self) -> str:
-        return "".join(self.parts)
+        """Its text for the user."""
+        return "".join(piece.text for piece in self.pieces if not piece.thought)
 
     @property
     def reasoning(self) -> str:
         """What the model thought, empty if it did not."""
-        return "".join(self.thoughts)
+        return "".join(piece.text for piece in self.pieces if piece.thought)
 
-    def add(self, piece: Piece) -> None:
-        """Takes its next piece."""
-        if piece.call is not None:
-            if piece.call.opening is not None:
-                self.calls.append(WholeCall(*piece.call.opening))
-            self.calls[piece.call.number].parts.append(piece.call.arguments)
-        else:
-            (self.thoughts if piece.thought else self.parts).append(piece.text)
-        self.scored += piece.scored or ()
-        self.finish = piece.finish or self.finish
+    @property
+    def scored(self) -> list[Scored]:
+        """Its text's log-probabilities, empty if they were not asked for."""
+        return [scored for piece in self.pieces for scored in piece.scored or ()]
+
+    @property
+    def calls(self) -> list[WholeCall]:
+        """The calls that the model made."""
+        deltas = [piece.call for piece in self.pieces if piece.call is not None]
+        return [
+            WholeCall(
+                *first.opening, "".join(d.arguments for d in deltas if d.number == first.number)
+            )
+            for first in deltas
+            if first.opening is not None
+        ]
 
 
 class Shape(Protocol):
     """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
+
+    @property
+    def framing(self) -> Framing:
+        """How a stream's chunks are sent."""
+        ...
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         """The chunks before a choice's first piece."""
@@ -85,6 +94,10 @@ class Shape(Protocol):
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
         """The chunks that end a stream once all choices have finished."""
+        ...
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream instead, once something went wrong."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
@@ -121,7 +134,7 @@ async def _whole(generation: Generation, shape: Shape) -> web.Response:
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
             for piece in pieces:
-                choices.setdefault(piece.choice, WholeChoice(piece.choice)).add(piece)
+                choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
     ordered = [choices[index] for index in sorted(choices)]
     return json_response(shape.whole(ordered, generation.usage()))
 
@@ -132,7 +145,7 @@ async def _stream(http: web.Request, generation: Generation, shape: Shape) -> we
     def too_much() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
-    async with EventStream(http, settings.keep_alive_seconds, too_much) as events:
+    async with EventStream(http, shape.framing, settings.keep_alive_seconds, too_much) as events:
         try:
             async with http[DEADLINE].limit():
                 await _send_pieces(events, generation, shape)
@@ -143,7 +156,7 @@ async def _stream(http: web.Request, generation: Generation, shape: Shape) -> we
         except Exception as error:
             problem = problem_of(error)
             log_failure(problem.status, error)
-            await events.fail(problem)
+            await events.send(shape.failure(problem))
         await events.finish()
     return events.response
 

@@ -12,10 +12,11 @@ from aiohttp import web
 
 from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
+from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
 from chairlift.api.cors import allow_origins
 from chairlift.api.doors import ACCOUNTS, WORK, Accounts, doors, tell_limits
 from chairlift.api.errors import problem_of
-from chairlift.api.exchange import CLIENT_LEFT, Exchange, route_of
+from chairlift.api.exchange import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
 from chairlift.api.openapi import document
 from chairlift.api.page import EVENTS, add_page
 from chairlift.api.routes import ROUTES, Handler
@@ -25,7 +26,6 @@ from chairlift.engine.logs import REQUEST_ID
 
 # What a client's own request id must look like to be sent back and logged.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-GIVEN_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 
 def build_app(service: Service) -> web.Application:
@@ -87,7 +87,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         log_failure(status, error)
         if problem.rejected is not None:
             recorder.record_rejected(problem.rejected)
-        return problem.response()
+        anthropic = is_anthropic(request)
+        return problem.response(error_of(problem, request_id) if anthropic else problem.reply())
     finally:
         exchange = Exchange.of(request, request_id, status, started)
         recorder.record_http(exchange.route, exchange.method, status, exchange.seconds)
@@ -108,3 +109,5 @@ async def _end_checks(app: web.Application) -> None:
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     if GIVEN_ID in request:
         response.headers["X-Request-Id"] = request[GIVEN_ID]
+        if is_anthropic(request):
+            response.headers[ID_HEADER] = request[GIVEN_ID]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -13,6 +16,8 @@ from chairlift.engine.errors import RequestError
 
 # Validating more than this would hold up everyone's streams.
 INLINE_BYTES = 64 << 10
+
+T = TypeVar("T")
 
 
 async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
@@ -34,6 +39,9 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
         raise RequestError("the body is cut short or wrongly encoded") from error
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
-    if len(body) <= INLINE_BYTES:
-        return parse(kind, body)
-    return await asyncio.to_thread(parse, kind, body)
+    return await convert(len(body), partial(parse, kind, body))
+
+
+async def convert(size: int, work: Callable[[], T]) -> T:
+    """Does ``work`` on a body of ``size`` bytes, in a thread if it is a large one."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)

@@ -12,6 +12,7 @@ from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
 from chairlift.api.choice import CallDelta, Piece
 from chairlift.api.dialogue import prepare
+from chairlift.api.errors import Problem
 from chairlift.api.generation import Generation
 from chairlift.api.logprobs import Scored, chat_logprobs
 from chairlift.api.replies import (
@@ -29,17 +30,20 @@ from chairlift.api.replies import (
     Usage,
 )
 from chairlift.api.schemas import ChatRequest
+from chairlift.api.sse import PLAIN
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     request = await read(http, ChatRequest)
-    generation = await prepare(http, request, "chatcmpl")
+    generation = await prepare(http, request, "chatcmpl-")
     return await answer(http, request, generation, _ChatShape(generation, request))
 
 
 class _ChatShape:
     """The Shape of chat completions."""
+
+    framing = PLAIN
 
     def __init__(self, generation: Generation, request: ChatRequest) -> None:
         self._generation = generation
@@ -69,6 +73,9 @@ class _ChatShape:
         chunk = self._chunk([])
         chunk.usage = usage
         return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(

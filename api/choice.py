@@ -62,6 +62,11 @@ class Choice(ABC):
         self.cached_tokens = 0
         self.finish: Finish | None = None
 
+    @property
+    @abstractmethod
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+
     @abstractmethod
     def take(self, output: TokenOutput) -> list[Piece]:
         """What ``output`` adds, in order; nothing if there is nothing to tell the client.
@@ -84,6 +89,7 @@ class VectorChoice(Choice):
     """No text, but what its prompt's hidden states come to: float32 as it lies in memory."""
 
     vector = b""
+    stop_string = None
 
     def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = output.cached_tokens
@@ -107,6 +113,10 @@ class TextChoice(Choice):
         self._text = text
         self._queue = LogprobQueue() if with_logprobs else None
         self._echoed = echoed
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._text.stop_string
 
     def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chairlift.api.flags import port, positive, positive_seconds
+from chairlift.api.flags import byte_size_or_zero, port, positive, positive_seconds
 from chairlift.api.keys import KeyLimits, read_keys
 from chairlift.api.settings import ServerSettings
 
@@ -18,6 +18,7 @@ _SERVER = ServerSettings()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     _add_doors(parser)
+    _add_stored_responses(parser)
     _add_life_cycle(parser)
 
 
@@ -70,6 +71,25 @@ def _add_doors(parser: argparse.ArgumentParser) -> None:
         default=_SERVER.metrics_host,
         metavar="HOST",
         help="address of that port (default: %(default)s)",
+    )
+
+
+def _add_stored_responses(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("stored responses (/v1/responses)").add_argument
+    add(
+        "--response-store-bytes",
+        type=byte_size_or_zero,
+        default=_SERVER.response_store_bytes,
+        metavar="SIZE",
+        help="most memory for responses that clients may go on from: bytes, like 4G or 512M; "
+        "0: none is kept (default: 64M)",
+    )
+    add(
+        "--response-store-seconds",
+        type=positive_seconds,
+        default=_SERVER.response_store_seconds,
+        metavar="S",
+        help="how long each is kept (default: %(default)g)",
     )
 
 
@@ -126,6 +146,8 @@ def door_settings(options: argparse.Namespace) -> dict[str, Any]:
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,
         "cors_origins": tuple(options.cors_origin),
+        "response_store_bytes": options.response_store_bytes,
+        "response_store_seconds": options.response_store_seconds,
         "ui": not options.no_ui,
         "metrics_host": options.metrics_host,
         "metrics_port": options.metrics_port,

@@ -15,6 +15,7 @@ from chairlift.api.body import read
 from chairlift.api.choice import Piece, TextChoice
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.echo import Echo
+from chairlift.api.errors import Problem
 from chairlift.api.fields import Prompt
 from chairlift.api.generation import Generation, TokenPrompt
 from chairlift.api.logprobs import Scored, completion_logprobs, joined
@@ -30,6 +31,7 @@ from chairlift.api.replies import (
 from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import CompletionRequest
 from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.sse import PLAIN
 from chairlift.api.structured import grammar_of
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar
@@ -87,6 +89,8 @@ async def _token_prompt(
 class _CompletionShape:
     """The Shape of completions. ``echoes`` are the prompts, or none."""
 
+    framing = PLAIN
+
     def __init__(
         self, generation: Generation, request: CompletionRequest, echoes: list[Echo]
     ) -> None:
@@ -118,6 +122,9 @@ class _CompletionShape:
         chunk = self._completion([])
         chunk.usage = usage
         return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
         reply = self._completion(

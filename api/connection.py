@@ -84,7 +84,7 @@ class Connection(web.RequestHandler):
                 problem = Problem(500, "internal error", type="server_error", code="internal_error")
         if problem.status < 500:
             self._on_malformed()
-        response = problem.response()
+        response = problem.response(problem.reply())
         response.force_close()
         return response
 

@@ -39,7 +39,7 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
         return web.Response(
             status=204,
             headers={
-                hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST",
+                hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
                 hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(
                     hdrs.ACCESS_CONTROL_REQUEST_HEADERS, ""
                 ),

@@ -42,13 +42,16 @@ async def rendered(messages: Messages, templating: Templating, model: ServedMode
     return await vocabulary.render(rendering_of(messages, templating, vocabulary.format))
 
 
-async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Generation:
+async def prepare(
+    http: web.Request, request: ChatRequest, prefix: str, fit: bool = False
+) -> Generation:
     """What is to be generated for ``request``, which came by ``http`` or was made of what did.
 
-    ``prefix`` begins the reply's id, as in "chatcmpl". Nothing is submitted yet: that, and closing
-    it, is ``answer``'s, with the door's own Shape. The pieces of its choices are, each of one kind
-    and in the order in which the model wrote them, its thought, text for the user, and calls; see
-    ``Piece``. A choice with calls finishes with "tool_calls".
+    ``prefix`` begins the reply's id, as in "chatcmpl-". With ``fit``, a max_tokens that the context
+    has no room for is as much as it has; else it is refused. Nothing is submitted yet: that, and
+    closing it, is ``answer``'s, with the door's own Shape. The pieces of its choices are, each of
+    one kind and in the order in which the model wrote them, its thought, text for the user, and
+    calls; see ``Piece``. A choice with calls finishes with "tool_calls".
 
     Raises:
         NotReady, UnknownModel, QueueFull: it cannot be served now, or here.
@@ -68,13 +71,14 @@ async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Gener
         tokens = await prompt_of(request, model)
         grammar = await _grammar_of(request, model, tools)
     thought = thought_plan(request, model.vocabulary, tokens, grammar is not None)
+    max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
         request,
         model,
         len(thought.prompt),
         param="messages",
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        default_max_tokens=None,
+        max_tokens=None if fit else max_tokens,
+        default_max_tokens=max_tokens if fit else None,
         logprobs=request.top_logprobs if request.logprobs else None,
         grammar=grammar,
         thinking=thought.thinking,
@@ -83,7 +87,7 @@ async def prepare(http: web.Request, request: ChatRequest, prefix: str) -> Gener
         model,
         service.recorder,
         request,
-        f"{prefix}-{uuid.uuid4().hex}",
+        f"{prefix}{uuid.uuid4().hex}",
         [TokenPrompt(thought.prompt, params, _reading(request, model, thought, tools))],
         priority,
         http[ACCOUNT],

@@ -65,6 +65,10 @@ class DialogueChoice(Choice):
         self._queue = LogprobQueue() if with_logprobs else None
         self._pieces: list[Piece] = []
 
+    @property
+    def stop_string(self) -> str | None:
+        return self._reply.stop_string
+
     def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         pieces = self._pieces = []

@@ -21,6 +21,10 @@ class UnknownModel(RequestError):
     """The request names a model that is not served here."""
 
 
+class UnknownResponse(RequestError):
+    """The request names a stored response that is not there, or not its client's."""
+
+
 class ContextExceeded(RequestError):
     """Prompt and max_tokens together do not fit the model's context."""
 
@@ -77,16 +81,15 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
     rejected: str | None = None
 
-    def body(self) -> bytes:
+    def reply(self) -> ErrorReply:
         """OpenAI's JSON error object."""
-        detail = ErrorDetail(self.message, self.type, self.param, self.code)
-        return msgspec.json.encode(ErrorReply(detail))
+        return ErrorReply(ErrorDetail(self.message, self.type, self.param, self.code))
 
-    def response(self) -> web.Response:
-        """The whole HTTP reply."""
+    def response(self, reply: msgspec.Struct) -> web.Response:
+        """The whole HTTP reply, with ``reply`` as its body."""
         return web.Response(
             status=self.status,
-            body=self.body(),
+            body=msgspec.json.encode(reply),
             headers=self.headers,
             content_type="application/json",
         )
@@ -97,6 +100,8 @@ def problem_of(error: BaseException) -> Problem:
     match error:
         case UnknownModel():
             return Problem(404, str(error), param=error.param, code="model_not_found")
+        case UnknownResponse():
+            return Problem(404, str(error), param=error.param, code="response_not_found")
         case PromptTooLong() | ContextExceeded():
             return Problem(
                 400,

@@ -12,6 +12,8 @@ from chairlift.api.generation import Generation
 
 # What a request generates, once it is valid.
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
+# What it is called in logs and in its reply's head: the client's own id of it, or one made here.
+GIVEN_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 # nginx's status for a client that left before its reply; never sent.
 CLIENT_LEFT = 499
 

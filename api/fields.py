@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 MAX_STOPS = 16
 # Bounds what matching costs a token; no real stop string comes near.
@@ -15,6 +16,8 @@ MAX_BIAS = 100.0
 MAX_TEMPLATE_KWARGS = 64
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10
 MAX_BIASES = 1024
+# What is written again as JSON, by libraries that give up at some depth; no schema needs this much.
+MAX_DEPTH = 64
 
 Prompt = str | list[int]
 
@@ -92,6 +95,32 @@ def _part_text(part: Any) -> str:
     return text
 
 
+def _bounded(value: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
+
+
+def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
+    """A check that an object's "type" is one of ``kinds``; ``what`` it is, in the plural."""
+
+    def check(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError('must be an object with a "type"')
+        if kind not in kinds:
+            raise ValueError(
+                f"{what} of type {kind[:32]!r} are not supported, only {', '.join(kinds)}"
+            )
+        return value
+
+    return check
+
+
 _STRING = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
@@ -151,4 +180,5 @@ Content = Annotated[
         }
     ),
 ]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_bounded)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 from pydantic.json_schema import models_json_schema
 
 from chairlift.api.priority import HEADER
-from chairlift.api.replies import ErrorReply
 from chairlift.api.routes import ROUTES, Route
-from chairlift.api.schemas import Handled
 from chairlift.api.service import VERSION
 from chairlift.engine.messages import MAX_PRIORITY
 
 _COMPONENTS = "#/components/schemas/"
+_PATH_NAME = re.compile(r"{(\w+)}")
 _PRIORITY = {
     "name": HEADER,
     "in": "header",
@@ -42,21 +42,20 @@ def _schemas() -> dict[str, Any]:
         [(request, "validation") for request in sorted(requests, key=lambda kind: kind.__name__)],
         ref_template=_COMPONENTS + "{model}",
     )
-    replies: set[type[msgspec.Struct]] = {ErrorReply}
+    replies: set[type[msgspec.Struct]] = set()
     for route in ROUTES:
-        replies.add(route.reply)
-        if route.chunk is not None:
-            replies.add(route.chunk)
+        replies.update({route.reply, route.error}, route.chunks)
     _, components = msgspec.json.schema_components(
         sorted(replies, key=lambda kind: kind.__name__), ref_template=_COMPONENTS + "{name}"
     )
+    assert not definitions["$defs"].keys() & components.keys()
     return {**definitions["$defs"], **components}
 
 
 def _operation(route: Route) -> dict[str, Any]:
     content = {"application/json": _schema_of(route.reply)}
-    if route.chunk is not None:
-        content["text/event-stream"] = _schema_of(route.chunk)
+    if route.chunks:
+        content["text/event-stream"] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.handler.__name__}_{route.method.lower()}"
@@ -66,7 +65,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "200": {"description": "Success", "content": content},
             "default": {
                 "description": "Error",
-                "content": {"application/json": _schema_of(ErrorReply)},
+                "content": {"application/json": _schema_of(route.error)},
             },
         },
     }
@@ -75,14 +74,16 @@ def _operation(route: Route) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": _schema_of(route.request)},
         }
-        if issubclass(route.request, Handled):
+        if "priority" in route.request.model_fields:
             operation["parameters"] = [_PRIORITY]
-    if "{id}" in route.path:
+    if names := _PATH_NAME.findall(route.path):
         operation["parameters"] = [
-            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
         ]
     return operation
 
 
-def _schema_of(kind: type) -> dict[str, Any]:
-    return {"schema": {"$ref": _COMPONENTS + kind.__name__}}
+def _schema_of(*kinds: type) -> dict[str, Any]:
+    references = [{"$ref": _COMPONENTS + kind.__name__} for kind in kinds]
+    return {"schema": references[0] if len(references) == 1 else {"oneOf": references}}

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from chairlift.api.live import PERIOD_SECONDS, Live
 from chairlift.api.service import SERVICE
-from chairlift.api.sse import EventStream
+from chairlift.api.sse import PLAIN, EventStream
 
 _FOLDER = Path(__file__).parent / "ui"
 _INDEX = "index.html"
@@ -64,7 +64,7 @@ async def _events(request: web.Request) -> web.StreamResponse:
     live = service.live
     with live.watching():
         # One who does not read is waited for, and cut off by the connection.
-        stream = EventStream(request, service.settings.keep_alive_seconds, lambda: False)
+        stream = EventStream(request, PLAIN, service.settings.keep_alive_seconds, lambda: False)
         async with stream as events:
             while not live.closing.is_set():
                 await events.send([live.snapshot(service)])

@@ -46,6 +46,11 @@ class ReplyText:
         """Whether a stop string was found."""
         return self._matcher.stopped
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._matcher.found
+
     def add(self, text: str) -> str:
         """Takes more text; returns what is certain now."""
         if not self.begun:

@@ -9,10 +9,17 @@ import msgspec
 from aiohttp import web
 
 from chairlift.api import replies, schemas
+from chairlift.api.anthropic import handlers as anthropic
+from chairlift.api.anthropic import replies as anthropic_replies
+from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
 from chairlift.api.chat import chat_completions
 from chairlift.api.completions import completions
 from chairlift.api.embeddings import embeddings
 from chairlift.api.request import Request
+from chairlift.api.responses import events as response_events
+from chairlift.api.responses import handlers as responses
+from chairlift.api.responses import replies as response_replies
+from chairlift.api.responses.request import ResponsesRequest
 from chairlift.api.status import get_model, health, list_models, version
 from chairlift.api.tokens import detokenize, tokenize, tokenizer_info
 
@@ -21,7 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. ``chunk`` is what its stream consists of, if it can stream."""
+    """One route. ``chunks`` are what its stream consists of, if it can stream."""
 
     method: str
     path: str
@@ -29,8 +36,11 @@ class Route:
     summary: str
     reply: type[msgspec.Struct]
     request: type[Request] | None = None
-    chunk: type[msgspec.Struct] | None = None
+    chunks: tuple[type[msgspec.Struct], ...] = ()
+    error: type[msgspec.Struct] = replies.ErrorReply
 
+
+_STORED = "/v1/responses/{response_id}"
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -40,7 +50,7 @@ ROUTES: tuple[Route, ...] = (
         "Answer a conversation",
         replies.ChatCompletion,
         schemas.ChatRequest,
-        replies.ChatChunk,
+        (replies.ChatChunk,),
     ),
     Route(
         "POST",
@@ -49,7 +59,63 @@ ROUTES: tuple[Route, ...] = (
         "Continue prompts",
         replies.Completion,
         schemas.CompletionRequest,
-        replies.Completion,
+        (replies.Completion,),
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        responses.create_response,
+        "Answer items, after an earlier response's if one is named",
+        response_replies.Response,
+        ResponsesRequest,
+        response_events.EVENTS,
+    ),
+    Route(
+        "GET",
+        _STORED,
+        responses.get_response,
+        "A stored response",
+        response_replies.Response,
+    ),
+    Route(
+        "DELETE",
+        _STORED,
+        responses.delete_response,
+        "Forget a stored response",
+        response_replies.DeletedResponse,
+    ),
+    Route(
+        "GET",
+        _STORED + "/input_items",
+        responses.list_input_items,
+        "What a stored response was made of",
+        response_replies.InputItemList,
+    ),
+    Route(
+        "POST",
+        _STORED + "/cancel",
+        responses.cancel_response,
+        "Refused: no response is made in the background",
+        response_replies.Response,
+    ),
+    Route(
+        "POST",
+        "/v1/messages",
+        anthropic.create_message,
+        "Answer a conversation, as Anthropic's API does",
+        anthropic_replies.AnthropicMessage,
+        MessagesRequest,
+        anthropic_replies.EVENTS,
+        anthropic_replies.AnthropicError,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        anthropic.count_tokens,
+        "Count the tokens of a conversation",
+        anthropic_replies.TokensCount,
+        CountTokensRequest,
+        error=anthropic_replies.AnthropicError,
     ),
     Route(
         "POST",

@@ -15,6 +15,7 @@ from chairlift.api.canary import Canary
 from chairlift.api.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.live import Live
+from chairlift.api.responses.store import ResponseStore
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.interface import EngineClient, TokenStream
 from chairlift.engine.messages import ModelInfo, StepStats, Submit
@@ -70,6 +71,9 @@ class Service:
         self.settings = settings
         self.recorder = Recorder()
         self.live = Live()
+        self.responses = ResponseStore(
+            settings.response_store_bytes, settings.response_store_seconds
+        )
         self.tracing: Tracing | None = None
         self.drain = Drain()
         self.progress = "loading the model"

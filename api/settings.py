@@ -24,7 +24,9 @@ class ServerSettings:
 
     ``keys`` empty: anybody may come, and all of them share ``anonymous``. ``ssl_keyfile`` None: the
     key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are those of web pages that may
-    come. ``ui``: a page at /. ``metrics_port`` None: /metrics is on ``port`` with the rest.
+    come. ``response_store_bytes`` are the most that stored responses may take, and
+    ``response_store_seconds`` how long each is kept. ``ui``: a page at /. ``metrics_port`` None:
+    /metrics is on ``port`` with the rest.
 
     Seconds: ``drain_seconds`` is how long requests may go on once the server was asked to stop,
     ``request_seconds`` how long one may take at all (None: as long as it does), ``idle_seconds``
@@ -49,6 +51,8 @@ class ServerSettings:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     cors_origins: tuple[str, ...] = ()
+    response_store_bytes: int = 64 << 20
+    response_store_seconds: float = 3600.0
     ui: bool = True
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None

@@ -1,22 +1,20 @@
-"""Server-sent events as OpenAI sends them: data lines of JSON, comments to keep alive, [DONE]."""
+"""Server-sent events: data lines of JSON, named or not, and something to keep the line alive."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import msgspec
 from aiohttp import web
 
-from chairlift.api.errors import Problem
-
 logger = logging.getLogger(__name__)
 
-_KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
+_COMMENT = b": keep-alive\n\n"
 # How often it is looked at what waits for a client that does not read.
 WATCH_SECONDS = 0.5
 _HEADERS = {
@@ -27,19 +25,42 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How an endpoint's events are put on the wire.
+
+    ``named``: an event has the name that its struct's tag is. ``keep_alive`` is sent into a silent
+    stream, ``end`` after the last event.
+    """
+
+    named: bool
+    keep_alive: bytes = _COMMENT
+    end: bytes = b""
+
+
+PLAIN = Framing(named=False, end=b"data: [DONE]\n\n")
+RESPONSES = Framing(named=True)
+MESSAGES = Framing(named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
+
+
 class EventStream:
     """One event stream reply, opened and closed by ``async with``.
 
-    A stream silent for ``keep_alive_seconds`` gets a comment line. A client that does not read is
-    cut off when ``too_much`` says that more is waiting for it than may.
+    A stream silent for ``keep_alive_seconds`` is kept alive as ``framing`` has it. A client that
+    does not read is cut off when ``too_much`` says that more is waiting for it than may.
     Writing raises ConnectionResetError once the client has left.
     """
 
     def __init__(
-        self, request: web.Request, keep_alive_seconds: float, too_much: Callable[[], bool]
+        self,
+        request: web.Request,
+        framing: Framing,
+        keep_alive_seconds: float,
+        too_much: Callable[[], bool],
     ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
+        self._framing = framing
         self._interval = keep_alive_seconds
         self._too_much = too_much
         self._encode = msgspec.json.Encoder().encode
@@ -60,17 +81,20 @@ class EventStream:
         self._keeper.cancel()
 
     async def send(self, chunks: Sequence[msgspec.Struct]) -> None:
-        """Sends chunks in one write."""
+        """Sends chunks, if there are any, in one write."""
+        if not chunks:
+            return
         encode = self._encode
-        await self._write(b"".join([b"data: %b\n\n" % encode(chunk) for chunk in chunks]))
-
-    async def fail(self, problem: Problem) -> None:
-        """Sends an error event."""
-        await self._write(b"data: %b\n\n" % problem.body())
+        events = [b"data: %b\n\n" % encode(chunk) for chunk in chunks]
+        if self._framing.named:
+            names = [str(chunk.__struct_config__.tag).encode() for chunk in chunks]
+            events = [b"event: %b\n%b" % named for named in zip(names, events, strict=True)]
+        await self._write(b"".join(events))
 
     async def finish(self) -> None:
-        """Sends the last event and ends the reply."""
-        await self._write(_DONE)
+        """Ends the reply."""
+        if self._framing.end:
+            await self._write(self._framing.end)
         await self.response.write_eof()
 
     async def _write(self, data: bytes) -> None:
@@ -89,7 +113,7 @@ class EventStream:
             if loop.time() - self._last_write < self._interval:
                 continue
             try:
-                await self._write(_KEEP_ALIVE)
+                await self._write(self._framing.keep_alive)
             except ConnectionResetError:
                 return  # the handler is told by its own write, or cancelled
 

@@ -25,14 +25,20 @@ class StopMatcher:
     """Cuts a text that arrives in pieces before the first stop string in it.
 
     The first is the one that begins first, however the text is cut into pieces; of two that begin
-    together, the shorter. Text that may still turn out to be part of it is held back.
+    together, the shorter. Text that may still turn out to be part of it is held back. ``found`` is
+    the string itself, once it was.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = sorted(stops, key=len)
         self._include = include
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
 
     def feed(self, piece: str) -> str:
         """Takes the next piece; returns the text that is now certain. None follows a stop."""
@@ -42,7 +48,7 @@ class StopMatcher:
         found, end = self._first_match(text)
         pending = self._first_pending(text)
         if found is not None and found <= pending:
-            self.stopped = True
+            self.found = text[found:end]
             self._held = ""
             return text[: end if self._include else found]
         self._held = text[pending:]
@@ -55,7 +61,7 @@ class StopMatcher:
         found, end = self._first_match(text)
         if found is None:
             return text
-        self.stopped = True
+        self.found = text[found:end]
         return text[: end if self._include else found]
 
     def _first_match(self, text: str) -> tuple[int | None, int]:
@@ -101,6 +107,11 @@ class TextStream:
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._matcher.stopped
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._matcher.found
 
     def add(self, token: int) -> str:
         """Takes the next token; returns the text that is now certain."""

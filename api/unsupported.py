@@ -15,8 +15,8 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 OTHER = "(no identifiers)"
 
 # Each field with the values that ask for nothing (null always does). Names from OpenAI's API,
-# vLLM's extensions to it and mlx_lm.server's. Some are fields of one endpoint only: it declares
-# them, so that they do not come here, and the others refuse them.
+# Anthropic's, vLLM's extensions to them and mlx_lm.server's. Some are fields of one endpoint only:
+# it declares them, so that they do not come here, and the others refuse them.
 REFUSED: Mapping[str, tuple[object, ...]] = {
     # tools
     "tools": ([],),
@@ -70,16 +70,23 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
     # how the request is handled
     "store": (False,),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "standard_only"),
+    "background": (False,),
+    "conversation": (),
+    "truncation": ("disabled",),
+    "container": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
     "priority": (0,),
     "kv_transfer_params": ({},),
 }
 
-# These change nothing in the reply, whatever they say. ``annotations`` and ``refusal`` are parts
-# of OpenAI's assistant messages that clients send back.
+# These change nothing in the reply, whatever they say. ``annotations``, ``citations`` and
+# ``refusal`` are parts of assistant messages that clients send back.
 HARMLESS = frozenset(
     {"annotations", "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"}
-    | {"refusal", "safety_identifier", "user"}
+    | {"refusal", "safety_identifier", "user", "prompt_cache_options", "max_tool_calls"}
+    | {"cache_control", "citations", "inference_geo"}
 )
 
 

@@ -25,6 +25,7 @@ from chairlift.engine.loader import LoadedModel, load_model
 from chairlift.engine.messages import ModelInfo
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
+from chairlift.engine.tokenizer import load_tokenizer
 from chairlift.engine.warm import warm
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
@@ -98,6 +99,7 @@ def serve_loaded(
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
+    compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers)
     swap = _swap(config, layers)
     if device.kind() == "gpu":
@@ -110,15 +112,12 @@ def serve_loaded(
     core = EngineCore(
         *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
         layers=own_layers,
-        compiler=None if source is None else Compiler(partial(_lexicon, source, vocabulary)),
+        compiler=compiler,
     )
     return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
-    # NOTE: here, since most engines never need a tokenizer.
-    from chairlift.engine.tokenizer import load_tokenizer
-
     return lexicon(load_tokenizer(source), vocabulary)
 
 

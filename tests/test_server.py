@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 from models import default_model_path
@@ -217,6 +218,30 @@ async def test_chat_stream(client: AsyncOpenAI) -> None:
     assert finishes == [None] * (len(choices) - 1) + ["stop"]
     assert chunks[-1].choices == []
     assert chunks[-1].usage == whole.usage
+
+
+async def test_three_doors_lead_to_the_same_line(server: Server, client: AsyncOpenAI) -> None:
+    chat = await client.chat.completions.create(messages=FRANCE, **GREEDY)
+    text = chat.choices[0].message.content
+    first = await client.responses.create(input=FRANCE, **GREEDY)
+    assert first.output_text == text
+    async with anthropic.AsyncAnthropic(
+        base_url=server.url, api_key="-", timeout=PATIENCE, _strict_response_validation=True
+    ) as other:
+        asked = {"model": DEFAULT_MODEL, "max_tokens": 1000, "messages": FRANCE}
+        reply = await other.messages.create(**asked, extra_body={"temperature": 0})
+        counted = await other.messages.count_tokens(model=DEFAULT_MODEL, messages=FRANCE)
+    assert (reply.content[0].text, reply.stop_reason) == (text, "end_turn")
+    assert chat.usage is not None
+    assert counted.input_tokens == chat.usage.prompt_tokens
+    # What has been said is not computed again.
+    assert first.usage is not None
+    second = await client.responses.create(
+        input="And of Italy?", previous_response_id=first.id, max_output_tokens=8, **GREEDY
+    )
+    assert second.usage is not None
+    cached = second.usage.input_tokens_details.cached_tokens
+    assert cached > first.usage.input_tokens - 4
 
 
 async def test_chat_logprobs(client: AsyncOpenAI) -> None:

@@ -30,13 +30,13 @@ class Compiler:
     """Compiles one grammar at a time on a thread, which does not hold the interpreter meanwhile.
 
     Args:
-        lexicon: the model's vocabulary; asked for on that thread, with the first grammar.
+        lexicon: the model's vocabulary; asked for on that thread, at once. NOTE: to build its tree
+            holds the interpreter, for half a second of 150,000 tokens: not while rows are running.
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
-        self._lexicon = lexicon
-        self._tokenizer: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chairlift-grammar")
+        self._tokenizer: Future[LLTokenizer] = self._thread.submit(lambda: lexicon().load())
         self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._hits = 0
         self._seconds: list[float] = []
@@ -65,8 +65,6 @@ class Compiler:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         start = time.monotonic()
-        if self._tokenizer is None:
-            self._tokenizer = self._lexicon().load()
-        matcher = compiled(grammar, self._tokenizer)
+        matcher = compiled(grammar, self._tokenizer.result())
         self._seconds.append(time.monotonic() - start)
         return matcher

@@ -22,14 +22,17 @@ from chairlift.engine.messages import Grammar
 
 # Of addresses, most of which are never used; what does not fit ends the process.
 MEMORY_BYTES = 2 << 30
+# A server that was killed cannot end it.
+CPU_SECONDS = 4
 # A grammar can be compiled that is too much for the limits of a mask, mostly of the first few.
 STEPS = 16
 
 
 def main() -> None:
     """Answers until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # elsewhere it is refused
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         tokenizer = msgspec.json.decode(sys.stdin.buffer.readline(), type=Lexicon).load()
     except UnsupportedModel as error:
@@ -37,12 +40,21 @@ def main() -> None:
         return
     _answer("")
     for line in sys.stdin.buffer:
+        _limit_time()
         try:
             _walk(compiled(msgspec.json.decode(line, type=Grammar), tokenizer))
         except GrammarError as error:
             _answer(str(error))
         else:
             _answer("")
+
+
+def _limit_time() -> None:
+    """Lets the process compute for so long from now on."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    until = int(own.ru_utime + own.ru_stime) + CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (until, most))
 
 
 def _walk(matcher: LLMatcher) -> None:

@@ -33,6 +33,11 @@ _BASES: dict[str, dict[str, bytes]] = {
         "max_tokens": b"2",
     },
     "/v1/completions": {"prompt": b'"hi"', "max_tokens": b"2"},
+    "/v1/responses": {"input": b'"hi"', "max_output_tokens": b"2"},
+    "/v1/messages": {
+        "messages": b'[{"role":"user","content":"hi"}]',
+        "max_tokens": b"2",
+    },
     "/tokenize": {"prompt": b'"hi"'},
     "/detokenize": {"tokens": b"[1,2]"},
 }

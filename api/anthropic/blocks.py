@@ -1,0 +1,69 @@
+"""The content blocks that a request may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from chairlift.api.fields import JsonObject, known_kind
+from chairlift.api.request import Request
+from chairlift.api.tools import Name
+
+Id = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TextBlockInput(Request):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlockInput(Request):
+    """What the model thought. Its signature is not looked at: nothing here signs a thought."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlockInput(Request):
+    type: Literal["tool_use"]
+    id: Id
+    name: Name
+    input: JsonObject
+
+
+def _as_blocks(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    return value
+
+
+_TextBlock = Annotated[TextBlockInput, BeforeValidator(known_kind("content blocks", "text"))]
+TextBlocks = Annotated[
+    list[_TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[_TextBlock])
+]
+
+
+class ToolResultBlockInput(Request):
+    type: Literal["tool_result"]
+    tool_use_id: Id
+    content: TextBlocks = []
+    is_error: bool = False
+
+
+Block = Annotated[
+    TextBlockInput | ThinkingBlockInput | ToolUseBlockInput | ToolResultBlockInput,
+    Field(discriminator="type"),
+    BeforeValidator(known_kind("content blocks", "text", "thinking", "tool_use", "tool_result")),
+]
+Blocks = Annotated[
+    list[Block],
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block]),
+]
+
+
+def text_of(blocks: Sequence[TextBlockInput]) -> str:
+    """The texts of blocks, one after the other."""
+    return "".join(block.text for block in blocks)

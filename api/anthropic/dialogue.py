@@ -1,0 +1,129 @@
+"""From a request of the Messages API to a chat request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chairlift.api.anthropic.history import messages_of
+from chairlift.api.anthropic.request import (
+    AnyChoice,
+    Choice,
+    MessagesPrompt,
+    MessagesRequest,
+    NoneChoice,
+    OneToolChoice,
+    ThinkingDisabled,
+    ThinkingEnabled,
+)
+from chairlift.api.schemas import ChatRequest
+from chairlift.api.tools import ToolChoice
+from chairlift.engine.errors import RequestError
+
+Fields = dict[str, Any]
+
+
+def prompt_request(request: MessagesPrompt) -> ChatRequest:
+    """A chat request with the same prompt.
+
+    Raises:
+        RequestError, pydantic.ValidationError: fields that do not go together.
+    """
+    return ChatRequest.model_validate(_prompt_fields(request))
+
+
+def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
+    """A chat request that asks for the same; ``thinks``: the model marks its thoughts.
+
+    Raises:
+        RequestError, pydantic.ValidationError: fields that do not go together.
+    """
+    return ChatRequest.model_validate(
+        {
+            **_prompt_fields(request),
+            "stream": request.stream,
+            "max_tokens": request.max_tokens,
+            # A model without thoughts keeps to any budget for them.
+            "thinking_token_budget": _budget(request) if thinks else None,
+            "stop": request.stop_sequences,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "cache_salt": request.cache_salt,
+            "priority": request.priority,
+            "timeout": request.timeout,
+        }
+    )
+
+
+def _prompt_fields(request: MessagesPrompt) -> Fields:
+    messages = messages_of(request.system, request.messages)
+    return {
+        "model": request.model,
+        "messages": messages,
+        "continue_final_message": _goes_on(messages),
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                    "strict": tool.strict,
+                },
+            }
+            for tool in request.tools
+        ],
+        "tool_choice": _tool_choice(request),
+        "parallel_tool_calls": _parallel(request.tool_choice),
+        "reasoning_effort": request.output_config.effort,
+        "response_format": _response_format(request),
+        "chat_template_kwargs": _template_kwargs(request),
+    }
+
+
+def _goes_on(messages: list[Fields]) -> bool:
+    """Whether the reply is to go on from the last message, the assistant's own.
+
+    Raises:
+        RequestError: there is nothing in it that could be gone on from.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return False
+    if "tool_calls" in last or not last.get("content"):
+        raise RequestError("messages: only a text can be gone on from, as the last message")
+    return True
+
+
+def _tool_choice(request: MessagesPrompt) -> ToolChoice:
+    match request.tool_choice:
+        case NoneChoice():
+            return ToolChoice("none")
+        case AnyChoice():
+            return ToolChoice("required")
+        case OneToolChoice(name=name):
+            return ToolChoice("required", name)
+    return ToolChoice("auto")
+
+
+def _parallel(choice: Choice) -> bool:
+    return isinstance(choice, NoneChoice) or not choice.disable_parallel_tool_use
+
+
+def _response_format(request: MessagesPrompt) -> Fields | None:
+    given = request.output_config.format
+    if given is None:
+        return None
+    schema = {"name": "output", "schema": given.schema_, "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _template_kwargs(request: MessagesPrompt) -> Fields:
+    if request.thinking is None:
+        return {}
+    return {"enable_thinking": not isinstance(request.thinking, ThinkingDisabled)}
+
+
+def _budget(request: MessagesRequest) -> int | None:
+    thinking = request.thinking
+    return thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None

@@ -1,0 +1,118 @@
+"""From what a model generates to a reply's blocks, and the events that tell of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import from_json
+
+from chairlift.api.anthropic.replies import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    ContentBlock,
+    Event,
+    InputJsonDelta,
+    SignatureDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+from chairlift.api.choice import CallOpening
+from chairlift.api.logprobs import Scored
+
+# Thoughts are not signed here, but there are clients that send back none without a signature.
+SIGNATURE = "unsigned"
+
+
+class ContentWriter:
+    """Begins the blocks of ``content``, which are appended to it once they are whole.
+
+    ``take`` gives the events since it was last asked.
+    """
+
+    def __init__(self, content: list[ContentBlock]) -> None:
+        self.content = content
+        self._events: list[Event] = []
+
+    def thought(self) -> _Thinking:
+        """A thought begins."""
+        return _Thinking(self)
+
+    def text(self) -> _Text:
+        """A text begins."""
+        return _Text(self)
+
+    def call(self, opening: CallOpening) -> _ToolUse:
+        """A tool's use begins."""
+        return _ToolUse(self, opening)
+
+    def emit(self, event: Event) -> None:
+        """The next event."""
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """The events since."""
+        events, self._events = self._events, []
+        return events
+
+
+class _Section:
+    """What all blocks that are being generated have; ``empty`` is what its stream begins with."""
+
+    def __init__(self, writer: ContentWriter, empty: ContentBlock) -> None:
+        self._writer = writer
+        self._index = len(writer.content)
+        self._texts: list[str] = []
+        writer.emit(BlockStart(self._index, empty))
+
+    def _end(self, block: ContentBlock) -> None:
+        self._writer.emit(BlockStop(self._index))
+        self._writer.content.append(block)
+
+
+class _Text(_Section):
+    def __init__(self, writer: ContentWriter) -> None:
+        super().__init__(writer, TextBlock(""))
+
+    def add(self, text: str, scored: list[Scored] | None) -> None:
+        self._texts.append(text)
+        self._writer.emit(BlockDelta(self._index, TextDelta(text)))
+
+    def close(self, cut: bool) -> None:
+        self._end(TextBlock("".join(self._texts)))
+
+
+class _Thinking(_Section):
+    def __init__(self, writer: ContentWriter) -> None:
+        super().__init__(writer, ThinkingBlock("", ""))
+
+    def add(self, text: str, scored: list[Scored] | None) -> None:
+        self._texts.append(text)
+        self._writer.emit(BlockDelta(self._index, ThinkingDelta(text)))
+
+    def close(self, cut: bool) -> None:
+        self._writer.emit(BlockDelta(self._index, SignatureDelta(SIGNATURE)))
+        self._end(ThinkingBlock("".join(self._texts), SIGNATURE))
+
+
+class _ToolUse(_Section):
+    def __init__(self, writer: ContentWriter, opening: CallOpening) -> None:
+        super().__init__(writer, ToolUseBlock(*opening, {}))
+        self._opening = opening
+
+    def add(self, text: str, scored: list[Scored] | None) -> None:
+        self._texts.append(text)
+        self._writer.emit(BlockDelta(self._index, InputJsonDelta(text)))
+
+    def close(self, cut: bool) -> None:
+        self._end(ToolUseBlock(*self._opening, _input_of("".join(self._texts))))
+
+
+def _input_of(arguments: str) -> dict[str, Any]:
+    """The arguments; of those that max_tokens has cut off, what there is, as Anthropic's own
+    client reads a stream."""
+    given = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
+    return given if isinstance(given, dict) else {}

@@ -1,0 +1,90 @@
+"""The Shape of /v1/messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from chairlift.api.answer import WholeChoice
+from chairlift.api.anthropic.errors import error_of
+from chairlift.api.anthropic.output import ContentWriter
+from chairlift.api.anthropic.replies import (
+    AnthropicMessage,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    StopDelta,
+    StopReason,
+)
+from chairlift.api.choice import Piece
+from chairlift.api.errors import Problem
+from chairlift.api.generation import Generation
+from chairlift.api.replies import Finish, Usage
+from chairlift.api.sections import Sections
+from chairlift.api.sse import MESSAGES
+
+
+class MessageShape:
+    """Makes a reply of what ``generation``, of one choice, generates.
+
+    ``max_tokens`` is what the client asked for, be there room for it or not.
+    """
+
+    framing = MESSAGES
+
+    def __init__(self, generation: Generation, max_tokens: int, request_id: str) -> None:
+        self._generation = generation
+        self._request_id = request_id
+        self._room_is_less = generation.prompts[0].params.max_tokens < max_tokens
+        self._message = AnthropicMessage(
+            generation.id, generation.model.name, [], _usage(generation.usage())
+        )
+        self._writer = ContentWriter(self._message.content)
+        self._sections = Sections(self._writer)
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        # Only now it is known what of the prompt was cached.
+        usage = _usage(self._generation.usage())
+        self._writer.emit(
+            MessageStart(msgspec.structs.replace(self._message, content=[], usage=usage))
+        )
+        return self._writer.take()
+
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        self._sections.add(piece)
+        if piece.finish is not None:
+            self._message.stop_sequence = self._generation.choices[0].stop_string
+            self._message.stop_reason = self._stop_reason(piece.finish)
+        return self._writer.take()
+
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        message = self._message
+        assert message.stop_reason is not None
+        stop = StopDelta(message.stop_reason, message.stop_sequence)
+        self._writer.emit(MessageDelta(stop, _usage(usage)))
+        self._writer.emit(MessageStop())
+        return self._writer.take()
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [error_of(problem, self._request_id)]
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        [choice] = choices
+        for piece in choice.pieces:
+            self.chunks(piece)
+        self._message.usage = _usage(usage)
+        return self._message
+
+    def _stop_reason(self, finish: Finish) -> StopReason:
+        if finish == "length":
+            return "model_context_window_exceeded" if self._room_is_less else "max_tokens"
+        if self._message.stop_sequence is not None:
+            return "stop_sequence"
+        return "tool_use" if finish == "tool_calls" else "end_turn"
+
+
+def _usage(usage: Usage) -> MessagesUsage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessagesUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)

@@ -1,0 +1,66 @@
+"""From items to the messages of a conversation, as chat requests have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from chairlift.api.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+)
+
+Message = dict[str, Any]
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
+    """The conversation. What a model put out in one go is one message of its own."""
+    messages: list[Message] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    turn: Message | None = None
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                if turn is None or "content" in turn or "tool_calls" in turn:
+                    turn = _begin_turn(messages)
+                turn["content"] = _text_of(item)
+            case ReasoningItem():
+                if turn is None or len(turn) > 1:
+                    turn = _begin_turn(messages)
+                turn["reasoning_content"] = _thought_of(item)
+            case FunctionCallItem():
+                turn = turn or _begin_turn(messages)
+                turn.setdefault("tool_calls", []).append(_call_of(item))
+            case MessageItem():
+                turn = None
+                messages.append({"role": item.role, "content": _text_of(item)})
+            case FunctionCallOutputItem():
+                turn = None
+                messages.append(
+                    {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+                )
+    return messages
+
+
+def _begin_turn(messages: list[Message]) -> Message:
+    turn: Message = {"role": "assistant"}
+    messages.append(turn)
+    return turn
+
+
+def _text_of(item: MessageItem) -> str:
+    return "".join(part.text for part in item.content)
+
+
+def _thought_of(item: ReasoningItem) -> str:
+    # Of another server's reasoning there may be no more than a summary.
+    return "".join(part.text for part in item.content or item.summary)
+
+
+def _call_of(item: FunctionCallItem) -> dict[str, Any]:
+    function = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.call_id, "type": "function", "function": function}

@@ -1,0 +1,146 @@
+"""From what a model generates to a response's items, and the events that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chairlift.api.choice import CallOpening
+from chairlift.api.logprobs import Scored
+from chairlift.api.replies import TokenLogprob
+from chairlift.api.responses.events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Event,
+    ItemAdded,
+    ItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+)
+from chairlift.api.responses.items import (
+    FunctionCallItem,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    new_id,
+)
+
+Logprobs = Callable[[list[Scored] | None], list[TokenLogprob]]
+
+
+class OutputWriter:
+    """Begins the items of ``output``, which are appended to it once they are whole.
+
+    ``take`` gives the events since it was last asked. ``logprobs`` are those that the client is
+    shown of what was scored.
+    """
+
+    def __init__(self, output: list[OutputItem], logprobs: Logprobs) -> None:
+        self.output = output
+        self.logprobs = logprobs
+        self.emitted = 0
+        self._events: list[Event] = []
+
+    def thought(self) -> _Thought:
+        """A thought begins."""
+        return _Thought(self)
+
+    def text(self) -> _Message:
+        """A message begins."""
+        return _Message(self)
+
+    def call(self, opening: CallOpening) -> _Call:
+        """A call begins."""
+        return _Call(self, opening)
+
+    def emit(self, event: Event) -> None:
+        """The next event."""
+        event.sequence_number = self.emitted
+        self.emitted += 1
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """The events since."""
+        events, self._events = self._events, []
+        return events
+
+
+def _status(cut: bool) -> ItemStatus:
+    return "incomplete" if cut else "completed"
+
+
+class _Section:
+    """What all items that are being generated have."""
+
+    def __init__(self, writer: OutputWriter, prefix: str) -> None:
+        self._writer = writer
+        self._emit = writer.emit
+        self._index = len(writer.output)
+        self._id = new_id(prefix)
+        self._texts: list[str] = []
+
+    def _end(self, item: OutputItem) -> None:
+        self._emit(ItemDone(self._index, item))
+        self._writer.output.append(item)
+
+
+class _Message(_Section):
+    def __init__(self, writer: OutputWriter) -> None:
+        super().__init__(writer, "msg")
+        self._logprobs: list[TokenLogprob] = []
+        self._emit(ItemAdded(self._index, MessageItem(self._id, "assistant", [], "in_progress")))
+        self._emit(PartAdded(self._index, self._id, 0, OutputText("")))
+
+    def add(self, text: str, scored: list[Scored] | None) -> None:
+        logprobs = self._writer.logprobs(scored)
+        self._texts.append(text)
+        self._logprobs += logprobs
+        self._emit(OutputTextDelta(self._index, self._id, 0, text, logprobs))
+
+    def close(self, cut: bool) -> None:
+        part = OutputText("".join(self._texts), [], self._logprobs)
+        self._emit(OutputTextDone(self._index, self._id, 0, part.text, part.logprobs))
+        self._emit(PartDone(self._index, self._id, 0, part))
+        self._end(MessageItem(self._id, "assistant", [part], _status(cut)))
+
+
+class _Thought(_Section):
+    def __init__(self, writer: OutputWriter) -> None:
+        super().__init__(writer, "rs")
+        self._emit(ItemAdded(self._index, ReasoningItem(self._id, [], status="in_progress")))
+        self._emit(PartAdded(self._index, self._id, 0, ReasoningText("")))
+
+    def add(self, text: str, scored: list[Scored] | None) -> None:
+        self._texts.append(text)
+        self._emit(ReasoningDelta(self._index, self._id, 0, text))
+
+    def close(self, cut: bool) -> None:
+        part = ReasoningText("".join(self._texts))
+        self._emit(ReasoningDone(self._index, self._id, 0, part.text))
+        self._emit(PartDone(self._index, self._id, 0, part))
+        self._end(ReasoningItem(self._id, [part], status=_status(cut)))
+
+
+class _Call(_Section):
+    def __init__(self, writer: OutputWriter, opening: CallOpening) -> None:
+        super().__init__(writer, "fc")
+        self._opening = opening
+        self._emit(ItemAdded(self._index, self._item("in_progress")))
+
+    def add(self, text: str, scored: list[Scored] | None) -> None:
+        self._texts.append(text)
+        self._emit(ArgumentsDelta(self._index, self._id, text))
+
+    def close(self, cut: bool) -> None:
+        item = self._item(_status(cut))
+        self._emit(ArgumentsDone(self._index, self._id, item.name, item.arguments))
+        self._end(item)
+
+    def _item(self, status: ItemStatus) -> FunctionCallItem:
+        return FunctionCallItem(self._id, *self._opening, "".join(self._texts), status)

@@ -1,0 +1,41 @@
+"""A part of a list, as its query asks for it: OpenAI's ``limit``, ``order`` and ``after``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from chairlift.api.responses.items import Item
+from chairlift.api.responses.replies import InputItemList
+from chairlift.engine.errors import RequestError
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+_LIMIT = re.compile(r"[0-9]{1,3}")
+
+
+def page_of(items: Sequence[Item], query: Mapping[str, str]) -> InputItemList:
+    """The items asked for, the newest first unless ``order`` is asc.
+
+    Raises:
+        RequestError: a value is not one of its field's.
+    """
+    limit = query.get("limit", str(DEFAULT_LIMIT))
+    if not (_LIMIT.fullmatch(limit) and 1 <= int(limit) <= MAX_LIMIT):
+        raise RequestError(f"limit: must be a whole number from 1 to {MAX_LIMIT}", "limit")
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError("order: must be asc or desc", "order")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if (after := query.get("after")) is not None:
+        ids = [item.id for item in ordered]
+        if after not in ids:
+            raise RequestError(f"after: there is no item {after[:64]!r}", "after")
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[: int(limit)]
+    return InputItemList(
+        page,
+        page[0].id if page else None,
+        page[-1].id if page else None,
+        len(ordered) > len(page),
+    )

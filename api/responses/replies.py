@@ -1,0 +1,87 @@
+"""What the routes of the Responses API reply with."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from chairlift.api.responses.items import Item, OutputItem
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class InputTokensDetails(Struct):
+    """Of the input tokens, those that were taken from the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Struct):
+    code: Literal["server_error"]
+    message: str
+
+
+class IncompleteDetails(Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(Struct, kw_only=True):
+    """A response, done or on its way; much of it says again what its request asked for."""
+
+    id: str
+    created_at: int
+    status: ResponseStatus
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None = None
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    user: str | None
+    background: Literal[False] = False
+    service_tier: Literal["default"] = "default"
+    truncation: Literal["disabled"] = "disabled"
+    object: Literal["response"] = "response"
+
+
+class InputItemList(Struct):
+    """What a response was made of; the ids are null where there are none."""
+
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedResponse(Struct):
+    id: str
+    object: Literal["response.deleted"] = "response.deleted"
+    deleted: Literal[True] = True

@@ -1,0 +1,117 @@
+"""The Shape of /v1/responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from chairlift.api.answer import WholeChoice
+from chairlift.api.choice import Piece
+from chairlift.api.errors import Problem
+from chairlift.api.logprobs import Scored, chat_logprobs
+from chairlift.api.replies import TokenLogprob, Usage
+from chairlift.api.responses.events import (
+    Completed,
+    Created,
+    ErrorEvent,
+    Failed,
+    Incomplete,
+    InProgress,
+)
+from chairlift.api.responses.output import OutputWriter
+from chairlift.api.responses.replies import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from chairlift.api.sections import Sections
+from chairlift.api.sse import RESPONSES
+from chairlift.api.vocabulary import Vocabulary
+
+
+class ResponseShape:
+    """Makes ``response`` whole, piece by piece; then ``keep`` takes it.
+
+    ``vocabulary`` None: no log-probabilities are shown. A response that fails is not kept, as none
+    is that its client never had.
+    """
+
+    framing = RESPONSES
+
+    def __init__(
+        self, response: Response, vocabulary: Vocabulary | None, keep: Callable[[Response], None]
+    ) -> None:
+        self._response = response
+        self._vocabulary = vocabulary
+        self._keep = keep
+        self._writer = OutputWriter(response.output, self._logprobs)
+        self._sections = Sections(self._writer)
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        self._writer.emit(Created(replace(self._response, output=[])))
+        self._writer.emit(InProgress(replace(self._response, output=[])))
+        return self._writer.take()
+
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        self._sections.add(piece)
+        if piece.finish is not None:
+            self._finish(cut=piece.finish == "length")
+        return self._writer.take()
+
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        self._complete(usage)
+        cut = self._response.status == "incomplete"
+        self._writer.emit((Incomplete if cut else Completed)(self._response))
+        return self._writer.take()
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        # Clients want to hear of a response before they hear of its failure.
+        opening = [] if self._writer.emitted else self.opening(0)
+        self._response.status = "failed"
+        self._response.error = ResponseError("server_error", problem.message)
+        self._writer.emit(ErrorEvent(problem.message, problem.code, problem.param))
+        self._writer.emit(Failed(self._response))
+        return [*opening, *self._writer.take()]
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        [choice] = choices
+        for piece in choice.pieces:
+            self.chunks(piece)
+        self._complete(usage)
+        return self._response
+
+    def _finish(self, cut: bool) -> None:
+        if not self._response.output:
+            # Clients look for a message, be there anything in it or not.
+            self._writer.text().close(cut)
+        self._response.status = "incomplete" if cut else "completed"
+        if cut:
+            self._response.incomplete_details = IncompleteDetails("max_output_tokens")
+
+    def _complete(self, usage: Usage) -> None:
+        if self._response.status == "completed":
+            self._response.completed_at = int(time.time())
+        self._response.usage = _usage(usage)
+        self._keep(self._response)
+
+    def _logprobs(self, scored: list[Scored] | None) -> list[TokenLogprob]:
+        if self._vocabulary is None or not scored:
+            return []
+        return chat_logprobs(scored, self._vocabulary).content
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    details = usage.completion_tokens_details
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        usage.completion_tokens,
+        OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
+        usage.total_tokens,
+    )

@@ -1,0 +1,24 @@
+"""The examples in docs/doors.md run as they stand, but for the address and the model's name."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from api_server import ending, running
+from fake_engine import FakeEngine, model_info
+
+PAGE = Path(__file__).parents[2] / "docs" / "doors.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(FakeEngine(model_info(), ending("Zermatt"))) as server:
+        for example in EXAMPLES:
+            code = example.replace("http://127.0.0.1:8000", server.url)
+            code = code.replace("SmolLM2-135M-Instruct", "org/tiny")
+            # It ends the client's connections, too, before the event loop does.
+            await asyncio.to_thread(exec, f"{code}\nclient.close()\n", {})
+    assert capsys.readouterr().out == "Zermatt\n" * 3
