@@ -89,6 +89,7 @@ class VectorChoice(Choice):
     """No text, but what its prompt's hidden states come to: float32 as it lies in memory."""
 
     vector = b""
+    stop_string = None
 
     def take(self, output: TokenOutput) -> list[Piece]:
         self.cached_tokens = output.cached_tokens

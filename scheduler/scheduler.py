@@ -226,6 +226,8 @@ class Scheduler:
             own = self._by_request[choice.request_id]
             own.pop(parent, None)
             own[choice] = None
+        for sequence in plan.ends:
+            sequence.computed = sequence.wanted
         for sequence in (*plan.decode, *plan.joins):
             sequence.computed = sequence.wanted
             sequence.in_flight += 1

@@ -131,9 +131,12 @@ def test_each_choice_is_told_once_even_by_another_engine() -> None:
             prompt_logprobs=TOP,
         )
     )
+    bench.submit("none", prompt, 0, n=2, reading={"prompt_logprobs": TOP})
     bench.drain()
     for index in (0, 1):
         _assert_scored(model, prompt, bench.outputs["both", index][0])
+        [alone] = bench.outputs["none", index]
+        _assert_scored(model, prompt, alone)
     assert [output.prompt_logprobs for output in bench.outputs["resumed", 0]] == [None, None]
     _assert_scored(model, prompt, bench.outputs["resumed", 1][0])
 
