@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.constraints import Constraints
 from chairlift.engine.sampling.readout import cut, read_logprobs
 from chairlift.engine.step import Step
+from chairlift.engine.step_report import complete, count_begun
 from chairlift.engine.trace import trace_of
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
@@ -101,7 +102,6 @@ class EngineCore:
             lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
         self._eager = eager
-        self._evictions = 0
         self._running = Step()
         # The work of the running step until it is there, and when the one before was.
         self._work = NO_WORK
@@ -219,7 +219,7 @@ class EngineCore:
         for sequence, tokens in plan.chunks.items():
             if sequence.first_token_at is None:
                 sequence.chunks.append((now, tokens))
-        self._count_begun(plan)
+        count_begun(self._stats, plan, self)
         for sequence in plan.preempted:
             state = self.prompts.state(sequence) or self.batch.state(sequence)
             self.swap.put(sequence, sequence.tokens, state)
@@ -255,20 +255,6 @@ class EngineCore:
             *(rows, sampled, logits if late else None, first, written, self.batch.queued),
             *(computed, ended, readings),
         )
-
-    def _count_begun(self, plan: Plan) -> None:
-        """Tells where what is not computed of the sequences that begin comes from."""
-        stats = self._stats
-        stats.resumed = {"memory": 0, "disk": 0, "recompute": 0}
-        for sequence, cached in plan.cached.items():
-            if sequence.replay:
-                continue
-            place = self.swap.place(sequence)
-            if sequence.cached is not None:  # it began before
-                stats.resumed[place or "recompute"] += 1
-            if place is None and self.prefixes.active and not sequence.apart:
-                stats.prefix_queries += len(sequence.tokens)
-                stats.prefix_hits += cached
 
     def _fetching(self, sequence: Sequence) -> bool:
         fetching = self.prefixes.fetching(sequence) or self.swap.fetching(sequence)
@@ -360,35 +346,6 @@ class EngineCore:
     def _report(self, plan: Plan, duration: float) -> StepStats:
         """Completes this step's stats and begins the next one's."""
         stats, self._stats = self._stats, StepStats()
-        batch, geometry, scheduler = self.batch, self.limits.geometry, self.scheduler
-        offsets = batch.offsets
         stats.duration = duration
-        stats.rows = len(offsets)
-        stats.running = sum(
-            len(s.choices) for s in _users((*scheduler.running, *scheduler.prefilling))
-        )
-        stats.waiting = scheduler.waiting.choices
-        stats.prefill_tokens = sum(plan.chunks[s] for s in _users(plan.chunks))
-        stats.decode_tokens = len(_users(plan.decode))
-        stats.preemptions = len(_users(plan.preempted))
-        stats.swapped_bytes = {"memory": self.swap.nbytes, "disk": self.swap.disk_nbytes}
-        stats.prefix_bytes = self.prefixes.nbytes
-        stats.prefix_evictions = self.prefixes.evictions - self._evictions
-        self._evictions = self.prefixes.evictions
-        self.prefixes.report_store(stats)
-        stats.grammar_hits, stats.grammar_seconds = self.grammars.take_counts()
-        stats.held_columns = batch.held_columns
-        stats.padded_columns = batch.held_columns - sum(offsets)
-        stats.kv_reserved_bytes = batch.nbytes + self.prompts.nbytes
-        stats.kv_used_bytes = geometry.used(offsets) + geometry.used(
-            s.computed for s in scheduler.prefilling
-        )
-        stats.kv_limit_bytes = self.limits.kv_bytes
-        stats.memory_active = mx.get_active_memory()
-        stats.memory_peak = mx.get_peak_memory()
-        stats.memory_cache = mx.get_cache_memory()
+        complete(stats, plan, self)
         return stats
-
-
-def _users(sequences: Iterable[Sequence]) -> list[Sequence]:
-    return [sequence for sequence in sequences if not sequence.replay]

@@ -35,7 +35,9 @@ class Prefixes:
         self._tree = PrefixTree(kinds, budget, self._dropped)
         self._whole = all(kind.window is None for kind in kinds)
         self._store = store
-        self._report = None if store is None else StoreReport(store)
+        # What steps have told: entries dropped, and of the store.
+        self._evictions = 0
+        self._on_store = None if store is None else StoreReport(store)
         # Who waits for the disk, by request; the first one's load is under way. One at a time, so
         # that those behind it, who often want the same, find in memory what it brings.
         self._fetching: dict[str, Sequence] = {}
@@ -53,15 +55,10 @@ class Prefixes:
         return self._tree.nbytes
 
     @property
-    def evictions(self) -> int:
-        """Entries dropped so far to make room."""
-        return self._tree.evictions
-
-    @property
     def due(self) -> bool:
         """Whether a step has something to take in or to tell, even if there is none to compute."""
         arrived = self._load is not None and self._load.ended.is_set()
-        return arrived or (self._report is not None and self._report.due)
+        return arrived or (self._on_store is not None and self._on_store.due)
 
     def on_due(self, wake: Callable[[], None]) -> None:
         """Has ``wake`` called, from other threads, whenever something may have become ``due``."""
@@ -127,10 +124,13 @@ class Prefixes:
         have = self._tree.match(tokens, salt=salt).length
         return self._store.find(tokens, have, salt)
 
-    def report_store(self, stats: StepStats) -> None:
-        """Tells a step's stats what the disk has seen since the step before."""
-        if self._report is not None:
-            self._report.tell(stats)
+    def report(self, stats: StepStats) -> None:
+        """Tells a step's stats what has been seen since the step before, and what is held now."""
+        stats.prefix_bytes = self.nbytes
+        stats.prefix_evictions = self._tree.evictions - self._evictions
+        self._evictions = self._tree.evictions
+        if self._on_store is not None:
+            self._on_store.tell(stats)
 
     def cached(self, sequence: Sequence) -> int:
         """How many first tokens of a sequence are held; its last one is computed in any case.

@@ -1,5 +1,5 @@
-"""``vllm bench serve``, which needs CUDA to install, by the requests that it sends and how it reads
-the replies: written anew after vllm/benchmarks/lib of 2026.
+"""``vllm bench serve``, whose package brings torch and CUDA's libraries, by the requests that it
+sends and how it reads the replies: written anew after vllm/benchmarks/lib of 2026.
 """
 
 from __future__ import annotations
