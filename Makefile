@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Test files at a time.
+JOBS ?= 2
 
 # The MLX backend to install: Metal comes with plain mlx on macOS; on Linux it is an extra.
 ifeq ($(shell uname -s),Darwin)
@@ -53,7 +55,7 @@ serve: setup
 	$(BIN)/chairlift serve $(ARGS)
 
 test: setup $(PROMETHEUS) $(CHROMIUM)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 $(VENV)/prometheus: | setup
 	rm -rf $@.deb && mkdir $@.deb
