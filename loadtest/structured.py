@@ -82,8 +82,9 @@ class Costs:
 
     def __str__(self) -> str:
         return (
-            f"free {self.free_total:.1f} tokens/s, mixed {self.mixed_total:.1f} = "
-            f"{self.total_ratio:.3f} x; a free row {self.free_row_ratio:.3f} x (at least {LEAST})"
+            f"medians: free {self.free_total:.1f} tokens/s, mixed {self.mixed_total:.1f}; "
+            f"of the rounds' ratios {self.total_ratio:.3f} x, of a free row's "
+            f"{self.free_row_ratio:.3f} x (at least {LEAST})"
         )
 
 
