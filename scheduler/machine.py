@@ -68,14 +68,13 @@ def _layers(count: int, size: int) -> KVGeometry:
     return KVGeometry(count * size, layer_bytes={None: size})
 
 
-# The costs are fitted by hand to docs/performance.md, the limits are those of engine/device.py. The
-# H200's are of the engine before it computed prompts whole: 50 ms a step, a token launch-bound.
+# The costs are fitted by hand to docs/performance.md, the limits are those of engine/device.py.
 MACHINES = {
     # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 32, 64 and 256 rows at a
-    # context of 512 take 6.7, 8.9, 10.2 and 18.2 ms, 500 prompt tokens beside 96 rows 55 ms. What
+    # context of 512 take 5.7, 7.6, 8.2 and 15.7 ms, 650 prompt tokens beside 220 rows 30 ms. What
     # a pair costs is reckoned: four times 4096 operations a layer at 400 TFLOP/s.
     "h200-qwen3-8b": Machine(
-        StepCost(step=6.6e-3, row=20e-6, context=50e-9, token=80e-6, pair=1.5e-9),
+        StepCost(step=5.6e-3, row=14e-6, context=50e-9, token=24e-6, pair=1.5e-9),
         Limits(
             max_rows=256,
             max_step_tokens=256 + 1024,
@@ -83,17 +82,18 @@ MACHINES = {
             geometry=_layers(36, 2 * 8 * 128 * 2),
             chunk_multiple=128,
             ahead=512,
-            step_seconds=0.05,
+            whole=True,
+            step_seconds=0.033,
             stretch=1.75,
             bands=4,
             band_bytes=1 << 30,
         ),
     ),
-    # SmolLM2-135M in float32: 30 layers, 3 key heads of 64. A step reads the weights in 45 ms; 16
-    # rows of 130 tokens take 72, of which attention 10; 500 prompt tokens beside them 555, of
-    # which attention 45.
+    # SmolLM2-135M in float32, its weights in bfloat16 for few tokens: 30 layers, 3 key heads of 64.
+    # A row takes 26 ms a step, 16 rows of 130 tokens 57, of which attention 9; 500 prompt tokens
+    # beside them 555, of which attention 45.
     "cpu-smollm2-135m": Machine(
-        StepCost(step=45e-3, row=1.06e-3, context=4.8e-6, token=0.88e-3, pair=1.8e-6),
+        StepCost(step=24e-3, row=1.5e-3, context=4.3e-6, token=0.91e-3, pair=1.8e-6),
         Limits(
             max_rows=32,
             max_step_tokens=32 + 512,
