@@ -25,6 +25,8 @@ from chairlift.api.service import SERVICE, ServedModel
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import SamplingParams
 
+# As at OpenAI.
+MAX_INPUTS = 2048
 # Nothing is generated: the engine computes the prompt, and that is all.
 _NOTHING = SamplingParams(max_tokens=0, seed=0)
 
@@ -38,7 +40,9 @@ async def embeddings(http: web.Request) -> web.Response:
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
     _check(request, model)
-    model.client.check_room(len(request.input), priority)
+    # More than there are rows would gain nothing, and keep the queue from others.
+    at_once = model.info.max_rows
+    model.client.check_room(min(len(request.input), at_once), priority)
     pooling = request.pooling or service.settings.embedding_pooling
     prompts = []
     async with deadline.limit():
@@ -50,7 +54,9 @@ async def embeddings(http: web.Request) -> web.Response:
     name = f"embd-{uuid.uuid4().hex}"
     handled = Generate(cache_salt=request.cache_salt)
     account = http[ACCOUNT]
-    generation = Generation(model, service.recorder, handled, name, prompts, priority, account)
+    generation = Generation(
+        model, service.recorder, handled, name, prompts, priority, account, at_once
+    )
     http[GENERATION] = generation
     try:
         with service.live.riding(generation):
@@ -80,9 +86,8 @@ def _check(request: EmbeddingRequest, model: ServedModel) -> None:
             f"dimensions: at most {size}, the model's hidden size, not {request.dimensions}",
             "dimensions",
         )
-    most = model.info.max_rows + model.info.max_queue
-    if len(request.input) > most:
-        raise RequestError(f"input: at most {most} texts in one request", "input")
+    if len(request.input) > MAX_INPUTS:
+        raise RequestError(f"input: at most {MAX_INPUTS} texts in one request", "input")
 
 
 def _most_tokens(request: EmbeddingRequest, model: ServedModel) -> int | None:

@@ -48,8 +48,9 @@ class Generation:
     """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
 
     Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``, and
-    what they use is counted in ``account``. The engine has ``accepted`` all of them, or it has
-    none. ``times`` are those of the prompts that it was given.
+    what they use is counted in ``account``. The engine is given no more prompts than ``at_once``
+    at a time, None: all; it has ``accepted`` all of the first, or none. ``times`` are those of the
+    prompts that it was given.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Generation:
         prompts: Sequence[TokenPrompt],
         priority: int,
         account: Account,
+        at_once: int | None = None,
     ) -> None:
         self.id = request_id
         self.created = int(time.time())
@@ -74,6 +76,8 @@ class Generation:
         self._priority = priority
         self._account = account
         self._cache_salt = request.cache_salt or ""
+        self._at_once = at_once
+        self._arrival = 0.0
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._inbox: list[_Arrived] = []
@@ -102,22 +106,28 @@ class Generation:
             QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
         """
         self._account.check(self._prompt_tokens, len(self.choices))
-        for number, prompt in enumerate(self.prompts):
-            submit = Submit(
-                f"{self.id}-{number}",
-                prompt.tokens,
-                prompt.params,
-                self.n,
-                arrival,
-                self._cache_salt,
-                self._priority,
-                prompt_logprobs=prompt.prompt_logprobs,
-                pooling=prompt.pooling,
-            )
-            self._streams.append(self.model.submit(submit))
-            self.times.append(PromptTimes(arrival))
+        self._arrival = arrival
+        for _ in self.prompts[: self._at_once]:
+            self._submit_next()
         self._account.begin(self._prompt_tokens, len(self.choices))
         self.accepted = True
+
+    def _submit_next(self) -> None:
+        number = len(self._streams)
+        prompt = self.prompts[number]
+        submit = Submit(
+            f"{self.id}-{number}",
+            prompt.tokens,
+            prompt.params,
+            self.n,
+            self._arrival,
+            self._cache_salt,
+            self._priority,
+            prompt_logprobs=prompt.prompt_logprobs,
+            pooling=prompt.pooling,
+        )
+        self._streams.append(self.model.submit(submit))
+        self.times.append(PromptTimes(self._arrival))
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """What is new of the choices, until all have finished: what a step added to each, in order.
@@ -125,6 +135,7 @@ class Generation:
         Raises:
             EngineDead: the engine ended first.
             GenerationFailed: the engine gave a choice up.
+            QueueFull: there is no room for a prompt that was not among the first.
         """
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
@@ -194,7 +205,7 @@ class Generation:
 
     async def _arrivals(self) -> AsyncGenerator[list[_Arrived], None]:
         """The engine's outputs, all of one step together."""
-        if len(self._streams) == 1:
+        if len(self.prompts) == 1:
             async for outputs in self._streams[0]:
                 yield [_Arrived(0, outputs)]
             return
@@ -210,9 +221,11 @@ class Generation:
             finally:
                 wake.set()
 
-        self._pumps = [
-            asyncio.create_task(pump(prompt, stream)) for prompt, stream in enumerate(self._streams)
-        ]
+        def begin(prompt: int) -> None:
+            self._pumps.append(asyncio.create_task(pump(prompt, self._streams[prompt])))
+
+        for prompt in range(len(self._streams)):
+            begin(prompt)
         while True:
             await wake.wait()
             wake.clear()
@@ -221,8 +234,11 @@ class Generation:
             if inbox:
                 batch, inbox[:] = inbox[:], []
                 yield batch
-            ended = [pump for pump in self._pumps if pump.done()]
-            for task in ended:
+            for task in [pump for pump in self._pumps if pump.done()]:
                 task.result()
-            if len(ended) == len(self._pumps) and not inbox:
+                self._pumps.remove(task)
+                if len(self._streams) < len(self.prompts):
+                    self._submit_next()
+                    begin(len(self._streams) - 1)
+            if not self._pumps and not inbox:
                 return

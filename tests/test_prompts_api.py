@@ -49,6 +49,35 @@ async def test_an_embedding_is_a_prompt_that_nothing_follows() -> None:
         assert reply["usage"]["prompt_tokens"] == 2
 
 
+async def test_more_texts_than_there_are_rows_come_one_after_the_other() -> None:
+    """Eight at a time; LangChain sends a thousand in one request."""
+    engine = FakeEngine(model_info(), nothing)
+    open_at_most = 0
+    submit = engine.submit
+
+    def watched(request: Submit) -> Any:
+        nonlocal open_at_most
+        open_at_most = max(open_at_most, len(engine.submitted) + 1 - ended())
+        return submit(request)
+
+    def ended() -> int:
+        return sum(choice.finish is not None for choice in generations())
+
+    def generations() -> list[Any]:
+        riding = server.service.live._open
+        return [choice for generation in riding for choice in generation.choices]
+
+    engine.submit = watched  # type: ignore[method-assign]
+    async with running(engine) as server:
+        texts = [chr(97 + i % 26) for i in range(100)]
+        status, reply = await server.post("/v1/embeddings", {"input": texts})
+        assert status == 200
+        assert [one["index"] for one in reply["data"]] == list(range(100))
+        assert reply["usage"]["prompt_tokens"] == 100
+    assert [s.prompt for s in engine.submitted] == [ids(text) for text in texts]
+    assert open_at_most == 8
+
+
 @pytest.mark.parametrize(
     ("change", "info", "param"),
     [
@@ -60,7 +89,7 @@ async def test_an_embedding_is_a_prompt_that_nothing_follows() -> None:
         ({"input": ""}, {}, "input"),
         ({"input": []}, {}, "input"),
         ({"input": ["a", 1]}, {}, "input"),
-        ({"input": ["a"] * 25}, {}, "input"),
+        ({"input": ["a"] * 2049}, {}, "input"),
         ({"input": "a" * 2049}, {}, "input"),
         ({"truncate_prompt_tokens": 0}, {}, "truncate_prompt_tokens"),
     ],
