@@ -26,6 +26,11 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
+def nested(depth: int) -> str:
+    """An object in an object in an object, as JSON."""
+    return '{"a": ' * depth + "{}" + "}" * depth
+
+
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "x"}, "messages"),
@@ -96,6 +101,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"a": "x" * 20_000}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"messages": []}}, "messages"),
+    ({"chat_template_kwargs": json.loads(nested(100))}, "chat_template_kwargs"),
+    ({"tools": [tool("f", json.loads(nested(100)))]}, "tools[0].function.parameters"),
+    ({"guided_json": json.loads(nested(100))}, "guided_json"),
+    ({"tools": [tool("f")], "guided_json": nested(2000)}, "guided_json"),
     ({"thinking_token_budget": 10}, "thinking_token_budget"),
     ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
     ({"tools": [tool("f")], "guided_json": "true"}, "guided_json"),
