@@ -224,6 +224,11 @@ async def test_context_length(server: Running) -> None:
     assert "2000" in body["error"]["message"]
     status, _ = await server.post("/v1/completions", {"prompt": "x" * 2000, "max_tokens": 48})
     assert status == 200
+    # Whatever of a message a template may show.
+    for field in ("content", "name", "tool_call_id", "reasoning_content"):
+        messages = [{"role": "user", "content": "", field: "x" * 100_000}]
+        status, body = await server.post("/v1/chat/completions", {"messages": messages})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded"), field
     # The default is what there is room for.
     status, _ = await server.post("/v1/completions", {"prompt": "x" * 2040})
     assert server.engine.submitted[-1].params.max_tokens == 8
