@@ -279,6 +279,33 @@ async def test_unknown_models_and_routes(server: Running) -> None:
     )
 
 
+async def test_fields_of_other_doors_are_refused_where_they_are_not_known(server: Running) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": CHAT,
+        "/v1/completions": {"prompt": "a"},
+        "/v1/responses": {"input": "a"},
+        "/v1/messages": {**CHAT, "max_tokens": 5},
+    }
+    fields: dict[str, Any] = {
+        **{"max_output_tokens": 5, "stop_sequences": ["a"], "instructions": "a", "system": "a"},
+        **{"stop": "a", "n": 2, "seed": 1, "response_format": {"type": "json_object"}},
+    }
+    known = {
+        "/v1/chat/completions": {"stop", "n", "seed", "response_format"},
+        "/v1/completions": {"stop", "n", "seed", "response_format"},
+        "/v1/responses": {"max_output_tokens", "instructions"},
+        "/v1/messages": {"stop_sequences", "system"},
+    }
+    for path, body in bodies.items():
+        for name, value in fields.items():
+            status, reply = await server.post(path, {**body, name: value})
+            assert status == (200 if name in known[path] else 400), (path, name)
+            assert status == 200 or reply["error"]["message"] == f"{name} is not supported"
+    counted = {**CHAT, "max_tokens": 5, "stop": "a"}
+    for path in ("/tokenize", "/v1/messages/count_tokens"):
+        assert (await server.post(path, counted))[0] == 200
+
+
 async def test_unknown_fields_are_logged_once(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
