@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -24,6 +26,11 @@ from chairlift.api.sse import EventStream, Framing
 from chairlift.engine.trace import trace_of
 
 logger = logging.getLogger(__name__)
+
+# To write down the log-probabilities of more would hold up everyone's streams.
+INLINE_ECHO_TOKENS = 1000
+
+T = TypeVar("T")
 
 
 class WholeCall(NamedTuple):
@@ -136,7 +143,15 @@ async def _whole(generation: Generation, shape: Shape) -> web.Response:
             for piece in pieces:
                 choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
     ordered = [choices[index] for index in sorted(choices)]
-    return json_response(shape.whole(ordered, generation.usage()))
+    reply = partial(shape.whole, ordered, generation.usage())
+    return json_response(await _made(generation, reply))
+
+
+async def _made(generation: Generation, make: Callable[[], T]) -> T:
+    """What ``make`` returns, made in a thread if a long prompt is told with it."""
+    if generation.echoed_tokens <= INLINE_ECHO_TOKENS:
+        return make()
+    return await asyncio.to_thread(make)
 
 
 async def _stream(http: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
@@ -169,7 +184,7 @@ async def _send_pieces(events: EventStream, generation: Generation, shape: Shape
             for piece in pieces:
                 if piece.choice not in opened:
                     opened.add(piece.choice)
-                    chunks += shape.opening(piece.choice)
+                    chunks += await _made(generation, partial(shape.opening, piece.choice))
                 chunks += shape.chunks(piece)
             await events.send(chunks)
 

@@ -98,6 +98,8 @@ class _CompletionShape:
         self._usage = None if request.include_usage else UNSET
         self._logprobs_asked = request.logprobs
         self._echoes = echoes
+        # Those of the prompts that were told already: n choices share them.
+        self._echoed: dict[int, CompletionLogprobs] = {}
         self._n = request.n
         self._vocabulary = generation.model.vocabulary
 
@@ -165,8 +167,12 @@ class _CompletionShape:
         choice = self._generation.choices[index]
         if not isinstance(choice, TextChoice) or choice.prompt_logprobs is None:
             return None
-        echo = self._echoes[index // self._n]
-        return echo.logprobs(choice.prompt_logprobs, self._vocabulary, self._logprobs_asked or 0)
+        prompt = index // self._n
+        if prompt not in self._echoed:
+            self._echoed[prompt] = self._echoes[prompt].logprobs(
+                choice.prompt_logprobs, self._vocabulary, self._logprobs_asked or 0
+            )
+        return self._echoed[prompt]
 
     def _whole_logprobs(self, choice: WholeChoice) -> CompletionLogprobs | None:
         own = self._logprobs(choice.index, choice.scored)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import hdrs, web
 
+from chairlift.api.anthropic.errors import ID_HEADER
 from chairlift.api.routes import Handler
 
 # What a page may read of a reply's headers, besides those that are always readable.
@@ -13,6 +14,7 @@ _EXPOSED = ", ".join(
     (
         "Retry-After",
         "X-Request-Id",
+        ID_HEADER,
         *(
             f"x-ratelimit-{what}-{unit}"
             for unit in ("requests", "tokens")

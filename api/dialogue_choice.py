@@ -170,6 +170,7 @@ class DialogueChoice(Choice):
         finish = self.finish_of(output, stopped=self._is_over)
         self.finish = "tool_calls" if self._called and finish == "stop" else finish
         scored = None
-        if self._queue is not None and not self._reply.stopped:
+        # Blank space after a call is left out, and so are its log-probabilities.
+        if self._queue is not None and not self._reply.stopped and not self._called:
             scored = self._queue.take_rest()
         self._pieces.append(Piece(self.index, "", scored, self.finish))

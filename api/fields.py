@@ -69,7 +69,7 @@ def _template_kwargs(value: object) -> dict[str, Any]:
         raise ValueError(f"must hold at most {MAX_TEMPLATE_KWARGS} values")
     if not all(name.isidentifier() for name in value):
         raise ValueError("every name must be an identifier")
-    if len(msgspec.json.encode(value)) > MAX_TEMPLATE_KWARGS_BYTES:
+    if len(msgspec.json.encode(bounded(value))) > MAX_TEMPLATE_KWARGS_BYTES:
         raise ValueError(f"must have at most {MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON")
     return value
 
@@ -95,7 +95,8 @@ def _part_text(part: Any) -> str:
     return text
 
 
-def _bounded(value: dict[str, Any]) -> dict[str, Any]:
+def bounded(value: dict[str, Any]) -> dict[str, Any]:
+    """The same object, if it is not nested too deeply; else raises ValueError."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
@@ -180,5 +181,5 @@ Content = Annotated[
         }
     ),
 ]
-JsonObject = Annotated[dict[str, Any], AfterValidator(_bounded)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(bounded)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

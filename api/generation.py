@@ -36,6 +36,11 @@ class TokenPrompt(NamedTuple):
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of itself are wanted."""
+        return self.prompt_logprobs is not None
+
 
 class _Arrived(NamedTuple):
     """Outputs of one of the prompts."""
@@ -96,7 +101,7 @@ class Generation:
             )
         hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
         text = TextStream(vocabulary.detokenizer(), hidden, matcher)
-        return TextChoice(index, text, with_logprobs, echoed=prompt.prompt_logprobs is not None)
+        return TextChoice(index, text, with_logprobs, echoed=prompt.is_scored)
 
     def submit(self, arrival: float) -> None:
         """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
@@ -168,6 +173,11 @@ class Generation:
     def waiting(self) -> int:
         """Outputs that have come and were not asked for yet."""
         return sum(stream.waiting for stream in self._streams) + len(self._inbox)
+
+    @property
+    def echoed_tokens(self) -> int:
+        """Tokens of the prompts that are told with their log-probabilities."""
+        return sum(len(prompt.tokens) for prompt in self.prompts if prompt.is_scored)
 
     @property
     def _prompt_tokens(self) -> int:

@@ -49,8 +49,10 @@ class Message(Request):
     @property
     def chars(self) -> int:
         """The characters of everything in it that a template may show."""
-        calls = sum(len(c.function.name) + len(c.function.arguments) for c in self.tool_calls)
-        return len(self.content) + len(self.thought or "") + calls
+        texts = [self.content, self.thought, self.name, self.tool_call_id]
+        for call in self.tool_calls:
+            texts += [call.id, call.function.name, call.function.arguments]
+        return sum(len(text) for text in texts if text is not None)
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -74,14 +75,18 @@ def _operation(route: Route) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": _schema_of(route.request)},
         }
-        if "priority" in route.request.model_fields:
-            operation["parameters"] = [_PRIORITY]
-    if names := _PATH_NAME.findall(route.path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    if parameters := list(_parameters(route)):
+        operation["parameters"] = parameters
     return operation
+
+
+def _parameters(route: Route) -> Iterator[dict[str, Any]]:
+    for name in _PATH_NAME.findall(route.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    for name, schema in route.query.items():
+        yield {"name": name, "in": "query", "schema": schema}
+    if route.request is not None and "priority" in route.request.model_fields:
+        yield _PRIORITY
 
 
 def _schema_of(*kinds: type) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
@@ -19,6 +19,7 @@ from chairlift.api.request import Request
 from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
 from chairlift.api.responses import replies as response_replies
+from chairlift.api.responses.page import QUERY
 from chairlift.api.responses.request import ResponsesRequest
 from chairlift.api.status import get_model, health, list_models, version
 from chairlift.api.tokens import detokenize, tokenize, tokenizer_info
@@ -28,7 +29,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. ``chunks`` are what its stream consists of, if it can stream."""
+    """One route. ``chunks`` are what its stream consists of, if it can stream.
+
+    ``query`` are the JSON schemas of what may stand behind its path's "?".
+    """
 
     method: str
     path: str
@@ -38,6 +42,7 @@ class Route:
     request: type[Request] | None = None
     chunks: tuple[type[msgspec.Struct], ...] = ()
     error: type[msgspec.Struct] = replies.ErrorReply
+    query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 _STORED = "/v1/responses/{response_id}"
@@ -50,7 +55,7 @@ ROUTES: tuple[Route, ...] = (
         "Answer a conversation",
         replies.ChatCompletion,
         schemas.ChatRequest,
-        (replies.ChatChunk,),
+        (replies.ChatChunk, replies.ErrorReply),
     ),
     Route(
         "POST",
@@ -59,7 +64,7 @@ ROUTES: tuple[Route, ...] = (
         "Continue prompts",
         replies.Completion,
         schemas.CompletionRequest,
-        (replies.Completion,),
+        (replies.Completion, replies.ErrorReply),
     ),
     Route(
         "POST",
@@ -90,6 +95,7 @@ ROUTES: tuple[Route, ...] = (
         responses.list_input_items,
         "What a stored response was made of",
         response_replies.InputItemList,
+        query=QUERY,
     ),
     Route(
         "POST",

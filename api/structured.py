@@ -9,6 +9,7 @@ import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from chairlift.api.fields import bounded
 from chairlift.api.request import Request
 from chairlift.engine.errors import GrammarError, RequestError, UnsupportedModel
 from chairlift.engine.grammar.language import MAX_CHARS
@@ -26,10 +27,7 @@ def _schema(value: object) -> str:
         return value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
-    try:
-        return msgspec.json.encode(value).decode()
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
+    return msgspec.json.encode(bounded(value)).decode()
 
 
 Schema = Annotated[

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from chairlift.api.chat_format import Tag
+from chairlift.api.fields import bounded
 from chairlift.api.structured import Wanted
 from chairlift.api.tools import Function
 from chairlift.engine.errors import RequestError
@@ -77,8 +78,8 @@ def _reply(wanted: Wanted) -> str:
     kind, text = wanted.grammar.kind, wanted.grammar.text
     if kind == "json_schema":
         try:
-            schema = msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+            schema = bounded(msgspec.json.decode(text, type=dict[str, Any]))
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise RequestError(f"{wanted.param}: no JSON schema: {error}", wanted.param) from error
         return f"%json {_with_options(schema, JSON_OPTIONS)}"
     if kind == "json_object":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from chairlift.api.fields import JsonObject
 from chairlift.api.request import Request
 
 MAX_TOOLS = 128
@@ -21,7 +22,7 @@ class Function(Request):
 
     name: Name
     description: str = ""
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool = False
 
 

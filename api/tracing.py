@@ -26,6 +26,8 @@ from chairlift.api.timing import PromptTimes
 # The routes whose requests are traced, and what the conventions call what they do.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }

@@ -55,6 +55,11 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "num_draft_tokens": (),
     "adapters": (),
     # how the prompt is made
+    "messages": ([],),
+    "prompt": (),
+    "system": ([], ""),
+    "instructions": ("",),
+    "previous_response_id": (),
     "suffix": ("",),
     "echo": (False,),
     "add_special_tokens": (False,),
@@ -81,6 +86,29 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "kv_transfer_params": ({},),
 }
 
+# Likewise, where something is generated: elsewhere they change nothing.
+REFUSED_OF_REPLIES: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "max_tokens": (),
+    "max_output_tokens": (),
+    "stop": ([],),
+    "stop_sequences": ([],),
+    "seed": (),
+    "min_p": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+
 # These change nothing in the reply, whatever they say. ``annotations``, ``citations`` and
 # ``refusal`` are parts of assistant messages that clients send back.
 HARMLESS = frozenset(
@@ -90,22 +118,24 @@ HARMLESS = frozenset(
 )
 
 
-def check_extra_fields(parts: Iterable[Mapping[str, object]]) -> None:
+def check_extra_fields(parts: Iterable[Mapping[str, object]], generates: bool) -> None:
     """Refuses the fields that would be wrong to drop; logs the unknown ones in one line.
 
-    ``parts`` are the undeclared fields of a request and of the objects in it.
+    ``parts`` are the undeclared fields of a request and of the objects in it. ``generates``: the
+    reply to it is generated.
 
     Raises:
         RequestError: a known field asks for something that is not supported.
     """
+    refused = {**REFUSED, **REFUSED_OF_REPLIES} if generates else REFUSED
     unknown: dict[str, None] = {}
     for part in parts:
         for name, value in part.items():
             if name in HARMLESS:
                 continue
-            if name not in REFUSED:
+            if name not in refused:
                 unknown[name if _IDENTIFIER.fullmatch(name) else OTHER] = None
-            elif not _asks_for_nothing(value, REFUSED[name]):
+            elif not _asks_for_nothing(value, refused[name]):
                 raise RequestError(f"{name} is not supported", name)
     if unknown:
         logger.warning("ignored unknown request fields: %s", ", ".join(list(unknown)[:20]))

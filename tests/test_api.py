@@ -477,6 +477,11 @@ async def test_openapi(server: Running) -> None:
     listed = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
     assert served - listed == {("GET", "/metrics"), ("GET", "/openapi.json")}
     assert listed <= served
+    items = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    assert [p["name"] for p in items] == ["response_id", "limit", "order", "after"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    events = chat["text/event-stream"]["schema"]["oneOf"]
+    assert [event["$ref"].rpartition("/")[2] for event in events] == ["ChatChunk", "ErrorReply"]
 
 
 async def test_one_write_for_all_choices_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

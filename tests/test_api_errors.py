@@ -26,6 +26,11 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
+def nested(depth: int) -> str:
+    """An object in an object in an object, as JSON."""
+    return '{"a": ' * depth + "{}" + "}" * depth
+
+
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "x"}, "messages"),
@@ -96,6 +101,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"a": "x" * 20_000}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"messages": []}}, "messages"),
+    ({"chat_template_kwargs": json.loads(nested(100))}, "chat_template_kwargs"),
+    ({"tools": [tool("f", json.loads(nested(100)))]}, "tools[0].function.parameters"),
+    ({"guided_json": json.loads(nested(100))}, "guided_json"),
+    ({"tools": [tool("f")], "guided_json": nested(2000)}, "guided_json"),
     ({"thinking_token_budget": 10}, "thinking_token_budget"),
     ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
     ({"tools": [tool("f")], "guided_json": "true"}, "guided_json"),
@@ -215,6 +224,11 @@ async def test_context_length(server: Running) -> None:
     assert "2000" in body["error"]["message"]
     status, _ = await server.post("/v1/completions", {"prompt": "x" * 2000, "max_tokens": 48})
     assert status == 200
+    # Whatever of a message a template may show.
+    for field in ("content", "name", "tool_call_id", "reasoning_content"):
+        messages = [{"role": "user", "content": "", field: "x" * 100_000}]
+        status, body = await server.post("/v1/chat/completions", {"messages": messages})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded"), field
     # The default is what there is room for.
     status, _ = await server.post("/v1/completions", {"prompt": "x" * 2040})
     assert server.engine.submitted[-1].params.max_tokens == 8
@@ -263,6 +277,33 @@ async def test_unknown_models_and_routes(server: Running) -> None:
     assert server.metric(
         "chairlift_http_requests_total", route="unmatched", method="GET", status="404"
     )
+
+
+async def test_fields_of_other_doors_are_refused_where_they_are_not_known(server: Running) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": CHAT,
+        "/v1/completions": {"prompt": "a"},
+        "/v1/responses": {"input": "a"},
+        "/v1/messages": {**CHAT, "max_tokens": 5},
+    }
+    fields: dict[str, Any] = {
+        **{"max_output_tokens": 5, "stop_sequences": ["a"], "instructions": "a", "system": "a"},
+        **{"stop": "a", "n": 2, "seed": 1, "response_format": {"type": "json_object"}},
+    }
+    known = {
+        "/v1/chat/completions": {"stop", "n", "seed", "response_format"},
+        "/v1/completions": {"stop", "n", "seed", "response_format"},
+        "/v1/responses": {"max_output_tokens", "instructions"},
+        "/v1/messages": {"stop_sequences", "system"},
+    }
+    for path, body in bodies.items():
+        for name, value in fields.items():
+            status, reply = await server.post(path, {**body, name: value})
+            assert status == (200 if name in known[path] else 400), (path, name)
+            assert status == 200 or reply["error"]["message"] == f"{name} is not supported"
+    counted = {**CHAT, "max_tokens": 5, "stop": "a"}
+    for path in ("/tokenize", "/v1/messages/count_tokens"):
+        assert (await server.post(path, counted))[0] == 200
 
 
 async def test_unknown_fields_are_logged_once(

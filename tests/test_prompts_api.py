@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import time
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from api_server import END, ids, running, until
+from api_server import END, ending, ids, running, until
 from fake_engine import VECTOR, FakeEngine, Scripted, model_info
 
 from chairlift.api.keys import KeyLimits
@@ -153,3 +156,27 @@ async def test_an_echo_has_its_logprobs_and_the_token_that_ends_it() -> None:
         _, reply = await server.post("/v1/completions", {**asked, "echo": False})
         assert reply["choices"][0]["logprobs"]["tokens"] == ["!"]
         assert server.engine.submitted[-1].prompt_logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_echo_holds_nobody_up(stream: bool) -> None:
+    """Its log-probabilities are written down beside the loop, once for all choices."""
+    asked = {"prompt": [ord("a")] * 10_000, "echo": True, "logprobs": 2, "n": 2, "stream": stream}
+    turns: list[float] = []
+
+    async def turn() -> None:
+        while True:
+            turns.append(time.monotonic())
+            await asyncio.sleep(0)
+
+    async with running(FakeEngine(model_info(max_context=16_384), ending("!"))) as server:
+        gc.freeze()  # as the server does
+        turning = asyncio.create_task(turn())
+        url = f"{server.url}/v1/completions"
+        async with server.http.post(url, json=asked) as response:
+            assert response.status == 200
+            await response.read()
+        turning.cancel()
+        gc.unfreeze()
+    stalled = max(after - before for before, after in pairwise(turns))
+    assert stalled < (turns[-1] - turns[0]) / 2

@@ -342,6 +342,11 @@ async def test_log_probabilities_and_stop_strings_are_those_of_the_text() -> Non
         status, many = await server.post(PATH, {**BODY, "n": 3})
         assert status == 200
         assert [len(choice["message"]["tool_calls"]) for choice in many["choices"]] == [1, 1, 1]
+    async with running(
+        writing(PYTHONIC, "A " + _CALL.format("clock()") + " \n"), PYTHONIC
+    ) as server:
+        reply = await both(server, {**BODY, "logprobs": True})
+        assert (reply.content, reply.scored) == ("A", ["A"])
 
 
 # History

@@ -105,6 +105,19 @@ async def test_a_request_is_a_tree_of_spans_on_the_wall_clock(
     assert times == sorted(times, key=lambda each: each or 0)
 
 
+async def test_every_door_has_its_spans(server: Running, exporter: InMemorySpanExporter) -> None:
+    for path, body, operation in (
+        ("/v1/responses", {"input": "Hi"}, "chat"),
+        ("/v1/messages", {**CHAT, "max_tokens": 9}, "chat"),
+        ("/v1/completions", {"prompt": "Hi"}, "text_completion"),
+        ("/v1/embeddings", {"input": "Hi"}, "embeddings"),
+    ):
+        exporter.clear()
+        assert (await server.post(path, body))[0] == 200
+        (request,) = spans_of(exporter)[operation]
+        assert (request.attributes or {})["http.route"] == path
+
+
 async def test_what_is_not_sampled_or_generates_nothing_has_no_spans(
     server: Running, exporter: InMemorySpanExporter
 ) -> None:

@@ -11,6 +11,12 @@ from chairlift.engine.errors import RequestError
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
+# What a query may hold, as JSON schemas.
+QUERY: Mapping[str, Mapping[str, object]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string"},
+}
 _LIMIT = re.compile(r"[0-9]{1,3}")
 
 

@@ -25,7 +25,6 @@ class FunctionTool(Function):
     """As in chat, but flat."""
 
     type: Literal["function"]
-    parameters: JsonObject | None = None
 
 
 class FunctionChoice(Request):
