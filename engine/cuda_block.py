@@ -157,7 +157,8 @@ def _frequencies(rope: Any) -> mx.array | None:
     frequencies = 1 / rope._freqs
     # NOTE: attention may hide it from a comparison of its results that YaRN makes them larger, too.
     x = mx.ones((1, 1, 1, 2 * frequencies.size))
-    turned = mx.cos(frequencies) - mx.sin(frequencies), mx.cos(frequencies) + mx.sin(frequencies)
+    cosines, sines = mx.cos(frequencies), mx.sin(frequencies)
+    turned = [cosines - sines, cosines + sines]
     alike = _alike(lambda: rope(x, offset=1), lambda: mx.concatenate(turned))
     return frequencies if alike else None
 
