@@ -214,7 +214,7 @@ class EngineCore:
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
         now = time.monotonic()
-        for sequence in (*plan.chunks, *plan.joins):
+        for sequence in (*plan.chunks, *plan.joins, *plan.ends):
             sequence.scheduled_at = sequence.scheduled_at or now
         for sequence, tokens in plan.chunks.items():
             if sequence.first_token_at is None:

@@ -144,13 +144,23 @@ def _attention(layer: Any) -> _Attention | None:
 
 
 def _frequencies(rope: Any) -> mx.array | None:
-    """``[numbers that turn / 2]`` float32: by how much a position turns each pair."""
+    """``[numbers that turn / 2]`` float32: by how much a position turns each pair; None where this
+    is not all that is done to them.
+    """
     if getattr(rope, "traditional", False):
         return None
     if type(rope) is RoPE:
         half = rope.dims // 2
         return mx.exp(mx.arange(half) * (-math.log(rope.base) / half)) * rope.scale
-    return 1 / rope._freqs if hasattr(rope, "_freqs") else None
+    if not hasattr(rope, "_freqs"):
+        return None
+    frequencies = 1 / rope._freqs
+    # NOTE: attention may hide it from a comparison of its results that YaRN makes them larger, too.
+    x = mx.ones((1, 1, 1, 2 * frequencies.size))
+    cosines, sines = mx.cos(frequencies), mx.sin(frequencies)
+    turned = [cosines - sines, cosines + sines]
+    alike = _alike(lambda: rope(x, offset=1), lambda: mx.concatenate(turned))
+    return frequencies if alike else None
 
 
 def _mlp(layer: Any) -> _Mlp | None:

@@ -267,18 +267,21 @@ class Scheduler:
 
         Those of the first prompt do, however long they take.
         """
-        most = self.limits.max_step_tokens - work.rows - work.tokens
-        if sequence.scored:
-            most = min(most, self.limits.max_scored - work.scored)
+        most = self._most(sequence, work)
         room = min(most, self._cost.tokens_within(work, seconds, begun, sequence.scored))
         least = 0 if work.tokens else max(LEAST_CHUNK, self.limits.chunk_multiple)
         return max(room, min(most, least))
+
+    def _most(self, sequence: Sequence, work: Work) -> int:
+        """How many more tokens of a prompt the limits allow, whatever they take."""
+        most = self.limits.max_step_tokens - work.rows - work.tokens
+        return min(most, self.limits.max_scored - work.scored) if sequence.scored else most
 
     def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
         """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
         room = self._tokens_left(sequence, begun, work, seconds)
         left = sequence.wanted - begun
-        if room < left and not self._ends_anyway(left, room, work):
+        if room < left and not self._ends_anyway(left, room, self._most(sequence, work)):
             multiple = self.limits.chunk_multiple
             whole = int(room // multiple) * multiple
             left = min(left, whole if whole or work.tokens else int(room))
@@ -291,12 +294,11 @@ class Scheduler:
         ends = [border - begun % border, *([parting] if parting >= MIN_SHARED else [])]
         return min(left, *ends)
 
-    def _ends_anyway(self, left: int, room: float, work: Work) -> bool:
+    def _ends_anyway(self, left: int, room: float, most: int) -> bool:
         """Whether a prompt's last tokens go along although they take longer than they should: where
         another chunk costs launches, which take longer still.
         """
         limits = self.limits
-        most = limits.max_step_tokens - work.rows - work.tokens
         return limits.whole and room >= 1 and left <= min(room + limits.chunk_multiple, most)
 
     def _room(

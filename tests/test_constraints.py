@@ -250,6 +250,7 @@ def test_grammars_are_compiled_once_and_counted(model: Any) -> None:
     bench = make(model, compiler=own)
     for i in range(3):
         bench.submit(str(i), PROMPT, 5, grammar=GRAMMARS["schema"])
+    bench.submit("the server's", PROMPT, 5, reading={"replay": True}, grammar=GRAMMARS["schema"])
     bench.drain()
     assert sum(stats.grammar_hits for stats in bench.stats) == 2
     assert len([s for stats in bench.stats for s in stats.grammar_seconds]) == 1

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.rope_utils import YarnRoPE
 from reference import solo_tokens
 from tiny import TinyKind, tiny_model
 
@@ -99,6 +100,18 @@ def test_what_a_block_of_a_model_does_besides_keeps_it_as_it_is(kernels: None) -
     attention.install(model)
     cuda_block.install(model)
     assert not _taken_over(model)
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_what_is_turned_may_not_become_larger(larger: bool, kernels: None) -> None:
+    """Where queries are small it hardly changes what comes of the few tokens of a trial."""
+    model = tiny_model("llama")
+    for layer in model.layers:
+        layer.self_attn.rope = YarnRoPE(16, scaling_factor=4.0, mscale_all_dim=int(not larger))
+        layer.self_attn.q_proj.weight *= 0.01
+    attention.install(model)
+    cuda_block.install(model)
+    assert len(_taken_over(model)) == (0 if larger else len(model.layers))
 
 
 def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:

@@ -141,6 +141,15 @@ def test_each_choice_is_told_once_even_by_another_engine() -> None:
     _assert_scored(model, prompt, bench.outputs["resumed", 1][0])
 
 
+def test_choices_of_no_token_are_known_to_have_been_computed() -> None:
+    """Also where the whole prompt is one chunk."""
+    bench = Bench(tiny_model("llama"))
+    bench.submit("both", _prompts(5, [30])[0], 0, n=2, reading={"prompt_logprobs": 0})
+    bench.drain()
+    assert all(choice.scheduled is not None for choice in bench.finished)
+    assert len(bench.finished) == 2
+
+
 def test_numbers_that_are_none_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama", seed=2)
     one, two = _prompts(6, [8, 11])

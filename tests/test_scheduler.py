@@ -132,6 +132,13 @@ def test_a_prompt_is_not_begun_with_less_than_a_step_of_its_own_could_hold() -> 
     assert chunks == [{"a": 40}, {"b": 30}, {"c": 56, "d": 4}, {"c": 44}]
 
 
+def test_the_rest_of_a_scored_prompt_does_not_go_along_beyond_what_may_be_scored() -> None:
+    limits = Limits(8, 64, 2_000_000, GEOMETRY, chunk_multiple=8, max_scored=32, whole=True)
+    scheduler = Scheduler(limits)
+    scheduler.add(Sequence("a", [1] * 36, 0, prompt_logprobs=0))
+    assert list(scheduler.plan((NOTHING,)).chunks.values()) == [32]
+
+
 def test_recurrent_prompts_stop_at_the_checkpoints_and_leave_the_rest_to_others() -> None:
     line = Line(Limits(8, 64, 2_000_000, KVGeometry(100, row_bytes=10), checkpoint=16))
     for name, prompt in (("a", 20), ("b", 16), ("c", 40)):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -180,6 +181,15 @@ async def test_a_checker_whose_process_was_killed_starts_another(checker: Checke
     process.kill()
     process.wait()
     await checker.check(Grammar("regex", "second"))
+
+
+async def test_a_grammar_that_only_a_large_stack_holds_is_refused(checker: Checker) -> None:
+    """The engine compiles on a thread, which may have a quarter of the checking process's."""
+    for rules, fits in ((200, True), (1500, False)):
+        chain = [f"r{i}: r{i + 1}" for i in range(rules)]
+        grammar = Grammar("lark", "\n".join(["start: r0", *chain, f'r{rules}: "a"']))
+        with nullcontext() if fits else pytest.raises(GrammarError, match="stack"):
+            await checker.check(grammar)
 
 
 def test_json_has_no_more_than_one_line_and_its_indent_between_tokens() -> None:

@@ -42,10 +42,13 @@ class Compiler:
         self._hits = 0
         self._seconds: list[float] = []
 
-    def begin(self, grammar: Grammar, done: Callable[[], None]) -> Future[LLMatcher]:
+    def begin(
+        self, grammar: Grammar, done: Callable[[], None], counted: bool = True
+    ) -> Future[LLMatcher]:
         """The grammar's matcher, before the first token, to be copied; there now or soon.
 
-        ``done`` is called, from any thread, when it is there or has failed.
+        ``done`` is called, from any thread, when it is there or has failed. Unless ``counted``, it
+        is no hit.
         """
         future = self._kept.get(grammar)
         if future is None:
@@ -53,7 +56,7 @@ class Compiler:
             while len(self._kept) > MAX_KEPT or self._chars > MAX_KEPT_CHARS:
                 self._kept.popitem(last=False)
         else:
-            self._hits += 1
+            self._hits += counted
             self._kept.move_to_end(grammar)
         future.add_done_callback(lambda _: done())
         return future

@@ -45,7 +45,7 @@ class Grammars:
             return
         if self._compiler is None:
             raise ValueError("a grammar needs an engine with a tokenizer")
-        future = self._compiler.begin(grammar, lambda: self._wake())
+        future = self._compiler.begin(grammar, lambda: self._wake(), not request.replay)
         self._matchers[request.request_id] = self._awaited[request.request_id] = future
 
     def awaited(self, sequence: Sequence) -> bool:

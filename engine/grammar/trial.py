@@ -22,6 +22,8 @@ from chairlift.engine.messages import Grammar
 
 # Of addresses, most of which are never used; what does not fit ends the process.
 MEMORY_BYTES = 2 << 30
+# What compiles here must not overflow the engine's thread, which may have no more than 2 MB.
+STACK_BYTES = 1 << 20
 # A server that was killed cannot end it.
 CPU_SECONDS = 4
 # A grammar can be compiled that is too much for the limits of a mask, mostly of the first few.
@@ -33,6 +35,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # elsewhere it is refused
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     try:
         tokenizer = msgspec.json.decode(sys.stdin.buffer.readline(), type=Lexicon).load()
     except UnsupportedModel as error:
