@@ -53,8 +53,10 @@ class CompiledSteps:
         Returns:
             Logits ``[rows, 1, vocabulary]``.
         """
-        takes = band.queued and len(band) <= MOST_ROWS and not self._gives_up
-        if not takes or not self._is_steady(band):
+        if not band.queued or self._gives_up or len(band) > MOST_ROWS:
+            logits: mx.array = self._model(tokens, cache=band.layers)
+            return logits
+        if not self._is_steady(band):
             return self._plain(band, tokens)
         try:
             logits = self._compiled(band, tokens)
@@ -67,6 +69,7 @@ class CompiledSteps:
         return self._plain(band, tokens)
 
     def _plain(self, band: BatchCache, tokens: mx.array) -> mx.array:
+        """A call that is not compiled; notes what the layers are asked for."""
         logits: mx.array = self._model(tokens, cache=band.layers)
         self._limits = [list(layer.shared.lengths) for layer in _kinds(band)]
         return logits

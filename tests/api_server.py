@@ -78,6 +78,15 @@ class Running:
         assert text.endswith("\n\n")
         return text.removesuffix("\n\n").split("\n\n")
 
+    async def named_events(self, path: str, body: Any) -> list[dict[str, Any]]:
+        """A stream's events as objects; each is called what it says it is."""
+        events = []
+        for event in await self.events(path, body):
+            name, data = event.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
+
     async def chunks(self, path: str, body: Any) -> list[Any]:
         """A successful stream's chunks, [DONE] checked and left out."""
         events = await self.events(path, body)

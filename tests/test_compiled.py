@@ -85,6 +85,17 @@ def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None
     core.submit(Submit(name, prompt, SamplingParams(max_tokens=tokens, seed=0, temperature=0.0)))
 
 
+def _assert_gives_up_in_time() -> None:
+    """Compiled steps are not used any more, and no token was another one for them."""
+    core = _core("llama")
+    _submit(core, "a", [5, 6, 7], 3 * STEADY)
+    tokens: list[int] = []
+    while not core.idle:
+        tokens += [token for output in core.step().outputs for token in output.token_ids]
+    assert core.forward._rows._gives_up
+    assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_a_shape_is_traced_once_and_right_in_every_step(
     kind: TinyKind, on_cuda: None, monkeypatch: pytest.MonkeyPatch
@@ -110,13 +121,7 @@ def test_a_shape_is_traced_once_and_right_in_every_step(
 
 def test_what_cannot_be_traced_is_called_as_it_is(on_cuda: None) -> None:
     """The tests' kernel is NumPy's, which asks for numbers."""
-    core = _core("llama")
-    _submit(core, "a", [5, 6, 7], 3 * STEADY)
-    tokens: list[int] = []
-    while not core.idle:
-        tokens += [token for output in core.step().outputs for token in output.token_ids]
-    assert core.forward._rows._gives_up
-    assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
+    _assert_gives_up_in_time()
 
 
 def test_a_compiled_step_that_is_wrong_is_not_used(
@@ -129,13 +134,7 @@ def test_a_compiled_step_that_is_wrong_is_not_used(
             return 5 * _functional(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cuda_attention, "decode_attention", wrong)
-    core = _core("llama")
-    _submit(core, "a", [5, 6, 7], 3 * STEADY)
-    tokens: list[int] = []
-    while not core.idle:
-        tokens += [token for output in core.step().outputs for token in output.token_ids]
-    assert core.forward._rows._gives_up
-    assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
+    _assert_gives_up_in_time()
 
 
 def test_shapes_are_forgotten_when_there_are_too_many() -> None:

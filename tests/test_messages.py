@@ -24,16 +24,6 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
-async def named_events(server: Running, body: Any) -> list[dict[str, Any]]:
-    """A stream's events; each is called what it says it is."""
-    events = []
-    for event in await server.events(PATH, body):
-        name, data = event.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
 def prompt(server: Running) -> str:
     return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
 
@@ -42,7 +32,7 @@ async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
     server.engine.script = lambda request, index: Scripted(
         [*ids("Hello"), TOKENIZER.eos_token_id], ended_by_token=True, cached_tokens=5
     )
-    events = await named_events(server, BODY)
+    events = await server.named_events(PATH, BODY)
     assert [event["type"] for event in events] == [
         *("message_start", "content_block_start"),
         *["content_block_delta"] * 5,
@@ -65,7 +55,9 @@ async def test_why_it_stopped() -> None:
         _, reply = await server.post(PATH, {**BODY, "max_tokens": 20, "stop_sequences": ["STOP"]})
         assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "STOP")
         assert reply["content"] == [{"type": "text", "text": "one "}]
-        *_, delta, _ = await named_events(server, {**BODY, "stop_sequences": ["x", "STO", " two"]})
+        *_, delta, _ = await server.named_events(
+            PATH, {**BODY, "stop_sequences": ["x", "STO", " two"]}
+        )
         assert delta["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "STO"}
         engine.script = lambda request, index: Scripted(
             ids("x" * request.params.max_tokens), "length"
@@ -194,7 +186,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
         model_info(), lambda request, index: Scripted(ids("ab"), "error", error="it broke")
     )
     async with running(dying) as server:
-        *_, delta, error = await named_events(server, BODY)
+        *_, delta, error = await server.named_events(PATH, BODY)
         assert delta["type"] == "content_block_delta"
         assert error["error"] == {"type": "api_error", "message": "it broke"}
 
@@ -202,7 +194,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
 async def test_a_silent_stream_is_kept_alive_with_pings() -> None:
     slow = FakeEngine(model_info(), ending("x"), first_step_seconds=0.3)
     async with running(slow, keep_alive_seconds=0.1) as server:
-        first, *_ = await named_events(server, BODY)
+        first, *_ = await server.named_events(PATH, BODY)
         assert first == {"type": "ping"}
 
 

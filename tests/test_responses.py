@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,16 +26,6 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
-async def named_events(server: Running, path: str, body: Any) -> list[dict[str, Any]]:
-    """A stream's events; each is called what it says it is."""
-    events = []
-    for event in await server.events(path, body):
-        name, data = event.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
 def prompt(server: Running) -> str:
     return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
 
@@ -45,7 +34,7 @@ def prompt(server: Running) -> str:
 
 
 async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
-    events = await named_events(server, PATH, {"input": "Hi", "metadata": {"a": "b"}})
+    events = await server.named_events(PATH, {"input": "Hi", "metadata": {"a": "b"}})
     assert [event["type"].removeprefix("response.") for event in events] == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
         *["output_text.delta"] * 5,
@@ -70,7 +59,7 @@ async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
 async def test_what_max_output_tokens_cuts_is_incomplete() -> None:
     cut = FakeEngine(model_info(), lambda request, index: Scripted(ids("Hel"), "length"))
     async with running(cut) as server:
-        *_, done, last = await named_events(server, PATH, {"input": "Hi", "max_output_tokens": 3})
+        *_, done, last = await server.named_events(PATH, {"input": "Hi", "max_output_tokens": 3})
         assert cut.submitted[0].params.max_tokens == 3
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -82,14 +71,14 @@ async def test_a_stream_that_fails_says_so_and_is_not_stored() -> None:
         model_info(), lambda request, index: Scripted(ids("ab"), "error", error="it broke")
     )
     async with running(dying) as server:
-        *_, delta, error, failed = await named_events(server, PATH, {"input": "Hi"})
+        *_, delta, error, failed = await server.named_events(PATH, {"input": "Hi"})
         assert delta["delta"] == "a"
         assert (error["type"], error["code"]) == ("error", "generation_failed")
         response = failed["response"]
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
         assert (await server.get(f"{PATH}/{response['id']}"))[0] == 404
         dying.script = lambda request, index: Scripted([], "error", error="at once")
-        events = await named_events(server, PATH, {"input": "Hi"})
+        events = await server.named_events(PATH, {"input": "Hi"})
         assert [event["type"] for event in events] == [
             *("response.created", "response.in_progress", "error", "response.failed")
         ]
@@ -301,9 +290,9 @@ async def test_its_time_ends() -> None:
     async with running(slow) as server:
         status, reply = await server.post(PATH, {"input": "Hi", "timeout": 0.2})
         assert (status, reply["error"]["code"]) == (504, "timeout")
-        *_, error, failed = await named_events(server, PATH, {"input": "Hi", "timeout": 0.2})
+        *_, error, failed = await server.named_events(PATH, {"input": "Hi", "timeout": 0.2})
         assert (error["code"], failed["response"]["status"]) == ("timeout", "failed")
-        streaming = asyncio.create_task(named_events(server, PATH, {"input": "Hi"}))
+        streaming = asyncio.create_task(server.named_events(PATH, {"input": "Hi"}))
         await until(lambda: len(slow.submitted) == 3)
         await server.service.drain.finish(0.0)
         *_, error, failed = await streaming

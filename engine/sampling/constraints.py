@@ -52,7 +52,7 @@ class Constraints:
 
     def hold(self, rows: Iterable[Sequence]) -> bool:
         """Whether any of them has to wait for its last token before it can choose the next."""
-        return any(sequence in self._rows for sequence in rows)
+        return bool(self._rows) and any(sequence in self._rows for sequence in rows)
 
     def join(self, sequences: Iterable[Sequence]) -> None:
         """These get a row, for the first time or again."""
