@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -295,15 +296,18 @@ class BatchCache:
         assert capacity.rows >= len(self), (capacity, len(self))
         assert capacity.columns >= self.tokens, (capacity, self.tokens)
         self.capacity = capacity
+        rings: list[tuple[Ring, Capacity]] = []
         for window, ring in self._rings.items():
             columns = ring.needed(capacity.columns, step)
             if window is not None and ring.columns >= columns:
                 # Room for a longer step stays: a prompt's last chunk is short, the next one long.
                 columns = min(ring.columns, capacity.columns)
-            if (ring.rows, ring.columns) == (capacity.rows, columns):
-                continue
-            kept = ring.spans(ring.cursor, min(columns, max(ring.lengths, default=0)))
-            held = Capacity(capacity.rows, columns)
+            if (ring.rows, ring.columns) != (capacity.rows, columns):
+                rings.append((ring, Capacity(capacity.rows, columns)))
+        # Shrinking ones first; see KVGeometry.moved.
+        rings.sort(key=lambda pair: math.prod(pair[1]) - pair[0].rows * pair[0].columns)
+        for ring, held in rings:
+            kept = ring.spans(ring.cursor, min(held.columns, max(ring.lengths, default=0)))
             mx.async_eval(self._moves)  # which may be what writes to the old buffers
             for layer in self._attention:
                 if layer.ring is ring and layer.resize(held, kept):
@@ -311,8 +315,8 @@ class BatchCache:
                     mx.eval(layer.state)
                     mx.synchronize()
             ring.rows, ring.columns = held
-            ring.cursor = sum(span.width for span in kept) % columns if columns else 0
-            ring.lengths = [min(length, columns) for length in ring.lengths]
+            ring.cursor = sum(span.width for span in kept) % held.columns if held.columns else 0
+            ring.lengths = [min(length, held.columns) for length in ring.lengths]
 
     def reset(self) -> None:
         """Removes all rows and gives the memory back."""

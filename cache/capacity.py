@@ -28,6 +28,13 @@ def rounded_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def padded(tokens: int, multiple: int) -> int:
+    """Tokens that a prompt's last chunk of ``tokens`` is computed with, where shapes are to repeat:
+    the next multiple, unless that is twice as many or more.
+    """
+    return rounded_up(tokens, multiple) if 2 * tokens > multiple else tokens
+
+
 def bucket(need: int, step: int) -> int:
     """The capacity to allocate for ``need``: a multiple of ``step``, at most 1/4 above for large.
 
@@ -99,11 +106,12 @@ class KVGeometry:
     def moved(self, now: Capacity, capacity: Capacity) -> int:
         """Bytes held at most while a batch's buffers of ``now`` become those of ``capacity``.
 
-        Layers are moved one after the other, and each new buffer is there before its old one goes.
-        Room for the largest is counted even if nothing moves: so a batch can always shrink.
+        Layers are moved one after the other, those of a window that shrinks before those of one
+        that grows, and each new buffer is there before its old one goes. Room for the largest is
+        counted even if nothing moves: so a batch can always shrink.
         """
         before, after = self._reserved(now), self._reserved(capacity)
-        larger = sum(max(before[window], size) for window, size in after.items())
+        larger = max(sum(before.values()), sum(after.values()))
         copies = (
             capacity.rows * _columns(window, capacity.columns) * size
             for window, size in self.layer_bytes.items()

@@ -1,21 +1,14 @@
-"""The nodes of the prefix tree, the token ids on their edges, and how tokens lead through them."""
+"""The nodes of the prefix tree, and how tokens lead through them."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chairlift.cache.snapshot import Snapshot
-
-# Token ids are kept as C integers: slices of them are copied and compared as memory.
-_IDS = "q"
-
-
-def ids_of(tokens: Sequence[int]) -> array[int]:
-    """Tokens as edges have them."""
-    return array(_IDS, tokens)
+from chairlift.cache.token_ids import common
 
 
 @dataclass(eq=False, slots=True)
@@ -75,22 +68,8 @@ def walk(root: Node | None, ids: array[int]) -> Walk:
         node = node.children.get(ids[length])
         if node is not None:
             path.append(node)
-            common = _common(node.edge, ids[length : length + len(node.edge)])
-            length += common
-            if common < len(node.edge):
+            shared = common(node.edge, ids[length : length + len(node.edge)])
+            length += shared
+            if shared < len(node.edge):
                 break
     return Walk(path, length)
-
-
-def _common(first: array[int], second: array[int]) -> int:
-    """How many tokens two sequences share at their start."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -94,7 +94,7 @@ class EngineCore:
             vocabulary, lambda s: self.requests.of(s).constraint(self.grammars.matcher(s))
         )
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
-        self.prompts = Prompts(makers.prompts, self.prefixes, self.swap, limits.chunk_multiple)
+        self.prompts = Prompts(makers.prompts, self.prefixes, self.swap, limits)
         self.readings = Readings()
         self.batch = DecodeBatch(
             [makers.rows() for _ in range(limits.bands)],

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.capacity import rounded_up
+from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
 from chairlift.engine.compiled import CompiledSteps
 from chairlift.engine.head import Head
@@ -129,10 +129,12 @@ class Forward:
         )
 
     def _padded(self, chunk: Chunk) -> int:
-        """Tokens that a chunk is computed with; what is short or is not the last is left alone."""
-        real = len(chunk.tokens)
-        pads = chunk.choices and 2 * real > self._multiple
-        return rounded_up(real, self._multiple) if pads else real
+        """Tokens that a chunk is computed with: the last one of a prompt is padded, unless its
+        cache would have to grow for that.
+        """
+        real, cache = len(chunk.tokens), chunk.cache
+        step = padded(real, self._multiple) if chunk.choices else real
+        return step if cache.offsets[0] + step <= cache.capacity.columns else real
 
     def _only(self, where: list[int], axis: int) -> AbstractContextManager[list[mx.array]]:
         """While inside, logits are computed there only; yields what the output layer was given:

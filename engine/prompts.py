@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.capacity import Capacity, rounded_up
+from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap import Swap
 from chairlift.engine.forward import Chunk
 from chairlift.engine.prefixes import Prefixes
+from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
@@ -19,7 +20,7 @@ class Prompts:
     """The caches of sequences whose prompt is being computed, one row each.
 
     Args:
-        multiple: their tokens are a multiple of this; see ``Forward``.
+        limits: say how large each cache is.
     """
 
     def __init__(
@@ -27,10 +28,10 @@ class Prompts:
         make_cache: Callable[[], BatchCache],
         prefixes: Prefixes,
         swap: Swap[Sequence],
-        multiple: int = 1,
+        limits: Limits,
     ) -> None:
         self._make_cache = make_cache
-        self._multiple = multiple
+        self._limits = limits
         self._prefixes = prefixes
         self._swap = swap
         self._caches: dict[Sequence, BatchCache] = {}
@@ -81,7 +82,8 @@ class Prompts:
     def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
         """A cache as large as the prompt will need, with what is there of it."""
         cache = self._make_cache()
-        cache.resize(Capacity(1, rounded_up(sequence.wanted, self._multiple)))
+        size = self._limits.prompt_size(sequence.wanted, cached)
+        cache.resize(Capacity(1, size.columns), size.step)
         swapped = self._swap.covers(sequence)
         state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)
         cache.join(state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chairlift.cache.capacity import Capacity
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NOTHING, Plan
 from chairlift.scheduler.sequence import Sequence
@@ -36,7 +35,7 @@ class Budget:
         for sequence in plan.preempted:
             prompts.pop(sequence, None)
         for sequence in plan.cached:
-            prompts[sequence] = limits.prefill_bytes(Capacity(1, sequence.wanted))
+            prompts[sequence] = limits.prompt_bytes(sequence.wanted, plan.cached[sequence])
         rows = len(plan.decode) + sum(sequence.rows > 0 for sequence in prompts)
         step_tokens = len(plan.decode) + plan.prefill_tokens
         moved = limits.geometry.moved_bands(self._capacities, plan.capacities)

@@ -6,18 +6,32 @@ import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chairlift.cache.capacity import (
     COLUMN_STEP,
     Capacity,
     KVGeometry,
     bucket,
+    padded,
     resized,
     rounded_up,
 )
 
 # Seconds that one step of priority is worth.
 PRIORITY_AGEING = 10.0
+# Seconds by which others may be due after a request that waits for several rows, and yet take the
+# rows that are free: more of them keep more rows busy, and make that request wait longer.
+BYPASS = 2.0
+
+
+class PromptSize(NamedTuple):
+    """What a prompt's own cache holds: ``columns`` tokens, of which one model call writes ``step``
+    at most.
+    """
+
+    columns: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +40,16 @@ class Limits:
 
     ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
     which cannot be cut can be kept there; None where there are none. A chunk that does not end its
-    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many, and prompts
-    are given memory in such multiples. Of no more than ``max_scored`` prompt tokens in a step
-    logits are computed, for their log-probabilities. With ``whole``, a prompt of which a step of
-    its own could hold more is not begun beside others. Rows are given ``ahead`` columns more than
-    they need yet, if there is memory. Beside rows that run, prompts are cut so that a step takes
-    no longer than ``step_seconds``, or ``stretch`` times what the rows alone would take if that is
-    longer, as far as can be foreseen. Rows of unlike length are kept apart, in ``bands`` at most,
-    of which each has to save ``band_bytes``. Who waits is due ``ageing`` seconds later for each
-    step that its priority is above 0.
+    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many, and the last
+    one is padded to such a multiple (``cache.capacity.padded``). Of no more than ``max_scored``
+    prompt tokens in a step logits are computed, for their log-probabilities. With ``whole``, a
+    prompt of which a step of its own could hold more is not begun beside others. Rows are given
+    ``ahead`` columns more than they need yet, if there is memory. Beside rows that run, prompts are
+    cut so that a step takes no longer than ``step_seconds``, or ``stretch`` times what the rows
+    alone would take if that is longer, as far as can be foreseen. Rows of unlike length are kept
+    apart, in ``bands`` at most, of which each has to save ``band_bytes``. Who waits is due
+    ``ageing`` seconds later for each step that its priority is above 0. Those due up to ``bypass``
+    seconds after one that finds too few rows free may begin before it.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -54,6 +69,7 @@ class Limits:
     bands: int = 1
     band_bytes: int = 1
     ageing: float = PRIORITY_AGEING
+    bypass: float = BYPASS
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -71,6 +87,8 @@ class Limits:
             raise ValueError(f"bands must be above 0: {self.bands} of {self.band_bytes} bytes")
         if not 0 < self.ageing < math.inf:
             raise ValueError(f"priority-ageing must be above 0 seconds, not {self.ageing:g}")
+        if not 0 <= self.bypass < math.inf:
+            raise ValueError(f"bypass must not be below 0 seconds or infinite: {self.bypass:g}")
         if self.max_context < COLUMN_STEP:
             raise ValueError(
                 f"kv-memory of {self.kv_bytes} bytes holds {self.max_context} tokens of this "
@@ -97,7 +115,7 @@ class Limits:
         is computed anew. Its last token is not fed to the model, and in no cache.
         """
         row = Capacity(1, max(1, tokens - 1))
-        return self.prefill_bytes(row) + self.geometry.moved(Capacity(0, 0), row)
+        return self.most_prompt_bytes(row.columns) + self.geometry.moved(Capacity(0, 0), row)
 
     def shortage(self, tokens: int) -> str:
         """What so many tokens need and what there is, for the client that is refused."""
@@ -114,10 +132,32 @@ class Limits:
             f"{self.kv_bytes} ({kinds}); {self.max_context} tokens are the most"
         )
 
-    def prefill_bytes(self, capacity: Capacity) -> int:
-        """Bytes that a batch of prompts takes; its windows have to hold a whole chunk as well."""
-        columns = rounded_up(capacity.columns, self.chunk_multiple)
-        return self.geometry.reserved(Capacity(capacity.rows, columns), self.max_step_tokens)
+    def prompt_size(self, wanted: int, begun: int) -> PromptSize:
+        """The cache of a prompt of ``wanted`` tokens whose first ``begun`` are not computed.
+
+        With it no chunk makes the cache grow: the rest may come in one, padded, and a window has to
+        hold a whole chunk beside what its first query sees.
+        """
+        rest = padded(wanted - begun, self.chunk_multiple)
+        return PromptSize(begun + rest, min(rest, self._longest_chunk))
+
+    def prompt_bytes(self, wanted: int, begun: int) -> int:
+        """Bytes that the cache of ``prompt_size`` takes."""
+        size = self.prompt_size(wanted, begun)
+        return self.geometry.reserved(Capacity(1, size.columns), size.step)
+
+    def least_prompt_bytes(self, wanted: int) -> int:
+        """The same, however many tokens are not computed: no less than this."""
+        return self.geometry.reserved(Capacity(1, wanted))
+
+    def most_prompt_bytes(self, wanted: int) -> int:
+        """The same, however many tokens are not computed: no more than this."""
+        columns = wanted + self.chunk_multiple - 1
+        return self.geometry.reserved(Capacity(1, columns), self._longest_chunk)
+
+    @property
+    def _longest_chunk(self) -> int:
+        return rounded_up(self.max_step_tokens, self.chunk_multiple)
 
     def choose(
         self, needs: Seq[Capacity], hoped: Seq[Capacity], now: Seq[Capacity], besides: int = 0

@@ -8,14 +8,16 @@ from typing import cast
 from sortedcontainers import SortedKeyList
 
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.siblings import Followers, Sibling
 
 
 class Queue:
     """Waiting sequences by rank, which does not change while they wait.
 
     So nothing is ever sorted anew: adding and removing cost the logarithm of the queue's length,
-    and all else what is asked for. Those whose prefix is on its way from disk stand aside, and
-    come back to their place once it is there.
+    and all else what is asked for. Those whose prefix is on its way from disk stand aside, as do
+    those whose prefix is being computed for a sibling, and come back to their place once it is
+    there.
 
     Args:
         fetching: whether a sequence's prefix is on its way.
@@ -27,16 +29,18 @@ class Queue:
             "SortedKeyList[Sequence, tuple[float, int, int]]", SortedKeyList(key=_rank)
         )
         self._aside: dict[Sequence, None] = {}
+        self._followers = Followers()
         self._choices = 0
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._aside)
+        return len(self._ready) + len(self._aside) + len(self._followers)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(sorted((*self._ready, *self._aside), key=_rank))
+        return iter(sorted((*self._ready, *self._aside, *self._followers), key=_rank))
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._aside or sequence in self._ready
+        aside = sequence in self._aside or sequence in self._followers
+        return aside or sequence in self._ready
 
     @property
     def choices(self) -> int:
@@ -51,7 +55,8 @@ class Queue:
     @property
     def idle(self) -> bool:
         """Whether nobody could begin: all that there are wait for the disk."""
-        return not self._ready and all(map(self._fetching, self._aside))
+        begins = self._ready or self._followers
+        return not begins and all(map(self._fetching, self._aside))
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""
@@ -65,6 +70,8 @@ class Queue:
         """Takes a sequence out, which must be there."""
         if sequence in self._aside:
             del self._aside[sequence]
+        elif sequence in self._followers:
+            self._followers.remove(sequence)
         else:
             self._ready.remove(sequence)
         self._choices -= len(sequence.choices)
@@ -74,17 +81,27 @@ class Queue:
         self._ready.remove(sequence)
         self._aside[sequence] = None
 
+    def set_behind(self, sequence: Sequence, sibling: Sibling) -> None:
+        """What one of those who may begin would begin with is being computed for another one."""
+        self._ready.remove(sequence)
+        self._followers.add(sequence, sibling)
+
     def call_back(self) -> None:
         """Makes ready whose prefix has come, or will not."""
         for sequence in [s for s in self._aside if not self._fetching(s)]:
             del self._aside[sequence]
             self._ready.add(sequence)
+        for sequence in self._followers.take_ready():
+            self._ready.add(sequence)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two calls."""
+        self._followers.check_integrity()
         everyone = list(self)
+        aside = {*self._aside, *self._followers}
+        assert len(aside) == len(self._aside) + len(self._followers)
         assert self._choices == sum(len(s.choices) for s in everyone)
-        assert [s for s in everyone if s not in self._aside] == list(self._ready)
+        assert [s for s in everyone if s not in aside] == list(self._ready)
 
 
 def _rank(sequence: Sequence) -> tuple[float, int, int]:

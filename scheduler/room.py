@@ -58,32 +58,37 @@ class Room:
         changed = [s for s in compress(decode, there) if s.band != self.places[s]]
         self.places |= {s: s.band for s in changed[moves:]}
         self.moved = limits.geometry.used(s.wanted for s in changed[:moves])
-        self._besides = self.moved + sum(map(self._bytes_of, set(arriving.values())))
+        self._besides = self.moved + sum(s.prompt_bytes for s in set(arriving.values()))
         places = list(self.places.values())
         soon = [*places, *numbers_of(self.bands, others)]
         self._needs = _held(limits.bands, places, wanted)
         self._hoped = _held(limits.bands, soon, [*columns, *others])
         for sequence in prefill:
-            self.add(sequence)
+            self.add(sequence, sequence.prompt_bytes)
 
-    def add(self, sequence: Sequence) -> None:
-        """A prompt is to be computed, and its choices to join the batch."""
+    def add(self, sequence: Sequence, prompt_bytes: int) -> None:
+        """A prompt is to be computed, in a cache of so many bytes, and its choices to join."""
         self.rows += sequence.rows
         self._needs, self._hoped = self._with(sequence)
-        self._besides += self._bytes_of(sequence)
+        self._besides += prompt_bytes
 
-    def capacities(self, more: Sequence | None = None) -> tuple[Capacity, ...] | None:
-        """What the bands need once all have joined, and ``more``; None if the bytes do not allow.
+    def capacities(
+        self, more: Sequence | None = None, prompt_bytes: int = 0
+    ) -> tuple[Capacity, ...] | None:
+        """What the bands need once all have joined, and ``more``, whose prompt takes
+        ``prompt_bytes``; None if the bytes do not allow.
 
         Beside others ``more`` must leave a few columns to spare, so that who is admitted is not
         preempted at once.
         """
+        if more is None and not (self.rows or self._besides):
+            return (Capacity(0, 0),) * self._limits.bands
         if more is None:
             needs, hoped, spare, besides = self._needs, self._hoped, 0, self._besides
         else:
             needs, hoped = self._with(more)
             spare = COLUMN_STEP if self.rows else 0
-            besides = self._besides + self._bytes_of(more)
+            besides = self._besides + prompt_bytes
         needs = [Capacity(n.rows, n.columns + spare) if n.rows else n for n in needs]
         return self._limits.choose(needs, hoped, self._now, besides)
 
@@ -100,9 +105,6 @@ class Room:
     def _columns(self, sequence: Sequence) -> int:
         """The columns that it may be given."""
         return min(sequence.most, sequence.wanted + self._limits.ahead)
-
-    def _bytes_of(self, prompt: Sequence) -> int:
-        return self._limits.prefill_bytes(Capacity(1, prompt.wanted))
 
 
 def _held(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:

@@ -11,16 +11,16 @@ from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.bands import ONE_BAND, Bands
-from chairlift.scheduler.cost import CostModel, Work
+from chairlift.scheduler.chunks import Chunks
+from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.room import MOVES, Room
 from chairlift.scheduler.sequence import Sequence
+from chairlift.scheduler.siblings import Sibling, sibling_of
 
-# A prompt waits for another that is computed first, if it can save this many tokens by that.
-MIN_SHARED = 32
-# However long a step takes, so many tokens of a prompt are computed in it.
-LEAST_CHUNK = 32
+# A step looks past so many of those who wait, and cannot begin: what it costs stays bounded.
+PASSED = 8
 NOTHING = Capacity(0, 0)
 NO_WORK = Work()
 
@@ -62,6 +62,10 @@ class Scheduler:
     come, first served, and nobody can be overtaken for ever. This order never changes, and what a
     step costs does not grow with the queue.
 
+    Two sorts of sequences let others begin before them: one that finds too few rows for its
+    choices, but only those that are due no more than ``Limits.bypass`` seconds after it; and one
+    that waits for a sibling, whose prompt is being computed and begins like its own.
+
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
     ``finish()`` report back what came of it, which may be one step later.
 
@@ -94,9 +98,7 @@ class Scheduler:
         self._bands = ONE_BAND
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
-        self._cost = CostModel()
-        # Of steps without prompts: beside prompts nobody can tell what the rows alone would take.
-        self._alone = CostModel()
+        self._sizes = Chunks(limits)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -117,7 +119,7 @@ class Scheduler:
         sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
         sequence.number = next(self._numbers)
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
-        prompt = self.limits.prefill_bytes(Capacity(1, sequence.wanted))
+        prompt = self.limits.most_prompt_bytes(sequence.wanted)
         fits = self.limits.choose([at_once], [at_once], [NOTHING], besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
         for queued in [sequence] if shared else sequence.fork():
@@ -143,9 +145,7 @@ class Scheduler:
 
     def learn(self, work: Work, seconds: float) -> None:
         """A step of this work took so long."""
-        self._cost.learn(work, seconds)
-        if not work.tokens:
-            self._alone.learn(work, seconds)
+        self._sizes.learn(work, seconds)
 
     def plan(self, now: Seq[Capacity]) -> Plan:
         """What to compute next, when the bands of the decode batch have the capacities ``now``.
@@ -164,34 +164,52 @@ class Scheduler:
                 preempted.append(sequence)
             room = self._room(decode, prefill, now, moves=0)
         alone = work = Work(len(decode), room.context)
-        seconds = self._seconds(work)
+        seconds = self._sizes.seconds(work)
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
         begun = deque(sorted(prefill, key=lambda s: s.rank))
+        followers: list[tuple[Sequence, Sibling]] = []
+        passed, last_due = 0, math.inf
         # Who has just lost its place may be due before those who wait.
         for sequence in () if preempted else self.waiting.ready:
+            if passed == PASSED or sequence.due > last_due:
+                break
             while begun and begun[0].rank < sequence.rank:
                 work = self._go_on(begun.popleft(), work, seconds, chunks)
             # What is asked first costs least: the prefix cache is looked into for who could begin.
-            rows = room.rows + sequence.rows
-            if rows > self.limits.max_rows or self._tokens_left(sequence, 0, work, seconds) < 1:
+            free = self.limits.max_rows - room.rows
+            if sequence.rows > free > 0:
+                passed += 1
+                last_due = min(last_due, sequence.due + self.limits.bypass)
+                continue
+            if sequence.rows > free or self._sizes.tokens_left(sequence, 0, work, seconds) < 1:
                 break
-            fits = room.capacities(sequence)
+            fits = room.capacities(sequence, self.limits.least_prompt_bytes(sequence.wanted))
             if fits is None:
                 break
             begin = self._begin(sequence, prefill)
-            tokens = 0 if begin is None else self._chunk(sequence, begin, work, seconds)
-            if begin is None or not tokens:
+            if isinstance(begin, Sibling):
+                passed += 1
+                followers.append((sequence, begin))
+                continue
+            tokens = self._sizes.size(sequence, begin, work, seconds)
+            if not tokens:
                 break
-            cut = tokens < sequence.wanted - begin
-            if self.limits.whole and cut and self._chunk(sequence, begin, alone, seconds) > tokens:
+            cut = self.limits.whole and tokens < sequence.wanted - begin
+            if cut and self._sizes.size(sequence, begin, alone, seconds) > tokens:
+                break
+            prompt_bytes = self.limits.prompt_bytes(sequence.wanted, begin)
+            fits = room.capacities(sequence, prompt_bytes)
+            if fits is None:
                 break
             capacities = fits
             prefill.append(sequence)
-            room.add(sequence)
+            room.add(sequence, prompt_bytes)
             cached[sequence] = begin
             chunks[sequence] = tokens
             work = work.with_chunk(begin, tokens, sequence.scored)
+        for sequence, sibling in followers:
+            self.waiting.set_behind(sequence, sibling)
         for sequence in begun:
             work = self._go_on(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
@@ -206,7 +224,8 @@ class Scheduler:
         for sequence in plan.cached:
             self.waiting.remove(sequence)
             self.prefilling.append(sequence)
-            sequence.begin(plan.cached[sequence])
+            begin = plan.cached[sequence]
+            sequence.begin(begin, self.limits.prompt_bytes(sequence.wanted, begin))
         for sequence in plan.preempted:
             sequence.start_over()
             self.waiting.add(sequence)
@@ -232,74 +251,27 @@ class Scheduler:
             sequence.computed = sequence.wanted
             sequence.in_flight += 1
 
-    def _begin(self, sequence: Sequence, prefill: list[Sequence]) -> int | None:
-        """How many of a waiting sequence's tokens are there; None if it may not begin yet.
+    def _begin(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
+        """How many of a waiting sequence's tokens are there, or the sibling it had better wait for.
 
-        Who could take over what another one is about to compute waits for it.
+        Those of ``prefill`` are under way, or begin in this step.
         """
         if swapped := self._swapped(sequence):
             return swapped
         if self._cached is None or sequence.apart:
             return 0
         cached = self._cached(sequence)
-        tenants = [s for s in prefill if s.cache_salt == sequence.cache_salt and not s.apart]
-        gains = any(_shared(sequence, s) >= cached + MIN_SHARED for s in tenants)
-        return None if gains else cached
-
-    def _seconds(self, rows: Work) -> float:
-        """How long a step may take beside these rows."""
-        if not rows.rows:
-            return math.inf
-        return max(self.limits.step_seconds, self.limits.stretch * self._alone.seconds(rows))
+        return sibling_of(sequence, cached, prefill) or cached
 
     def _go_on(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
     ) -> Work:
         """Adds the next chunk of a prompt under way, if there is room for any of it."""
-        tokens = self._chunk(sequence, sequence.computed, work, seconds)
+        tokens = self._sizes.size(sequence, sequence.computed, work, seconds)
         if not tokens:
             return work
         chunks[sequence] = tokens
         return work.with_chunk(sequence.computed, tokens, sequence.scored)
-
-    def _tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
-        """How many more tokens of a prompt, of which ``begun`` are computed, fit the step.
-
-        Those of the first prompt do, however long they take.
-        """
-        most = self._most(sequence, work)
-        room = min(most, self._cost.tokens_within(work, seconds, begun, sequence.scored))
-        least = 0 if work.tokens else max(LEAST_CHUNK, self.limits.chunk_multiple)
-        return max(room, min(most, least))
-
-    def _most(self, sequence: Sequence, work: Work) -> int:
-        """How many more tokens of a prompt the limits allow, whatever they take."""
-        most = self.limits.max_step_tokens - work.rows - work.tokens
-        return min(most, self.limits.max_scored - work.scored) if sequence.scored else most
-
-    def _chunk(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
-        """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
-        room = self._tokens_left(sequence, begun, work, seconds)
-        left = sequence.wanted - begun
-        if room < left and not self._ends_anyway(left, room, self._most(sequence, work)):
-            multiple = self.limits.chunk_multiple
-            whole = int(room // multiple) * multiple
-            left = min(left, whole if whole or work.tokens else int(room))
-        border = self.limits.checkpoint
-        if border is None:
-            return left
-        # Recurrent states are kept where a chunk ends: at multiples of this, and where a prompt
-        # leaves the path of others, since more may come that share as much.
-        parting = sequence.shared - begun
-        ends = [border - begun % border, *([parting] if parting >= MIN_SHARED else [])]
-        return min(left, *ends)
-
-    def _ends_anyway(self, left: int, room: float, most: int) -> bool:
-        """Whether a prompt's last tokens go along although they take longer than they should: where
-        another chunk costs launches, which take longer still.
-        """
-        limits = self.limits
-        return limits.whole and room >= 1 and left <= min(room + limits.chunk_multiple, most)
 
     def _room(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
@@ -332,18 +304,12 @@ class Scheduler:
 
 
 def _first_to_yield(sequences: list[Sequence]) -> Sequence:
-    """Of the lowest class who is due last; but never who is due first of all.
+    """Of the lowest class who is due last; but never who is due first of all, beside others.
 
     That one always fits alone (``Limits.max_context``), so somebody always gets on, and everybody
-    is once the one that does.
+    is once the one that does. It may not fit alone beside the buffers that others leave behind:
+    then it yields as well, and is the first to begin once these are gone, in the next step.
     """
     first = min(sequences, key=lambda s: s.rank)
-    others = (s for s in sequences if s is not first)
-    return max(others, key=lambda s: (s.priority, s.rank))
-
-
-def _shared(one: Sequence, other: Sequence) -> int:
-    """How many first tokens are the same."""
-    pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
-    most = min(len(one.tokens), len(other.tokens))
-    return next((i for i, (ours, theirs) in pairs if ours != theirs), most)
+    others = [s for s in sequences if s is not first]
+    return max(others or [first], key=lambda s: (s.priority, s.rank))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from chairlift.cache.token_ids import TYPE
 
 # How a prompt's last hidden states become one: the mean of all, or that of its last token.
 Pooling = Literal["mean", "last"]
@@ -19,9 +22,11 @@ class Sequence:
     ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, and
     ``band`` the one that its row is in, which the scheduler gives. ``cached`` is how many of its
     tokens were there already when it was first scheduled; sequences of another ``cache_salt`` give
-    it none. ``shared`` is how many others are known to begin with. ``chunks`` are the steps that
-    computed its prompt: when each was built, and its tokens. Nobody waits for a ``replay``. Times
-    are seconds of ``time.monotonic()``.
+    it none. ``shared`` is how many others are known to begin with; ``match`` is the version of the
+    prefix cache that was asked last, and how many tokens it could give. ``prompt_bytes`` is what is
+    reserved for its prompt's cache, from when it begins until its rows have joined. ``chunks`` are
+    the steps that computed its prompt: when each was built, and its tokens. Nobody waits for a
+    ``replay``. Times are seconds of ``time.monotonic()``.
 
     Until its prompt is computed, ``prompt_logprobs`` is how many of the most likely tokens are to
     be told for each position of that, None if none are wanted, nor the prompt's own; ``pooling`` is
@@ -43,6 +48,8 @@ class Sequence:
     cache_salt: str = ""
     cached: int | None = None
     shared: int = 0
+    match: tuple[int, int] = (-1, 0)
+    prompt_bytes: int = 0
     prompt_tokens: int = field(default=0)
     forked: bool = False
     finished: bool = False
@@ -53,6 +60,7 @@ class Sequence:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    _ids: array[int] = field(default_factory=lambda: array(TYPE), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.prompt_tokens or len(self.tokens)
@@ -62,6 +70,13 @@ class Sequence:
     def wanted(self) -> int:
         """Tokens of prompt and output so far, those in flight included."""
         return len(self.tokens) + self.in_flight
+
+    @property
+    def ids(self) -> array[int]:
+        """``tokens`` as C integers, made once and only extended since; not to be changed."""
+        if len(self._ids) < len(self.tokens):
+            self._ids.extend(self.tokens[len(self._ids) :])
+        return self._ids
 
     @property
     def most(self) -> int:
@@ -107,9 +122,10 @@ class Sequence:
             for index in range(self.n)
         ]
 
-    def begin(self, cached: int) -> None:
-        """Counts the first tokens as computed, which need not be."""
+    def begin(self, cached: int, prompt_bytes: int) -> None:
+        """Counts the first tokens as computed, which need not be, and its cache as reserved."""
         self.computed = cached
+        self.prompt_bytes = prompt_bytes
         if self.cached is None:
             self.cached = cached
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.scheduler.chunks import LEAST_CHUNK
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import LEAST_CHUNK, NOTHING, Plan, Scheduler
+from chairlift.scheduler.scheduler import NOTHING, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 

@@ -11,7 +11,7 @@ from test_engine import Bench
 from tiny import TinyKind, tiny_model
 
 from chairlift.engine.messages import Abort
-from chairlift.scheduler.scheduler import MIN_SHARED
+from chairlift.scheduler.siblings import MIN_SHARED
 
 PREFIX_BYTES = 1 << 26
 

@@ -104,9 +104,11 @@ def squeeze(bench: Bench, most: int) -> None:
     """A step for which there is memory for so many rows only."""
     fitting = Room.capacities
 
-    def capacities(room: Room, more: Sequence | None = None) -> tuple[Capacity, ...] | None:
+    def capacities(
+        room: Room, more: Sequence | None = None, prompt_bytes: int = 0
+    ) -> tuple[Capacity, ...] | None:
         full = room.rows + (more.rows if more else 0) > most
-        return None if full else fitting(room, more)
+        return None if full else fitting(room, more, prompt_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Room, "capacities", capacities)

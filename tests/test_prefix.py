@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from chairlift.cache.prefix import PrefixTree
 from chairlift.cache.prefix_match import Evicted, Match
-from chairlift.cache.prefix_node import Walk, ids_of, walk
+from chairlift.cache.prefix_node import Walk, walk
 from chairlift.cache.snapshot import (
     KVPiece,
     LayerKind,
@@ -25,6 +25,7 @@ from chairlift.cache.snapshot import (
     merged,
     resumable,
 )
+from chairlift.cache.token_ids import ids_of
 
 FULL, WINDOW, STATE = LayerKind(), LayerKind(window=4), LayerKind(recurrent=True)
 MIXTURES = {

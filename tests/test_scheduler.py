@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Plan, Scheduler
+from chairlift.scheduler.scheduler import NOTHING, PASSED, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 GEOMETRY = KVGeometry(100, {32: 50}, 0, {None: 50, 32: 25})
@@ -25,6 +26,9 @@ class Line:
         self.in_flight: list[Sequence] = []
         self.finished: list[Sequence] = []
         self.preemptions = 0
+        # The step in which each began first.
+        self.began: dict[Sequence, int] = {}
+        self.steps = 0
 
     def step(self) -> Plan:
         scheduler, limits = self.scheduler, self.scheduler.limits
@@ -32,13 +36,16 @@ class Line:
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
         assert len(plan.decode) + sum(s.rows for s in plan.chunks) <= limits.max_rows
         prompts = [s for s in scheduler.prefilling if s not in plan.preempted] + list(plan.cached)
-        held = sum(limits.prefill_bytes(Capacity(1, s.wanted)) for s in prompts)
+        held = sum(limits.prompt_bytes(s.wanted, plan.cached.get(s, 0)) for s in prompts)
         moved = limits.geometry.moved_bands(self.capacities, plan.capacities)
         assert moved + held <= limits.kv_bytes
         for s, band in plan.decode.items():
             assert plan.capacities[band].columns >= s.wanted
         scheduler.commit(plan)
         self.capacities = plan.capacities
+        self.steps += 1
+        for sequence in plan.cached:
+            self.began.setdefault(sequence, self.steps)
         self.preemptions += len(plan.preempted)
         scheduler.check_integrity()
         for sequence in self.in_flight:
@@ -147,16 +154,57 @@ def test_recurrent_prompts_stop_at_the_checkpoints_and_leave_the_rest_to_others(
     assert chunks == [[16, 16, 16], [4, 16], [8]]
 
 
-def test_first_come_first_served_even_when_the_first_has_to_wait() -> None:
-    line = Line(_limits(rows=4))
+@pytest.mark.parametrize(
+    ("later", "order"),
+    [(2.0, ["old", "single", "pair"]), (2.1, ["old", "pair", "single"])],
+    ids=["due within the bound", "due later"],
+)
+def test_who_waits_for_several_rows_is_passed_within_a_bound(
+    later: float, order: list[str]
+) -> None:
+    line = Line(replace(_limits(rows=4), bypass=2.0))
     line.scheduler.add(_sequence("old", 4, most=10, n=3))
     line.step()
     line.scheduler.add(_sequence("pair", 4, n=2))
-    line.scheduler.add(_sequence("single", 4))
-    assert not line.step().chunks, "the pair needs two rows, and the single one came later"
+    line.scheduler.add(_sequence("single", 4, most=40, arrival=later))
+    chunks = line.step().chunks
+    assert [s.request_id for s in chunks] == (["single"] if later == 2.0 else [])
     line.drain()
-    order = list(dict.fromkeys(s.request_id for s in line.finished))
-    assert order == ["old", "pair", "single"]
+    begun = sorted(line.began, key=line.began.__getitem__)
+    assert list(dict.fromkeys(s.request_id for s in begun)) == order
+
+
+@pytest.mark.parametrize("bypass", [0.0, 2.0, 30.0])
+def test_who_waits_for_all_rows_is_not_starved_by_those_that_pass(bypass: float) -> None:
+    """Single requests come without end, faster than they are served."""
+    line = Line(replace(_limits(rows=4), bypass=bypass))
+    wide = _sequence("wide", 4, n=4, arrival=1.0)
+    for number in range(800):
+        if number == 10:
+            line.scheduler.add(wide)
+        line.scheduler.add(_sequence(str(number), 4, most=3 + number % 9, arrival=number / 10))
+        line.step()
+    assert len(line.scheduler.waiting) > 100, "they never ceased to be too many"
+    assert wide in line.began, "it starves"
+    before = [s for s, step in line.began.items() if step < line.began[wide]]
+    latest = max(s.due for s in before)
+    assert latest <= 1.0 + bypass
+    assert latest >= min(1.0, bypass), "some passed it"
+    line.drain()
+    assert len(line.finished) == 804
+
+
+def test_no_more_are_looked_at_than_a_step_can_afford() -> None:
+    """Many that need more rows than are free, and behind them one that could begin."""
+    line = Line(_limits(rows=4))
+    line.scheduler.add(_sequence("old", 4, most=50, n=3))
+    line.step()
+    for number in range(PASSED):
+        line.scheduler.add(_sequence(f"wide {number}", 4, n=2))
+    line.scheduler.add(_sequence("single", 4))
+    assert not line.step().chunks
+    line.scheduler.finish(line.scheduler.of("wide 0")[0])
+    assert [s.request_id for s in line.step().chunks] == ["single"]
 
 
 def test_choices_share_one_prefill_and_fork() -> None:
