@@ -43,6 +43,8 @@ class PrefixTree:
     ) -> None:
         self.budget = budget
         self.evictions = 0
+        # Another one for everything else that a match may give.
+        self.version = 0
         self._layers = Layers(kinds)
         self._on_evict = on_evict
         self._roots: dict[str, Node] = {}
@@ -165,6 +167,7 @@ class PrefixTree:
 
     def _put(self, node: Node, snapshot: Snapshot) -> None:
         """Gives a node of the tree another snapshot, with all that is counted about it."""
+        self.version += 1
         grown = snapshot.nbytes - node.nbytes
         node.snapshot = snapshot
         node.nbytes += grown
@@ -216,13 +219,18 @@ class PrefixTree:
         """Evicts until at most ``nbytes`` are held, or all that is left is in use."""
         while self._nbytes > nbytes and self._idle:
             node = next(iter(self._idle))
-            evicted = Evicted(node.tokens(), node.salt, node.snapshot) if self._on_evict else None
+            parent = node.parent
+            assert parent is not None
+            evicted = None
+            if self._on_evict:
+                evicted = Evicted(node.edge, parent.path_digest(), node.snapshot)
             self._remove(node)
             self.evictions += 1
             if self._on_evict and evicted:
                 self._on_evict(evicted)
 
     def _remove(self, leaf: Node) -> None:
+        self.version += 1
         parent = leaf.parent
         assert parent is not None
         assert not leaf.children

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.prefix_node import Node
 from chairlift.cache.snapshot import LayerKind, Snapshot, merged
 
@@ -44,13 +46,12 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What a node held: ``tokens`` lead from the root to its end, the snapshot covers the last.
-
-    Its arrays may not have been evaluated yet.
+    """What a node held: the snapshot covers the tokens of ``edge``, which follow those of
+    ``before``. Its arrays may not have been evaluated yet.
     """
 
-    tokens: tuple[int, ...]
-    salt: str
+    edge: array[int]
+    before: PathDigest
     snapshot: Snapshot
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.token_ids import common
 
@@ -28,6 +29,7 @@ class Node:
     windows: tuple[int, ...] = ()
     state: bool = False
     holds: int = 0
+    digest: PathDigest | None = None
 
     @property
     def start(self) -> int:
@@ -46,10 +48,19 @@ class Node:
             yield node
             node = node.parent
 
-    def tokens(self) -> tuple[int, ...]:
-        """All tokens from the root to its end."""
-        edges = [above.edge for above in self.upwards()]
-        return tuple(token for edge in reversed(edges) for token in edge)
+    def path_digest(self) -> PathDigest:
+        """Of all tokens from the root to its end.
+
+        Kept, here and above: to ask for all nodes of a path hashes each edge once.
+        """
+        node, unknown = self, []
+        while node.digest is None and node.parent is not None:
+            unknown.append(node)
+            node = node.parent
+        digest = node.digest = node.digest or PathDigest(node.salt)
+        for below in reversed(unknown):
+            digest = below.digest = digest.continued(below.edge)
+        return digest
 
 
 class Walk(NamedTuple):

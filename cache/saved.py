@@ -30,6 +30,7 @@ from chairlift.cache.container import (
     read_header,
     require,
 )
+from chairlift.cache.path_digest import PathDigest, int32
 from chairlift.cache.saved_layers import (
     ARRAYS,
     SavedLayer,
@@ -100,22 +101,6 @@ def weights_sample(files: Sequence[Path], blocks: int = 256, block: int = 4096) 
     return digest.hexdigest()
 
 
-def salt_digest(salt: str) -> str:
-    """What a file tells of a salt."""
-    return hashlib.sha256(salt.encode()).hexdigest()
-
-
-def prefix_digests(salt: str, tokens: Array, positions: Sequence[int]) -> list[str]:
-    """What identifies ``tokens[:position]`` under a salt's digest, for each of rising positions."""
-    digest = hashlib.sha256(salt.encode())
-    digests, done = [], 0
-    for position in positions:
-        digest.update(np.ascontiguousarray(tokens[done:position], "<i4").data)
-        digests.append(digest.hexdigest())
-        done = position
-    return digests
-
-
 def make_node(
     model: str, salt: str, tokens: Sequence[int], start: int, layers: tuple[SavedLayer, ...]
 ) -> SavedNode:
@@ -126,14 +111,30 @@ def make_node(
         salt: as the user gave it; only its digest is kept.
         layers: as ``pack`` gives them.
     """
-    ids = np.asarray(tokens, "<i4")
-    hidden = salt_digest(salt)
-    (prefix,) = prefix_digests(hidden, ids, [start])
+    before = PathDigest(salt).continued(tokens[:start])
+    return node_behind(model, before, tokens[start:], start, layers)
+
+
+def node_behind(
+    model: str,
+    before: PathDigest,
+    tokens: Sequence[int],
+    start: int,
+    layers: tuple[SavedLayer, ...],
+) -> SavedNode:
+    """A node of ``tokens``, which follow the first ``start`` tokens of a path; no MLX.
+
+    Args:
+        model: the fingerprint.
+        before: of these first tokens.
+        layers: as ``pack`` gives them.
+    """
+    ids = int32(tokens)
     held = [t for layer in layers for t in layer.tensors if t is not None]
-    whole = [layer.kind != ARRAYS and layer.tokens == len(ids) - start for layer in layers]
-    nbytes = sum(tensor.data.nbytes for tensor in held) + ids[start:].nbytes
-    head = NodeHead(model, hidden, prefix, start, len(ids), ids[start:], all(whole), nbytes)
-    return SavedNode(head, layers)
+    whole = [layer.kind != ARRAYS and layer.tokens == len(ids) for layer in layers]
+    nbytes = sum(tensor.data.nbytes for tensor in held) + ids.nbytes
+    place = (before.salt, before.hexdigest(), start, start + len(ids))
+    return SavedNode(NodeHead(model, *place, ids, all(whole), nbytes), layers)
 
 
 def write_node(file: BinaryIO, node: SavedNode) -> int:

@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from chairlift.cache.container import SavedStateError
+from chairlift.cache.path_digest import int32, salt_digest
 from chairlift.cache.prefix_match import Evicted
-from chairlift.cache.saved import salt_digest
 from chairlift.cache.saved_layers import Template, pack
 from chairlift.cache.snapshot import LayerKind
 from chairlift.cache.store_files import NodeFiles
@@ -22,8 +20,8 @@ from chairlift.cache.store_reader import Load, Reader
 from chairlift.cache.store_stats import StoreStats
 from chairlift.cache.store_writer import Job, Writer
 
-# An integer object and its place in a tuple.
-_TOKEN_BYTES = 40
+# Of a token's id on an edge.
+_TOKEN_BYTES = 8
 
 
 class PrefixStore:
@@ -105,7 +103,7 @@ class PrefixStore:
         Each starts no later than the one before it stops. A segment that cannot be cut is only
         found whole. ``tokens`` should be without those that are not to be taken from a cache.
         """
-        found = self._files.index.on_path(salt_digest(salt), np.asarray(tokens, "<i4"))
+        found = self._files.index.on_path(salt_digest(salt), int32(tokens))
         chain: list[Segment] = []
         while True:
             near = [s for s in found if s.entry.head.start <= position < s.stop]
@@ -121,7 +119,7 @@ class PrefixStore:
         return load
 
     def _put(self, node: Evicted, deadline: float | None) -> bool:
-        size = node.snapshot.nbytes + _TOKEN_BYTES * len(node.tokens)
+        size = node.snapshot.nbytes + _TOKEN_BYTES * len(node.edge)
         if not self._writer.can_put(size, deadline):
             return False
         try:
@@ -129,7 +127,7 @@ class PrefixStore:
         except SavedStateError as error:
             self._writer.fail(error)
             return False
-        self._writer.put(Job(node.tokens, node.salt, node.start, layers, size))
+        self._writer.put(Job(node.edge, node.before, node.start, layers, size))
         return True
 
     def _notify(self) -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from chairlift.cache.container import SavedStateError
+from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.saved import (
     NodeHead,
     SavedNode,
-    make_node,
-    prefix_digests,
+    node_behind,
     read_head,
     read_node,
     write_node,
@@ -91,16 +91,20 @@ class NodeFiles:
         return node
 
     def write(
-        self, tokens: Sequence[int], salt: str, start: int, layers: tuple[SavedLayer, ...]
+        self,
+        tokens: Sequence[int],
+        before: PathDigest,
+        start: int,
+        layers: tuple[SavedLayer, ...],
     ) -> None:
-        """Writes the node of ``tokens[start:]``, unless it is there or takes more than the budget.
+        """Writes the node of ``tokens``, which follow the first ``start`` of a path, unless it is
+        there or takes more than the budget.
 
         Raises:
             OSError: it could not be written.
         """
-        node = make_node(self._model, salt, tokens, start, layers)
-        head = node.head
-        (path,) = prefix_digests(head.salt, np.asarray(tokens, "<i4"), [head.stop])
+        node = node_behind(self._model, before, tokens, start, layers)
+        head, path = node.head, before.continued(tokens).hexdigest()
         name = f"{self._model[:16]}-{head.start}-{path[:40]}.safetensors"
         known = self.index.touch(name)
         if head.start == head.stop or (known and known.head.nbytes >= head.nbytes):

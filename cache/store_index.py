@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from chairlift.cache.saved import NodeHead, prefix_digests
-
-Ids = npt.NDArray[np.int32]
+from chairlift.cache.path_digest import Ids, prefix_digests
+from chairlift.cache.saved import NodeHead
 
 
 class Entry(NamedTuple):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 from typing import NamedTuple
 
+from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.saved_layers import SavedLayer
 from chairlift.cache.store_files import NodeFiles
 from chairlift.cache.store_stats import StoreStats
@@ -17,12 +18,12 @@ _log = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """A node to be written: its tokens from the root on, of which ``layers`` has those from
-    ``start`` on; and the bytes of memory that it takes until then.
+    """A node to be written: ``layers`` has its ``tokens``, which follow the first ``start`` of a
+    path; and the bytes of memory that it takes until then.
     """
 
-    tokens: tuple[int, ...]
-    salt: str
+    tokens: Sequence[int]
+    before: PathDigest
     start: int
     layers: tuple[SavedLayer, ...]
     nbytes: int
@@ -111,7 +112,7 @@ class Writer:
         while (job := self._next()) is not None:
             try:
                 self._files.refresh()
-                self._files.write(job.tokens, job.salt, job.start, job.layers)
+                self._files.write(job.tokens, job.before, job.start, job.layers)
             except Exception as error:  # a full disk must not end the thread
                 self.fail(error)
             with self._changed:

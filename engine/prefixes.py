@@ -32,7 +32,7 @@ class Prefixes:
     """
 
     def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
-        self._tree = PrefixTree(kinds, budget, self._dropped)
+        self._tree = PrefixTree(kinds, budget, self._dropped if store else None)
         self._whole = all(kind.window is None for kind in kinds)
         self._store = store
         # What steps have told: entries dropped, and of the store.
@@ -88,7 +88,7 @@ class Prefixes:
             load, self._load = self._load, None
             sequence = self._fetching.pop(next(iter(self._fetching)))
             for snapshot in load.snapshots():
-                tokens = sequence.tokens[: snapshot.stop]
+                tokens = sequence.ids[: snapshot.stop]
                 if not self._tree.insert(tokens, snapshot, sequence.cache_salt):
                     break
             if load.nbytes:
@@ -120,7 +120,7 @@ class Prefixes:
     def _on_disk(self, sequence: Sequence) -> list[Segment]:
         if self._store is None:
             return []
-        tokens, salt = sequence.tokens[:-1], sequence.cache_salt
+        tokens, salt = sequence.ids[:-1], sequence.cache_salt
         have = self._tree.match(tokens, salt=salt).length
         return self._store.find(tokens, have, salt)
 
@@ -135,18 +135,21 @@ class Prefixes:
     def cached(self, sequence: Sequence) -> int:
         """How many first tokens of a sequence are held; its last one is computed in any case.
 
-        Notes on it how many it shares with others, held in a usable form or not.
+        Notes on it how many it shares with others, held in a usable form or not; and the answer,
+        which stands until the tree changes.
         """
-        most = len(sequence.tokens) - 1
-        match = self._tree.match(sequence.tokens, most, sequence.cache_salt)
-        sequence.shared = match.known
-        return match.length
+        version, length = sequence.match
+        if version != self._tree.version:
+            match = self._tree.match(sequence.ids, len(sequence.tokens) - 1, sequence.cache_salt)
+            sequence.shared, length = match.known, match.length
+            sequence.match = self._tree.version, length
+        return length
 
     def state(self, sequence: Sequence, length: int) -> Snapshot | None:
         """The caches after a sequence's first ``length`` tokens, which ``cached`` promised."""
         if not length:
             return None
-        match = self._tree.match(sequence.tokens, length, sequence.cache_salt)
+        match = self._tree.match(sequence.ids, length, sequence.cache_salt)
         assert match.length == length, (match.length, length)
         return match.snapshot()
 
@@ -155,7 +158,7 @@ class Prefixes:
         if sequence.replay or sequence.apart:
             return  # nobody will ask for it, or not before its row leaves
         # A token may have been in flight when the sequence was ended.
-        tokens = sequence.tokens[: cache.offsets[row]]
+        tokens = sequence.ids[: cache.offsets[row]]
         # A window may lack older tokens at a position that the tree has.
         known = self._tree.match(tokens, salt=sequence.cache_salt).known if self._whole else 0
         snapshot = cache.extract(row, known).part(known, len(tokens))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from chairlift.cache import path_digest
+from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.prefix import PrefixTree
 from chairlift.cache.prefix_match import Evicted, Match
 from chairlift.cache.prefix_node import Walk, walk
@@ -39,6 +43,8 @@ MIXTURES = {
 TOKEN, STATE_BYTES = (2 * 3 + 2 * 1) * 4, (3 + 3) * 4
 
 Prefix = tuple[int, ...]
+# Which salt and tokens a path's digest is of, for all that tests have put into a tree.
+PATHS: dict[str, tuple[str, Prefix]] = {}
 
 
 def _number(prefix: Prefix, salt: str = "") -> int:
@@ -105,12 +111,31 @@ def _assert_matches(tree: PrefixTree, tokens: Prefix, length: int, **more: Any) 
     return match
 
 
+@cache
+def _note(salt: str, tokens: Prefix) -> None:
+    for stop in range(len(tokens) + 1):
+        own = tokens[:stop]
+        PATHS[PathDigest(salt).continued(own).hexdigest()] = salt, own
+
+
+def _path_to(evicted: Evicted) -> tuple[str, Prefix]:
+    """The salt, and all tokens from the root to the end of what was evicted."""
+    salt, before = PATHS[evicted.before.hexdigest()]
+    assert len(before) == evicted.start
+    return salt, (*before, *evicted.edge)
+
+
+def _evicted_tokens(evicted: Evicted) -> Prefix:
+    return _path_to(evicted)[1]
+
+
 def _tree(kinds: Sequence[LayerKind], budget: int = 10**6) -> tuple[PrefixTree, list[Evicted]]:
     evicted: list[Evicted] = []
     return PrefixTree(kinds, budget, evicted.append), evicted
 
 
 def _put(tree: PrefixTree, tokens: Prefix, start: int = 0, **more: Any) -> bool:
+    _note(more.get("salt", ""), tuple(tokens))
     put = tree.insert(tokens, _snap(tree.kinds, tokens, start, **more), more.get("salt", ""))
     tree.check_integrity()
     return put
@@ -309,7 +334,7 @@ def test_salts_do_not_see_each_other_but_share_the_budget() -> None:
     assert not _put(tree, ONE, 8, salt="c")
     _assert_matches(tree, ONE, 12, salt="a")
     assert _put(tree, SYSTEM[:3], salt="c")
-    assert [(e.salt, e.tokens) for e in evicted] == [("b", SYSTEM)]
+    assert [_path_to(e) for e in evicted] == [("b", SYSTEM)]
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
@@ -319,15 +344,15 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert _put(tree, (*SYSTEM, 40, 41, 42, 43))
     tree.match(ONE)
     assert _put(tree, (60, 61, 62))
-    assert [e.tokens for e in evicted] == [TWO]
+    assert [_evicted_tokens(e) for e in evicted] == [TWO]
     assert evicted[0].start == 8
     _assert_same(evicted[0].snapshot, _snap([FULL], TWO, 8))
     assert _put(tree, (70,))
-    assert [e.tokens[-1] for e in evicted] == [32, 43]
+    assert [e.edge[-1] for e in evicted] == [32, 43]
     assert tree.evict(1) == 4 * TOKEN
-    assert evicted[-1].tokens == ONE, "not their common start: it was used later"
+    assert _evicted_tokens(evicted[-1]) == ONE, "not their common start: it was used later"
     assert tree.evict(10**9) == 12 * TOKEN
-    assert [e.tokens for e in evicted[3:]] == [SYSTEM, (60, 61, 62), (70,)]
+    assert [_evicted_tokens(e) for e in evicted[3:]] == [SYSTEM, (60, 61, 62), (70,)]
     assert (tree.evictions, len(tree), tree.nbytes, tree.tokens) == (6, 0, 0, 0)
     assert tree.evict(1) == 0
 
@@ -337,7 +362,7 @@ def test_what_is_inserted_is_not_evicted_to_make_room_for_itself() -> None:
     assert _put(tree, ONE[:10])
     assert _put(tree, (*TWO[:4], 50, 51, 52))  # shares 4: cuts ONE, 10 + 3 in all
     assert _put(tree, (*TWO[:4], 50, 51, 52, 53, 54), 7)
-    assert [e.tokens for e in evicted] == [ONE[:10]]
+    assert [_evicted_tokens(e) for e in evicted] == [ONE[:10]]
     _assert_matches(tree, ONE, 4)
     assert not _put(tree, (*SYSTEM[:4], *range(100, 111))), "15 tokens are too many"
     assert not _put(tree, (*SYSTEM[:4], 50, *range(100, 110)), 5), "nor with what they continue"
@@ -377,7 +402,7 @@ def test_what_is_held_stays() -> None:
     _assert_same(match.snapshot(), _snap([FULL], ONE[:10]))
     tree.release(match)
     assert _put(tree, (60, 61, 62))
-    assert [e.tokens for e in evicted] == [(60, 61), ONE]
+    assert [_evicted_tokens(e) for e in evicted] == [(60, 61), ONE]
     with pytest.raises(ValueError, match="match of 10 tokens is no longer"):
         match.snapshot()
     with pytest.raises(ValueError, match="no longer"):
@@ -509,7 +534,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def _evicted(self, evicted: Evicted) -> None:
         """It was a leaf, nobody's, the one used least recently, and had just what was put in."""
-        salt, tokens, snapshot = evicted.salt, evicted.tokens, evicted.snapshot
+        (salt, tokens), snapshot = _path_to(evicted), evicted.snapshot
         gone = _prefixes(salt, tokens)[evicted.start :]
         for position, key in enumerate(gone, evicted.start + 1):
             assert self.oracle.pop(key) == _layers_at(snapshot, position)
@@ -575,6 +600,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert (self.tree.nbytes, len(self.tree), self.evictions) == before
             return
         self._touch(salt, tokens)
+        _note(salt, tokens)
         assert self.tree.insert(tokens, snapshot, salt)
         for key, layers in new.items():
             self.oracle[key] = self.oracle.get(key, set()) | layers
@@ -654,3 +680,102 @@ TestPrefixMachine.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+# Tokens of a conversation, and of each turn that became a node.
+CONVERSATION, TURN = 131_072, 1024
+
+
+def _conversation(on_evict: Callable[[Evicted], None] | None, turn: int = TURN) -> PrefixTree:
+    tree = PrefixTree([FULL], 1 << 40, on_evict)
+    tokens = ids_of(range(CONVERSATION))
+    piece = KVPiece(mx.zeros((1, 1, turn, 1)), mx.zeros((1, 1, turn, 1)))
+    for stop in range(turn, CONVERSATION + 1, turn):
+        assert tree.insert(tokens[:stop], Snapshot(stop - turn, stop, (piece,)))
+    assert len(tree) == CONVERSATION // turn
+    return tree
+
+
+@pytest.mark.parametrize("turn", [TURN, TURN // 4])
+def test_the_path_to_what_is_evicted_is_hashed_once(
+    turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many nodes it has: and its tokens are nowhere put together."""
+    tokens_hashed = 0
+
+    def counted(tokens: Any) -> path_digest.Ids:
+        nonlocal tokens_hashed
+        tokens_hashed += len(tokens)
+        return convert(tokens)
+
+    convert = path_digest.int32
+    evicted: list[Evicted] = []
+    tree = _conversation(evicted.append, turn)
+    monkeypatch.setattr(path_digest, "int32", counted)
+    tracemalloc.start()
+    try:
+        while tree.evict(1):
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tokens_hashed == CONVERSATION - turn, "all edges but the last, which nothing follows"
+    # The edges are the tree's own; a tuple of all tokens would take a million bytes.
+    assert peak < 300_000 + 1_000 * len(evicted)
+    assert [own.start for own in evicted] == [*range(CONVERSATION - turn, -1, -turn)]
+    salt = path_digest.salt_digest("")
+    starts = sorted(own.start for own in evicted)
+    digests = path_digest.prefix_digests(salt, np.arange(CONVERSATION, dtype=np.int32), starts)
+    assert [own.before.hexdigest() for own in reversed(evicted)] == digests
+
+
+def test_nothing_is_hashed_or_made_of_what_nobody_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(tokens: Any) -> Any:
+        raise AssertionError("nobody has asked for it")
+
+    tree = _conversation(None)
+    monkeypatch.setattr(path_digest, "int32", never)
+    tracemalloc.start()
+    try:
+        tree.evict(1 << 40)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(tree), tree.evictions) == (0, CONVERSATION // TURN)
+    assert peak < 50_000
+
+
+def test_a_path_keeps_its_digest_where_an_edge_is_cut() -> None:
+    tree, evicted = _tree([FULL])
+    assert _put(tree, ONE)
+    assert _put(tree, (*ONE, 40))
+    tree.evict(1)  # the leaf behind ONE, whose digest is known now
+    assert _put(tree, TWO)  # cuts ONE at 8
+    assert _put(tree, (*ONE, 41, 42))
+    tree.evict(10**9)
+    paths = [(*ONE, 40), (*ONE, 41, 42), ONE, TWO, SYSTEM]
+    assert sorted(map(_evicted_tokens, evicted)) == sorted(paths)
+
+
+def test_the_version_changes_with_all_that_a_match_may_give() -> None:
+    tree, _ = _tree([FULL, STATE])
+    versions = [tree.version]
+
+    def changed() -> bool:
+        versions.append(tree.version)
+        return versions[-1] != versions[-2]
+
+    assert _put(tree, SYSTEM, states=False)
+    assert changed()
+    assert _put(tree, SYSTEM)
+    assert changed(), "a state more"
+    tree.match(ONE)
+    assert not _put(tree, ONE, 9)
+    assert _put(tree, SYSTEM)
+    assert not changed()
+    assert _put(tree, ONE[:4])
+    assert changed(), "a node was cut, and has a state"
+    tree.evict(1)
+    assert changed()
+    tree.clear()
+    assert changed()

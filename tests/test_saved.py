@@ -28,15 +28,14 @@ from tiny import tiny_model
 
 from chairlift.cache.container import SavedStateError, Tensor
 from chairlift.cache.kinds import layer_kinds, make_batch
+from chairlift.cache.path_digest import prefix_digests, salt_digest
 from chairlift.cache.promptfile import read_prompt_cache
 from chairlift.cache.saved import (
     SavedNode,
     fingerprint,
     make_node,
-    prefix_digests,
     read_head,
     read_node,
-    salt_digest,
     weights_sample,
     write_node,
 )

@@ -14,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from chairlift.cache import store_files
+from chairlift.cache.path_digest import PathDigest
 from chairlift.cache.prefix import PrefixTree
 from chairlift.cache.prefix_match import Evicted
 from chairlift.cache.saved import SavedNode, fingerprint
@@ -21,6 +22,7 @@ from chairlift.cache.saved_layers import template_of
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.store_index import Segment
+from chairlift.cache.token_ids import ids_of
 
 KINDS = (LayerKind(), LayerKind(window=4))
 MODEL = fingerprint("llama", "a")
@@ -51,7 +53,14 @@ def _kv(tokens: Sequence[int]) -> KVPiece:
 
 def _node(tokens: Sequence[int], start: int = 0, salt: str = "") -> Evicted:
     piece = _kv(tokens[start:])
-    return Evicted(tuple(tokens), salt, Snapshot(start, len(tokens), (piece, piece)))
+    return _evicted(tokens, start, salt, piece, piece)
+
+
+def _evicted(
+    tokens: Sequence[int], start: int, salt: str, *layers: KVPiece | StatePiece | None
+) -> Evicted:
+    before = PathDigest(salt).continued(tokens[:start])
+    return Evicted(ids_of(tokens[start:]), before, Snapshot(start, len(tokens), layers))
 
 
 def _saved(store: PrefixStore, *nodes: Evicted) -> None:
@@ -120,7 +129,7 @@ def test_what_starts_behind_a_gap_is_not_found(make: MakeStore) -> None:
 def test_states_are_found_whole_only(make: MakeStore) -> None:
     store = make(kinds=(LayerKind(), LayerKind(recurrent=True)))
     state = StatePiece((mx.ones((1, 3)),))
-    _saved(store, Evicted(tuple(PROMPT), "", Snapshot(0, 30, (_kv(PROMPT), state))))
+    _saved(store, _evicted(PROMPT, 0, "", _kv(PROMPT), state))
     assert _spans(store, PROMPT[:29], 0) == []
     assert _spans(store, [*PROMPT, 1], 0) == [(0, 30)]
 
@@ -187,7 +196,7 @@ def test_a_node_bigger_than_the_budget_is_not_kept(make: MakeStore) -> None:
 
 def test_a_node_is_written_once_and_again_only_if_it_is_richer(make: MakeStore) -> None:
     store = make()
-    poor = Evicted(tuple(PROMPT), "", Snapshot(0, 30, (_kv(PROMPT), None)))
+    poor = _evicted(PROMPT, 0, "", _kv(PROMPT), None)
     _saved(store, poor, poor, _node(PROMPT), poor)
     assert store.stats.written == 2
     (snapshot,) = _loaded(store, store.find(PROMPT, 0))
@@ -206,7 +215,7 @@ def test_a_full_queue_drops_counts_and_logs_once(
 
     monkeypatch.setattr(store_files, "write_node", slowly)
     nodes = [_node([i, *PROMPT]) for i in range(5)]
-    store = make(queue_bytes=2 * nodes[0].snapshot.nbytes + 5000)
+    store = make(queue_bytes=3 * nodes[0].snapshot.nbytes + 1000)
     with caplog.at_level(logging.WARNING):
         began = time.perf_counter()
         assert [store.put(node) for node in nodes[:5]] == [True, True, True, False, False]
