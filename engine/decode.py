@@ -104,7 +104,9 @@ class DecodeBatch:
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
-        states = self.arriving
+        # Of those that have ended or lost their place nothing is kept while buffers are moved.
+        states = {s: state for s, state in self.arriving.items() if s in wanted}
+        self.arriving = {}
         moves: list[mx.array] = []
         orders: list[list[int]] = []
         start = 0
@@ -124,7 +126,6 @@ class DecodeBatch:
                 orders[wanted[sequence]].append(row)
         for band in self.bands:
             moves += _begun(band.take_moves())
-        self.arriving = {}
         order = list(chain(*orders))
         if joins or order != list(range(len(self.rows))):
             self._tokens = self._tokens[mx.array(order, mx.int32)]
