@@ -69,7 +69,7 @@ class Requests:
     """
 
     def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._requests: dict[str, Request] = {}
         self._choices: dict[str, int] = {}
 
@@ -107,9 +107,9 @@ class Requests:
         for sequence in sequences:
             if not sequence.tokens:
                 raise ValueError("the prompt is empty")
-            if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocabulary:
-                raise ValueError(f"the prompt has a token outside of 0 to {self._vocabulary - 1}")
-            check_row(request.sampler_row(sequence), self._vocabulary)
+            if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self.vocabulary:
+                raise ValueError(f"the prompt has a token outside of 0 to {self.vocabulary - 1}")
+            check_row(request.sampler_row(sequence), self.vocabulary)
 
     def of(self, sequence: Sequence) -> Request:
         """The request that a sequence belongs to."""

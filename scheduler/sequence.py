@@ -20,8 +20,9 @@ class Sequence:
     ``band`` the one that its row is in, which the scheduler gives. ``cached`` is how many of its
     tokens were there already when it was first scheduled; sequences of another ``cache_salt`` give
     it none. ``shared`` is how many others are known to begin with. ``chunks`` are the steps that
-    computed its prompt: when each was built, and its tokens. Nobody waits for a ``replay``. Times
-    are seconds of ``time.monotonic()``.
+    computed its prompt: when each was built, and its tokens. Nobody waits for a ``replay``.
+    ``nonfinite``: it has ended because its numbers are not finite, nor may be what its row holds.
+    Times are seconds of ``time.monotonic()``.
 
     Until its prompt is computed, ``prompt_logprobs`` is how many of the most likely tokens are to
     be told for each position of that, None if none are wanted, nor the prompt's own; ``pooling`` is
@@ -46,6 +47,7 @@ class Sequence:
     prompt_tokens: int = field(default=0)
     forked: bool = False
     finished: bool = False
+    nonfinite: bool = False
     replay: bool = False
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
