@@ -69,7 +69,7 @@ class Step:
 
     @property
     def told(self) -> list[int]:
-        """A token for each of ``rows``, or below 0 how it failed (``verdict``); once it is there."""
+        """A token for each of ``rows``, or below 0 how it failed (``verdict``); once computed."""
         told: Any = [] if self.sampled is None else self.sampled.told.tolist()
         return cast("list[int]", told)
 
