@@ -187,8 +187,12 @@ class BatchCache:
         self.restore(row, state)
         return True
 
-    def leave(self, rows: Collection[int]) -> list[int]:
+    def leave(self, rows: Collection[int], nonfinite: Collection[int] = ()) -> list[int]:
         """Removes rows; the last ones take the freed numbers, and nothing else is touched.
+
+        What a mask hides still counts as zero times what it is, which NaN and infinity are not. So
+        rows that are ``nonfinite`` are overwritten whole, and of the numbers that nobody takes the
+        newest column is, which a step that has not been read yet has written.
 
         Returns:
             The former number of each row that remains, in the new order.
@@ -201,7 +205,10 @@ class BatchCache:
         for mover, row in moves:
             order[row] = mover
         for layer in self._attention:
+            for row in nonfinite:
+                layer.clear(row)
             self._moves += layer.move(moves)
+            layer.clear_newest(remaining, len(self))
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]

@@ -175,6 +175,16 @@ class LayerCache:
             self.put(to, moved)
         return [array for moved in held for array in moved.arrays]
 
+    def clear(self, row: int) -> None:
+        """Overwrites all columns of a row with zeros."""
+        self._clear(slice(row, row + 1), slice(None))
+
+    def clear_newest(self, start: int, stop: int) -> None:
+        """Overwrites the newest column of the rows from ``start`` to below ``stop`` with zeros."""
+        if start < stop and self.ring.columns:
+            newest = (self.ring.cursor - 1) % self.ring.columns
+            self._clear(slice(start, stop), slice(newest, newest + 1))
+
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.
 
@@ -211,6 +221,11 @@ class LayerCache:
         rows, columns = self.ring.rows, self.ring.columns
         self.keys = _zeros((rows, keys.shape[1], columns, keys.shape[3]), keys.dtype)
         self.values = _zeros((rows, values.shape[1], columns, values.shape[3]), values.dtype)
+
+    def _clear(self, rows: slice, columns: slice) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys[rows, :, columns] = _zero(self.keys.dtype)
+            self.values[rows, :, columns] = _zero(self.values.dtype)
 
     def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
         """Writes tokens into the columns before ``stop``, round the ring."""

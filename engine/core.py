@@ -17,7 +17,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.swap import Swap
 from chairlift.engine.decode import DecodeBatch
-from chairlift.engine.failures import explained, failure, refusal, refused
+from chairlift.engine.failures import explained, failed, refusal, refused
 from chairlift.engine.forward import Makers, fitted, hidden_size
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.pending import Grammars
@@ -38,6 +38,7 @@ from chairlift.engine.readings import Readings
 from chairlift.engine.requests import Requests
 from chairlift.engine.sampling.constraints import Constraints
 from chairlift.engine.sampling.readout import cut, read_logprobs
+from chairlift.engine.sampling.verdict import checked
 from chairlift.engine.step import Step
 from chairlift.engine.step_report import complete, count_begun
 from chairlift.engine.trace import trace_of
@@ -192,8 +193,9 @@ class EngineCore:
         self._running, self._work = step, plan.work
         self.swap.settle()
         lap.end("output")
-        failed, self._failed = self._failed, []
-        return StepOutput([*outputs, *failed], self._report(plan, lap.total))
+        outputs += self._failed
+        self._failed = []
+        return StepOutput(outputs, self._report(plan, lap.total))
 
     def _wait(self) -> None:
         """Until the running step is there. The scheduler learns how long after the one before, and
@@ -209,7 +211,7 @@ class EngineCore:
             self._ended, self._work = ended, NO_WORK
             running = self._running
             if self.constraints.hold(running.rows):
-                self.constraints.advance(zip(running.rows, running.tokens, strict=True))
+                self.constraints.advance(zip(running.rows, running.told, strict=True))
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
@@ -264,13 +266,13 @@ class EngineCore:
         """Reads a computed step's tokens and decides which sequences they end."""
         now = time.monotonic()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
-        tokens = step.tokens
+        told = step.told
         outputs = []
         for row, sequence in enumerate((*step.rows, *step.ended)):
             if sequence.finished:
                 continue
-            token = tokens[row] if sequence.rows else None
             try:
+                token = checked(told[row], self.requests.vocabulary) if sequence.rows else None
                 output = self._output(sequence, token, logprobs.get(row), now)
                 if sequence in step.readings:
                     step.readings[sequence].tell(output)
@@ -314,9 +316,7 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         """Ends one choice whose own part of a step has failed."""
-        log.error("request %s has failed: %s", sequence.request_id, trace_of(error))
-        why = explained(error)
-        self._failed += [failure(sequence.request_id, i, why) for i in sequence.choices]
+        self._failed += failed(sequence, error, self._stats)
         self._finish(sequence, "error")
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:

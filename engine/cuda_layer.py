@@ -48,6 +48,12 @@ class CudaLayer(LayerCache):
         column = (self.ring.cursor - held.tokens) % self.ring.columns
         return [cuda_rows.put(self.buffers, KeysValues(held.keys, held.values), row, column)]
 
+    def clear(self, row: int) -> None:
+        """Nothing: the kernel reads no column that is not the row's own."""
+
+    def clear_newest(self, start: int, stop: int) -> None:
+        """Nothing; see ``clear``."""
+
     def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
         """See ``LayerCache.move``."""
         ring = self.ring

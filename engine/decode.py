@@ -116,7 +116,8 @@ class DecodeBatch:
             moving = {own[row]: band.extract(row).copy() for row in leaving if own[row] in wanted}
             states |= moving
             moves += _begun([array for state in moving.values() for array in state.arrays])
-            orders.append([start + row for row in band.leave(leaving)])
+            nonfinite = [row for row in leaving if own[row].nonfinite]
+            orders.append([start + row for row in band.leave(leaving, nonfinite)])
             start += len(own)
             moves += _begun(band.take_moves())
         self._resize(capacities, moves)

@@ -6,6 +6,7 @@ ChairliftError
 ├── RequestError        this request can never be served; the client must change it
 │   └── PromptTooLong       its prompt does not fit the context or the KV memory
 ├── GrammarError        what an output has to be cannot be had: invalid, unsupported, too much
+├── RowFailed           one row of a step has no token; the others have theirs
 ├── QueueFull           the server is at its limits now; try again later
 └── EngineDead          the engine process has ended; nothing can be served
 """
@@ -42,6 +43,17 @@ class PromptTooLong(RequestError):
 
 class GrammarError(ChairliftError):
     """What an output has to be is not valid, is not supported, or costs too much."""
+
+
+class RowFailed(ChairliftError):
+    """One row of a step has no token, or its prompt no numbers; the other rows have theirs.
+
+    ``reason`` is one of the metric ``chairlift_rows_failed``.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class QueueFull(ChairliftError):

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from chairlift.engine.messages import FinishedChoice, Submit, TokenOutput
+import logging
+
+from chairlift.engine.errors import GrammarError, RowFailed
+from chairlift.engine.messages import FinishedChoice, StepStats, Submit, TokenOutput
+from chairlift.engine.trace import trace_of
+from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+_NONFINITE = ("nonfinite_logits", "nonfinite_hidden")
 
 
 def explained(error: BaseException) -> str:
     """An exception in a line for the client whose request it ends."""
     text = " ".join(str(error).split())
+    if isinstance(error, RowFailed):
+        return f"this request failed in the engine: {text}"
     return f"this request failed in the engine: {type(error).__name__}" + (f": {text}" * bool(text))
+
+
+def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[TokenOutput]:
+    """The last outputs of a sequence whose own part of a step has failed; logs and counts it."""
+    # The message of any other error may quote a user.
+    what = str(error) if isinstance(error, RowFailed) else trace_of(error)
+    log.error("request %s has failed: %s", sequence.request_id, what)
+    reason = _reason(error)
+    sequence.nonfinite = reason in _NONFINITE
+    stats.rows_failed[reason] = stats.rows_failed.get(reason, 0) + len(sequence.choices)
+    why = explained(error)
+    return [failure(sequence.request_id, index, why) for index in sequence.choices]
+
+
+def _reason(error: BaseException) -> str:
+    """What the metric ``chairlift_rows_failed`` calls an error."""
+    if isinstance(error, RowFailed):
+        return error.reason
+    return "grammar" if isinstance(error, GrammarError) else "other"
 
 
 def failure(request_id: str, index: int, why: str) -> TokenOutput:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.compiled import CompiledSteps
+from chairlift.engine.compiled import CompiledSteps, alike
 from chairlift.engine.head import Head
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def fitted(
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)
         try:
-            if _alike(_tried(forward, makers), expected):
+            if alike(_tried(forward, makers), expected, ROUNDING):
                 return _told(Fitted(forward, makers))
         except Exception as error:  # a model's own code, which may raise anything
             log.debug("a model call of another form fails: %s", error)
@@ -233,11 +233,3 @@ def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int |
         log.debug("a model's hidden states are not where they are looked for: %s", error)
         return None
     return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
-
-
-def _alike(ours: mx.array, theirs: mx.array) -> bool:
-    """Equal but for rounding, which differs with the shape of a product."""
-    if ours.shape != theirs.shape:
-        return False
-    apart = mx.max(mx.abs(ours - theirs))
-    return bool((apart <= ROUNDING * mx.max(mx.abs(theirs))).item())

@@ -49,16 +49,17 @@ class Thinking(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's tokens are chosen, and when it ends.
 
-    ``max_tokens`` counts output tokens. ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and
-    ``min_p`` 0 are off. ``repetition_penalty`` divides (multiplies, where negative) the logits of
-    all tokens seen in prompt and output; ``presence_penalty`` and ``frequency_penalty`` subtract
-    for output tokens. ``logit_bias`` adds to the logits of token ids. The same ``seed`` gives the
-    same tokens, whatever else is in the batch; choice i of n uses ``seed + i``. ``logprobs`` None
-    reports none, k reports the chosen token's and the k most likely ones'. They are the model's
-    own log-probabilities, before temperature, penalties and bias. ``stop_token_ids`` are all ids
-    that end the text, the model's own end-of-text ids included unless they are to be ignored; none
-    of them is chosen before ``min_tokens``. ``grammar`` is what the output has to be, all of it or,
-    with ``thinking``, what follows the thought; None allows anything.
+    ``max_tokens`` counts output tokens. ``temperature`` below 1e-5 is greedy. ``top_k`` 0,
+    ``top_p`` 1 and ``min_p`` 0 are off. ``repetition_penalty`` divides (multiplies, where negative)
+    the logits of all tokens seen in prompt and output; ``presence_penalty`` and
+    ``frequency_penalty`` subtract for output tokens. ``logit_bias`` adds to the logits of token
+    ids. The same ``seed`` gives the same tokens, whatever else is in the batch; choice i of n uses
+    ``seed + i``. ``logprobs`` None reports none, k reports the chosen token's and the k most likely
+    ones'. They are the model's own log-probabilities, before temperature, penalties and bias.
+    ``stop_token_ids`` are all ids that end the text, the model's own end-of-text ids included
+    unless they are to be ignored; none of them is chosen before ``min_tokens``, unless the grammar
+    allows nothing else. ``grammar`` is what the output has to be, all of it or, with ``thinking``,
+    what follows the thought; None allows anything.
     """
 
     max_tokens: int
@@ -287,6 +288,8 @@ class StepStats(msgspec.Struct):
     # Seconds since the same choice's token before, one entry a token.
     inter_token_latencies: list[float] = []
     finished: list[FinishedChoice] = []
+    # Choices that ended as their own part of a step failed, by why (``failures.reason_of``).
+    rows_failed: dict[str, int] = {}
 
 
 class StepOutput(msgspec.Struct, tag=True):

@@ -155,8 +155,8 @@ class Prefixes:
 
     def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
         """Takes over what is new in the caches of a sequence's row."""
-        if sequence.replay or sequence.apart:
-            return  # nobody will ask for it, or not before its row leaves
+        if sequence.replay or sequence.apart or sequence.nonfinite:
+            return  # nobody will ask for it, or not before its row leaves, or may have it
         # A token may have been in flight when the sequence was ended.
         tokens = sequence.ids[: cache.offsets[row]]
         # A window may lack older tokens at a position that the tree has.

@@ -7,6 +7,7 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
+from chairlift.engine.errors import RowFailed
 from chairlift.engine.forward import Chunk, Outcome
 from chairlift.engine.messages import PromptLogprobs, TokenOutput
 from chairlift.engine.sampling.logprobs import Likely, likely_of_many
@@ -36,7 +37,7 @@ class Reading(Protocol):
         """Adds the whole, evaluated, to what the request is told.
 
         Raises:
-            ValueError: the model's numbers are none.
+            RowFailed: the model's numbers are not finite.
         """
         ...
 
@@ -106,10 +107,15 @@ class _Scores:
         return [*self._parts[-1]] if self._parts else []
 
     def tell(self, output: TokenOutput) -> None:
+        chosen = [np.array(part.chosen, np.float32) for part in self._parts]
+        top = [np.array(part.top, np.float32) for part in self._parts]
+        # -inf is a token that the model rules out; what is not finite in any other way gives NaN.
+        if any(np.isnan(part).any() for part in (*chosen, *top)):
+            raise RowFailed("the model's logits for the prompt are not finite", "nonfinite_logits")
         output.prompt_logprobs = PromptLogprobs(
-            b"".join(np.array(part.chosen, np.float32).tobytes() for part in self._parts),
+            b"".join(part.tobytes() for part in chosen),
             b"".join(np.array(part.top_ids, np.int32).tobytes() for part in self._parts),
-            b"".join(np.array(part.top, np.float32).tobytes() for part in self._parts),
+            b"".join(part.tobytes() for part in top),
         )
 
 
@@ -154,5 +160,5 @@ class _Mean:
 def _vector(values: mx.array) -> bytes:
     vector = np.array(values, np.float32)
     if not np.isfinite(vector).all():
-        raise ValueError("the model's hidden states are not finite")
+        raise RowFailed("the model's hidden states are not finite", "nonfinite_hidden")
     return vector.tobytes()

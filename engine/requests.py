@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from llguidance import LLMatcher
 
+from chairlift.engine.checks import check_submit
 from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Submit
 from chairlift.engine.sampling.constraint import Constraint
 from chairlift.engine.sampling.sampler import SamplerRow, check_row
@@ -69,7 +70,7 @@ class Requests:
     """
 
     def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._requests: dict[str, Request] = {}
         self._choices: dict[str, int] = {}
 
@@ -81,8 +82,10 @@ class Requests:
         or, where they are resumed, one for each.
 
         Raises:
+            ValueError: a number in it is out of its range.
             Exception: of any type; something that it brings into a step cannot be built.
         """
+        check_submit(submit, self.vocabulary)
         request = Request(submit, frozenset(submit.params.stop_token_ids))
         sequence = Sequence(
             request_id=submit.request_id,
@@ -105,11 +108,7 @@ class Requests:
     def _check(self, request: Request, sequences: list[Sequence]) -> None:
         """Builds alone what each sequence adds to a batch, where it would fail for all rows."""
         for sequence in sequences:
-            if not sequence.tokens:
-                raise ValueError("the prompt is empty")
-            if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocabulary:
-                raise ValueError(f"the prompt has a token outside of 0 to {self._vocabulary - 1}")
-            check_row(request.sampler_row(sequence), self._vocabulary)
+            check_row(request.sampler_row(sequence), self.vocabulary)
 
     def of(self, sequence: Sequence) -> Request:
         """The request that a sequence belongs to."""

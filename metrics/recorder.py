@@ -143,6 +143,8 @@ class _EngineMetrics:
         child["grammar_hits"].inc(stats.grammar_hits)
         for seconds in stats.grammar_seconds:
             child["grammar_seconds"].observe(seconds)
+        for reason, rows in stats.rows_failed.items():
+            child[f"rows_failed.{reason}"].inc(rows)
         child["memory.active"].set(stats.memory_active)
         child["memory.peak"].set(stats.memory_peak)
         child["memory.cache"].set(stats.memory_cache)

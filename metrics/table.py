@@ -287,6 +287,19 @@ ENGINE: tuple[Metric, ...] = (
         "counter",
         "Requests whose grammar was compiled already.",
     ),
+    Metric(
+        "rows_failed",
+        "chairlift_rows_failed",
+        "counter",
+        "Choices that ended as error because their own part of a step failed: logits or hidden "
+        "states that are not finite, no token that may be chosen, a token outside of the "
+        "vocabulary, a grammar, or anything else.",
+        ("reason",),
+        values=(
+            *("nonfinite_logits", "nonfinite_hidden", "no_choice", "bad_token"),
+            *("grammar", "other"),
+        ),
+    ),
     Metric("rows", "chairlift_batch_rows", "histogram", "Rows computed in a step.", buckets=ROWS),
     Metric(
         "padding",

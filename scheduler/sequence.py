@@ -26,7 +26,8 @@ class Sequence:
     prefix cache that was asked last, and how many tokens it could give. ``prompt_bytes`` is what is
     reserved for its prompt's cache, from when it begins until its rows have joined. ``chunks`` are
     the steps that computed its prompt: when each was built, and its tokens. Nobody waits for a
-    ``replay``. Times are seconds of ``time.monotonic()``.
+    ``replay``. ``nonfinite``: it has ended because its numbers are not finite, nor may be what its
+    row holds. Times are seconds of ``time.monotonic()``.
 
     Until its prompt is computed, ``prompt_logprobs`` is how many of the most likely tokens are to
     be told for each position of that, None if none are wanted, nor the prompt's own; ``pooling`` is
@@ -53,6 +54,7 @@ class Sequence:
     prompt_tokens: int = field(default=0)
     forked: bool = False
     finished: bool = False
+    nonfinite: bool = False
     replay: bool = False
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None

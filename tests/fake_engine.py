@@ -262,6 +262,7 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         resumed={"memory": 3, "disk": 2, "recompute": 1},
         swapped_bytes={"memory": 70, "disk": 60},
         grammar_hits=1,
+        rows_failed={"nonfinite_logits": 1},
         grammar_seconds=[0.1],
         held_columns=100,
         padded_columns=25,

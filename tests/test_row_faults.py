@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from chairlift.engine import loop
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.detokenizer import ByteDetokenizer
 from chairlift.engine.errors import EngineDead
-from chairlift.engine.messages import SamplingParams, Submit, ToEngine, TokenOutput
+from chairlift.engine.messages import SamplingParams, Submit, Thinking, ToEngine, TokenOutput
 from chairlift.engine.requests import Request
 from chairlift.engine.source import ModelSource
 from chairlift.metrics.recorder import Recorder
@@ -52,13 +53,30 @@ def drawn_alone(model: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("prompt", "params", "why"),
     [
-        (PROMPT, {"logit_bias": {5: 10**400}}, "OverflowError"),
-        (PROMPT, {"logit_bias": {5: "much"}}, "ValueError"),
-        (PROMPT, {"temperature": "hot"}, "TypeError"),
-        (PROMPT, {"temperature": 1.0, "top_k": 10**400}, "RuntimeError"),
-        (PROMPT, {"temperature": 1.0, "seed": None}, "TypeError"),
-        (PROMPT, {"stop_token_ids": (5, [])}, "TypeError"),
-        (PROMPT, {"logprobs": "many"}, "TypeError"),
+        (PROMPT, {"logit_bias": {5: 10**400}}, "logit_bias"),
+        (PROMPT, {"logit_bias": {5: "much"}}, "logit_bias"),
+        (PROMPT, {"logit_bias": {5: math.nan}}, "logit_bias"),
+        (PROMPT, {"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
+        (PROMPT, {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        (PROMPT, {"temperature": "hot"}, "temperature"),
+        (PROMPT, {"temperature": -1e-9}, "temperature"),
+        (PROMPT, {"temperature": math.inf}, "temperature"),
+        (PROMPT, {"temperature": 1.0, "top_k": 10**400}, "top_k"),
+        (PROMPT, {"temperature": 1.0, "top_k": -1}, "top_k"),
+        (PROMPT, {"temperature": 1.0, "top_p": math.nan}, "top_p"),
+        (PROMPT, {"temperature": 1.0, "min_p": 1.5}, "min_p"),
+        (PROMPT, {"temperature": 1.0, "seed": None}, "seed"),
+        (PROMPT, {"temperature": 1.0, "seed": 2**64}, "seed"),
+        (PROMPT, {"repetition_penalty": 0.0}, "repetition_penalty"),
+        (PROMPT, {"presence_penalty": math.inf}, "presence_penalty"),
+        (PROMPT, {"frequency_penalty": -math.inf}, "frequency_penalty"),
+        (PROMPT, {"stop_token_ids": (5, [])}, "stop_token_ids"),
+        (PROMPT, {"stop_token_ids": (-5,), "min_tokens": 4}, "stop_token_ids"),
+        (PROMPT, {"logprobs": "many"}, "logprobs"),
+        (PROMPT, {"logprobs": -1}, "logprobs"),
+        (PROMPT, {"min_tokens": -1}, "min_tokens"),
+        (PROMPT, {"thinking": Thinking((VOCAB_SIZE,))}, "thinking"),
+        (PROMPT, {"thinking": Thinking((5,), start=-1)}, "thinking"),
         ([5, VOCAB_SIZE], {"presence_penalty": 1.0}, "a token outside of 0 to"),
         ([5, -1], {}, "a token outside of 0 to"),
         ([], {}, "the prompt is empty"),

@@ -138,13 +138,18 @@ def tiny_model_dir(
     sliding_window: int = 16,
     layers: int | None = None,
     tied: bool = True,
+    vocab_size: int = VOCAB_SIZE,
 ) -> Path:
-    """Writes an mlx-lm directory under ``tmp_path``: config, weights, tokenizer, chat template."""
+    """Writes an mlx-lm directory under ``tmp_path``: config, weights, tokenizer, chat template.
+
+    A ``vocab_size`` above VOCAB_SIZE gives the model more token ids than its tokenizer knows.
+    """
     path = tmp_path / f"tiny-{kind}"
     path.mkdir(parents=True)
-    config = tiny_config(kind, sliding_window=sliding_window, layers=layers, tied=tied)
+    size: dict[str, Any] = {"vocab_size": vocab_size, "sliding_window": sliding_window}
+    config = tiny_config(kind, **size, layers=layers, tied=tied)
     (path / "config.json").write_text(json.dumps(config))
-    model = tiny_model(kind, seed, sliding_window=sliding_window, layers=layers, tied=tied)
+    model = tiny_model(kind, seed, **size, layers=layers, tied=tied)
     mx.save_safetensors(
         str(path / "model.safetensors"),
         dict(tree_flatten(model.parameters())),

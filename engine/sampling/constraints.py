@@ -64,8 +64,11 @@ class Constraints:
         self._begin(told)
 
     def advance(self, tokens: Iterable[tuple[Sequence, int]]) -> None:
-        """Each of these sequences, if it has a constraint, has got that token."""
-        self._begin([(self._rows[s], [token]) for s, token in tokens if s in self._rows])
+        """Each of these sequences, if it has a constraint, has got that token; a number below 0 is
+        none, and its row is about to end.
+        """
+        own = [(s, token) for s, token in tokens if token >= 0 and s in self._rows]
+        self._begin([(self._rows[s], [token]) for s, token in own])
 
     def masks(self, rows: Seq[Sequence]) -> Bits:
         """What each row's next token may be: ``[rows, words]``, see ``masks``."""

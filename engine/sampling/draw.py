@@ -23,23 +23,46 @@ BELOW_ONE = 1 - 2**-24
 def drawn(weights: mx.array, keys: mx.array) -> mx.array:
     """One token for each row.
 
+    Nothing here trusts a sum: on a GPU a cumulative sum need not rise from part to part. A part is
+    taken only if its own weights are above 0, and a token only if its own weight is.
+
     Args:
         weights: ``[rows, vocabulary]`` float32, none below 0, some above.
         keys: ``[rows, 2]`` uint32, MLX's random keys.
 
     Returns:
-        ``[rows]`` int32; never a token whose weight is 0.
+        ``[rows]`` int32, each below ``vocabulary`` whatever the weights are; never a token whose
+        weight is 0 or NaN, if the row has another.
     """
     rows, vocabulary = weights.shape
     length = -(-vocabulary // PARTS)
     padded = mx.pad(weights, [(0, 0), (0, PARTS * length - vocabulary)])
     parts = padded.reshape(rows, PARTS, length)
     uniform = mx.vmap(lambda key: mx.random.uniform(shape=(1 + length,), key=key))(keys)
-    sums = parts.sum(axis=-1).cumsum(axis=-1)
+    own = parts.sum(axis=-1)
+    sums = own.cumsum(axis=-1)
     total = sums[:, -1:]
     point = mx.minimum(uniform[:, :1] * total, total * BELOW_ONE)
-    part = (sums <= point).sum(axis=-1)
+    part = chosen_part(own, sums, point)
     running = mx.take_along_axis(parts, part[:, None, None], axis=1)[:, 0]
     times = mx.maximum(-mx.log1p(-uniform[:, 1:]), LEAST)
-    first = mx.argmax(running / times, axis=-1)
-    return (part * length + first).astype(mx.int32)
+    # What does not run comes last, also behind a time that is rounded to 0.
+    first = mx.argmax(mx.where(running > 0, running / times, -1.0), axis=-1)
+    return mx.minimum(part * length + first.astype(mx.int32), vocabulary - 1)
+
+
+def chosen_part(own: mx.array, sums: mx.array, point: mx.array) -> mx.array:
+    """The first part with weight whose cumulative sum is above the point; else the heaviest.
+
+    Args:
+        own: ``[rows, PARTS]`` float32, each part's own sum.
+        sums: ``[rows, PARTS]`` float32, their cumulative sums, in whatever order these come out.
+        point: ``[rows, 1]`` float32.
+
+    Returns:
+        ``[rows]`` int32, below PARTS. Its own sum is above 0, if any part's is.
+    """
+    reached = mx.where((sums > point) & (own > 0), mx.arange(PARTS, dtype=mx.int32), PARTS)
+    first = reached.min(axis=-1)
+    heaviest = mx.argmax(mx.where(own > 0, own, 0.0), axis=-1).astype(mx.int32)
+    return mx.where(first < PARTS, first, heaviest)

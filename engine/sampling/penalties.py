@@ -7,6 +7,9 @@ from collections.abc import Sequence as Seq
 import mlx.core as mx
 import numpy as np
 
+# The largest float32.
+HIGHEST = float(np.finfo(np.float32).max)
+
 
 class Seen:
     """Which tokens each row's prompt has, and how often each stands in its output.
@@ -33,15 +36,24 @@ class Seen:
         self.in_output = mx.concatenate(outputs)
 
     def count(self, tokens: mx.array) -> None:
-        """Counts one output token of every row; ``tokens`` is ``[rows]``."""
+        """Counts one output token of every row.
+
+        Args:
+            tokens: ``[rows]``, each from 0 to below the vocabulary; see ``Sampled``.
+        """
         rows = mx.arange(tokens.shape[0])
         self.in_output = self.in_output.at[rows, tokens].add(1)
 
     def penalize(
         self, logits: mx.array, repetition: mx.array, presence: mx.array, frequency: mx.array
     ) -> mx.array:
-        """Applies the three penalties, each ``[rows, 1]``; see ``SamplingParams``."""
+        """Applies the three penalties, each ``[rows, 1]``; see ``SamplingParams``.
+
+        Returns:
+            ``[rows, vocabulary]``; logits that are finite never become +inf or NaN.
+        """
         said = self.in_output > 0
         repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
         logits = mx.where(self.in_prompt | said, repeated, logits)
-        return logits - presence * said - frequency * self.in_output
+        logits = logits - presence * said - frequency * self.in_output
+        return mx.minimum(logits, HIGHEST)

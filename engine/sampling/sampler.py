@@ -16,7 +16,12 @@ from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.logprobs import Likely, likely
 from chairlift.engine.sampling.masks import Bits, masked
 from chairlift.engine.sampling.penalties import Seen
+from chairlift.engine.sampling.verdict import judged
 
+# Temperatures below this are greedy (vLLM's bound): weights would be 1 and 0.
+GREEDY_BELOW = 1e-5
+# What min_tokens adds to a stop token's logit. Finite: where a grammar allows nothing but a stop
+# token, the text is complete, and the row ends there.
 _BANNED = -1e30
 
 
@@ -30,17 +35,22 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """``tokens`` is ``[rows]`` int32, on the device."""
+    """Both ``[rows]`` int32, on the device.
+
+    ``tokens`` are what rows feed next: each is in the vocabulary, also where none could be chosen.
+    ``told`` is the same, or below 0 for a row that has failed; see ``verdict``.
+    """
 
     tokens: mx.array
+    told: mx.array
     logprobs: Logprobs | None
 
     @property
     def arrays(self) -> list[mx.array]:
         """All that has to be evaluated."""
         if self.logprobs is None:
-            return [self.tokens]
-        return [self.tokens, *self.logprobs.likely]
+            return [self.tokens, self.told]
+        return [self.tokens, self.told, *self.logprobs.likely]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,10 @@ class SamplerRow:
     params: SamplingParams
     prompt: Seq[int]
     output: Seq[int]
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature < GREEDY_BELOW
 
     @property
     def penalized(self) -> bool:
@@ -94,6 +108,8 @@ class Sampler:
             masks: ``[rows, words]``, what each row may choose; None: anything.
         """
         raw = logits.astype(mx.float32)
+        # NaN where a row has one; +inf, or -inf for nothing else, where its logits are not finite.
+        peak = raw.max(axis=-1, keepdims=True)
         logits = self._biased(raw, generated)
         if self._seen is not None:
             logits = self._seen.penalize(
@@ -104,16 +120,20 @@ class Sampler:
             )
         if masks is not None:
             logits = masked(logits, masks)
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        drawn = [i for i, row in enumerate(self._rows) if row.params.temperature > 0]
-        if drawn:
-            every = len(drawn) == len(self._rows)
+        best = peak if logits is raw else logits.max(axis=-1, keepdims=True)
+        chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
+        drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
+        if drawn and len(drawn) == len(self._rows):
+            chosen = self._draw(logits, best, chosen, drawn, generated)
+        elif drawn:
             index = mx.array(drawn, mx.int32)
-            picked = self._draw(logits if every else logits[index], drawn, generated)
-            tokens = picked if every else tokens.at[index].add(picked - tokens[index])
+            picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
+            chosen = chosen.at[index].add(picked - chosen[index])
+        told = judged(chosen, peak[:, 0], best[:, 0])
+        tokens = mx.maximum(told, 0)
         if self._seen is not None:
             self._seen.count(tokens)
-        return Sampled(tokens, self._logprobs(raw, tokens))
+        return Sampled(tokens, told, self._logprobs(raw, tokens))
 
     def _column(
         self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None
@@ -148,14 +168,27 @@ class Sampler:
             if early[row]
             for token in r.params.stop_token_ids
         ]
-        inside = [entry for entry in entries if entry[1] < self._vocabulary]
+        inside = [entry for entry in entries if 0 <= entry[1] < self._vocabulary]
         return mx.array(np.array(inside, np.float32).reshape(-1, 3).T)
 
-    def _draw(self, logits: mx.array, rows: Seq[int], generated: Seq[int]) -> mx.array:
-        """One token of each row's distribution."""
+    def _draw(
+        self,
+        logits: mx.array,
+        best: mx.array,
+        likeliest: mx.array,
+        rows: Seq[int],
+        generated: Seq[int],
+    ) -> mx.array:
+        """One token of each row's distribution.
+
+        Args:
+            logits: ``[rows, vocabulary]``.
+            best: ``[rows, 1]``, the highest of each row.
+            likeliest: ``[rows]`` int32, where that is; no filter takes it away.
+        """
         params = [self._rows[row].params for row in rows]
-        logits = logits / self._column(lambda p: p.temperature, rows)
-        weights = cpu.exp(logits - logits.max(axis=-1, keepdims=True))
+        # Relative to the highest first: so nothing overflows, whatever the temperature.
+        weights = cpu.exp((logits - best) / self._column(lambda p: p.temperature, rows))
         top_k = top_p = min_p = None
         if any(p.top_k > 0 for p in params):
             top_k = self._column(lambda p: p.top_k, rows)
@@ -167,7 +200,9 @@ class Sampler:
             least = thresholds(weights, top_k, top_p, min_p)
             weights = mx.where(weights >= least, weights, 0.0)
         seeds = [_key(p.seed, generated[row]) for p, row in zip(params, rows, strict=True)]
-        return drawn(weights, mx.array(seeds, mx.uint32))
+        tokens = drawn(weights, mx.array(seeds, mx.uint32))
+        weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
+        return mx.where(weight > 0, tokens, likeliest)
 
     def _logprobs(self, logits: mx.array, tokens: mx.array) -> Logprobs | None:
         asked = {i: r.params.logprobs for i, r in enumerate(self._rows)}

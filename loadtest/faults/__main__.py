@@ -14,12 +14,13 @@ from pathlib import Path
 from chairlift.loadtest.errors import LoadTestError
 from chairlift.loadtest.faults.fuzz import FUZZ
 from chairlift.loadtest.faults.kill import KILL
+from chairlift.loadtest.faults.odd import ODD
 from chairlift.loadtest.faults.overload import OVERLOAD
 from chairlift.loadtest.faults.scenario import Outcome, Scenario
 from chairlift.loadtest.faults.sigterm import SIGTERM
 from chairlift.loadtest.faults.soak import SOAK
 
-SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, OVERLOAD, SOAK, SIGTERM)
+SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, ODD, OVERLOAD, SOAK, SIGTERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="SCENARIO")
     for scenario in SCENARIOS:
-        command = commands.add_parser(scenario.name, help=scenario.help)
+        command = commands.add_parser(scenario.name, help=scenario.help, description=scenario.help)
         command.add_argument(
             "--model", type=Path, help="a directory or a .gguf file (default: serve's own)"
         )

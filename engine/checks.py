@@ -1,0 +1,82 @@
+"""What a request has to be when the engine takes it: the border before all lookups by its numbers.
+
+The API refuses much more, in its own terms. Behind this no number of a request indexes memory that
+has not been looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chairlift.engine.messages import MAX_TOP_LOGPROBS, SamplingParams, Submit
+
+# What logits are added to, subtracted from and multiplied by: far from float32's ends.
+MOST = 1e6
+# Above any count of tokens.
+MOST_INT = 2**31
+
+
+def check_submit(request: Submit, vocabulary: int) -> None:
+    """Checks all numbers that a step computes with or looks up by.
+
+    Args:
+        vocabulary: the last dimension of the logits.
+
+    Raises:
+        ValueError: one is of another type or out of its range; its field is named.
+    """
+    if not request.prompt:
+        raise ValueError("the prompt is empty")
+    _check_tokens("the prompt", request.prompt, vocabulary)
+    _whole("n", request.n, 1, MOST_INT)
+    for choice in request.resumed:
+        _whole("resumed", choice.index, 0, request.n)
+        _check_tokens("resumed", choice.output, vocabulary)
+    if request.prompt_logprobs is not None:
+        _whole("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS + 1)
+    check_params(request.params, vocabulary)
+
+
+def check_params(params: SamplingParams, vocabulary: int) -> None:
+    """The part of ``check_submit`` for how tokens are chosen."""
+    _whole("max_tokens", params.max_tokens, 0, MOST_INT)
+    _whole("min_tokens", params.min_tokens, 0, MOST_INT)
+    _whole("seed", params.seed, -(2**63), 2**64)
+    _real("temperature", params.temperature, lambda x: 0 <= x <= MOST)
+    _whole("top_k", params.top_k, 0, MOST_INT)
+    _real("top_p", params.top_p, lambda x: 0 <= x <= 1)
+    _real("min_p", params.min_p, lambda x: 0 <= x <= 1)
+    _real("repetition_penalty", params.repetition_penalty, lambda x: 1 / MOST <= x <= MOST)
+    _real("presence_penalty", params.presence_penalty, lambda x: abs(x) <= MOST)
+    _real("frequency_penalty", params.frequency_penalty, lambda x: abs(x) <= MOST)
+    for token, bias in params.logit_bias.items():
+        _whole("logit_bias", token, 0, vocabulary)
+        _real("logit_bias", bias, lambda x: abs(x) <= MOST)
+    if params.logprobs is not None:
+        _whole("logprobs", params.logprobs, 0, MAX_TOP_LOGPROBS + 1)
+    for token in params.stop_token_ids:  # a tokenizer may know ends that its model does not
+        _whole("stop_token_ids", token, 0, MOST_INT)
+    if (thinking := params.thinking) is not None:
+        if not thinking.end:
+            raise ValueError("thinking has no end")
+        _check_tokens("thinking", thinking.end, vocabulary)
+        _check_tokens("thinking", () if thinking.start is None else (thinking.start,), vocabulary)
+        _whole("thinking", thinking.budget or 0, 0, MOST_INT)
+
+
+def _check_tokens(name: str, tokens: tuple[int, ...] | list[int], vocabulary: int) -> None:
+    # All at once: a prompt may have a million of them.
+    if set(map(type, tokens)) - {int} or (
+        tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary
+    ):
+        raise ValueError(f"{name} has a token outside of 0 to {vocabulary - 1}")
+
+
+def _whole(name: str, value: object, least: int, below: int) -> None:
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{name} has to be a whole number from {least} to {below - 1}")
+
+
+def _real(name: str, value: float, fits: Callable[[float], bool]) -> None:
+    if type(value) not in (int, float) or not fits(value):
+        raise ValueError(f"{name} is not a number in its range")

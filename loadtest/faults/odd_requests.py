@@ -1,0 +1,126 @@
+"""Requests whose numbers are extreme, from a seed: every border of every field, alone and together.
+
+Most are valid. Of the others one field is just beyond its border, and is to be named.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chairlift.loadtest.faults import odd_values
+from chairlift.loadtest.faults.odd_values import Odd
+from chairlift.loadtest.random_schemas import random_schema
+
+# Of the requests with many odd fields.
+_REFUSED = 0.15
+_GRAMMAR = 0.25
+_PRESENT = 0.4
+_TOKENS = 4
+_PATTERNS = ("ab", "x{2,9}", "[a-f]{4}", "(yes|no)", "[^\\\\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class OddRequest:
+    """A body for a path. ``wrong`` names the field that is beyond its border; None: it is valid."""
+
+    path: str
+    body: dict[str, Any]
+    wrong: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    path: str
+    base: dict[str, Any]
+    fields: tuple[Odd, ...]
+
+
+def odd_requests(vocabulary: int, rows: int, seed: int) -> Iterator[OddRequest]:
+    """Without end: one with one odd value, then one with many, and so on.
+
+    All single values of all doors come, in random order, before one comes again.
+
+    Args:
+        vocabulary: the model's token ids are below this.
+        rows: choices of one request that the server computes at most.
+    """
+    draw = random.Random(seed)
+    doors = _doors(vocabulary, rows)
+    singles = [
+        OddRequest(door.path, {**door.base, field.name: value}, field.name if wrong else None)
+        for door in doors
+        for field in door.fields
+        for wrong, values in ((False, field.inside), (True, field.outside))
+        for value in values
+    ]
+    while True:
+        for single in draw.sample(singles, len(singles)):
+            yield single
+            yield _combined(draw, draw.choice(doors))
+
+
+def _doors(vocabulary: int, rows: int) -> tuple[_Door, ...]:
+    said = [{"role": "user", "content": "hi"}]
+    tokens = {"max_tokens": _TOKENS}
+    return (
+        _Door(
+            "/v1/completions",
+            {"prompt": "hi", **tokens},
+            odd_values.completions(vocabulary, rows),
+        ),
+        _Door(
+            "/v1/chat/completions",
+            {"messages": said, "logprobs": True, **tokens},
+            odd_values.chat(vocabulary, rows),
+        ),
+        _Door(
+            "/v1/responses",
+            {"input": "hi", "store": False, "max_output_tokens": _TOKENS},
+            odd_values.responses(vocabulary),
+        ),
+        _Door("/v1/messages", {"messages": said, **tokens}, odd_values.messages(vocabulary)),
+    )
+
+
+def _combined(draw: random.Random, door: _Door) -> OddRequest:
+    """Many odd values together, and perhaps a grammar."""
+    body = dict(door.base)
+    for field in door.fields:
+        if field.inside and draw.random() < _PRESENT:
+            body[field.name] = draw.choice(field.inside)
+    # Choices times prompts have to fit the server's rows and its queue.
+    if "min_tokens" in body:
+        body["min_tokens"] = draw.choice((0, body["max_tokens"]))
+    if draw.random() < _GRAMMAR:
+        body |= _grammar(draw, door.path)
+    wrong = None
+    refusing = [field for field in door.fields if field.outside]
+    if draw.random() < _REFUSED:
+        field = draw.choice(refusing)
+        body[field.name] = draw.choice(field.outside)
+        wrong = field.name
+    return OddRequest(door.path, body, wrong)
+
+
+def _grammar(draw: random.Random, path: str) -> dict[str, Any]:
+    schema = random_schema(draw)
+    named = {"type": "json_schema", "name": "odd", "schema": schema}
+    if path == "/v1/responses":
+        return {"text": {"format": named}}
+    if path == "/v1/messages":
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    pattern = draw.choice(_PATTERNS)
+    return draw.choice(
+        (
+            {"structured_outputs": {"regex": pattern}},
+            {"structured_outputs": {"choice": ["yes", "no", ""]}},
+            {"structured_outputs": {"json": schema}},
+            {"structured_outputs": {"json_object": True}},
+            {"structured_outputs": {"grammar": 'start: "(" start ")" | "x"'}},
+            {"guided_regex": pattern},
+            {"response_format": {"type": "json_schema", "json_schema": named}},
+        )
+    )

@@ -1,0 +1,226 @@
+"""No draw leaves the vocabulary, whatever the parameters and the logits are; rows do not mix."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.engine.checks import MOST, check_params
+from chairlift.engine.errors import RowFailed
+from chairlift.engine.messages import SamplingParams
+from chairlift.engine.sampling.draw import PARTS, chosen_part, drawn
+from chairlift.engine.sampling.logprobs import likely
+from chairlift.engine.sampling.masks import allow, free
+from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
+from chairlift.engine.sampling.verdict import NO_CHOICE, NONFINITE, checked
+
+# A multiple of what is computed at once: so a row is rounded alike wherever it stands.
+VOCABULARY = 64
+SUBNORMAL = (5e-324, 1e-320, 1e-45, 1e-40, 1.17549435e-38, 1e-38, 1e-30, 1e-10, 1e-7)
+SHARES = st.one_of(st.sampled_from((*SUBNORMAL, 0.5, 0.9999999, 1.0)), st.floats(0, 1))
+PENALTIES = st.one_of(st.sampled_from((0.0, -0.0, 2.0, -2.0, MOST, -MOST, *SUBNORMAL)))
+TOKENS = st.integers(0, VOCABULARY - 1)
+
+
+@st.composite
+def params(draw: st.DrawFn) -> SamplingParams:
+    given_ = SamplingParams(
+        max_tokens=draw(st.sampled_from((0, 1, 2**31 - 1))),
+        seed=draw(st.sampled_from((0, 1, -1, 2**63 - 1, -(2**63), 2**64 - 1, 12345))),
+        min_tokens=draw(st.sampled_from((0, 1, 2**31 - 1))),
+        temperature=draw(
+            st.one_of(
+                st.sampled_from((*SUBNORMAL, 0.0, 9.99e-6, 1e-5, 1.01e-5, 1.0, 2.0, MOST)),
+                st.floats(0, 2),
+            )
+        ),
+        top_k=draw(st.sampled_from((0, 1, 2, VOCABULARY - 1, VOCABULARY, 2**31 - 1))),
+        top_p=draw(SHARES),
+        min_p=draw(SHARES),
+        repetition_penalty=draw(
+            st.one_of(st.sampled_from((1 / MOST, 0.01, 1.0, 100.0, MOST)), st.floats(0.01, 100))
+        ),
+        presence_penalty=draw(PENALTIES),
+        frequency_penalty=draw(PENALTIES),
+        logit_bias=draw(
+            st.dictionaries(TOKENS, st.sampled_from((100.0, -100.0, MOST, -MOST, 5e-324)))
+        ),
+        logprobs=draw(st.sampled_from((None, 0, 1, 20))),
+        stop_token_ids=tuple(draw(st.lists(st.one_of(TOKENS, st.just(2**31 - 1)), max_size=70))),
+    )
+    check_params(given_, VOCABULARY)
+    return given_
+
+
+@st.composite
+def logits(draw: st.DrawFn) -> npt.NDArray[np.float32]:
+    """A row as a model gives it: of any finite size, with ties, and with tokens ruled out."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size = draw(st.sampled_from((0.0, 1e-45, 1e-30, 1.0, 8.0, 1e4, 6.5e4, 1e30, 1.7e38)))
+    row = rng.normal(0, 1, VOCABULARY).clip(-2, 2) * size
+    if draw(st.booleans()):
+        row = np.sign(row) * size
+    ruled_out = rng.random(VOCABULARY) < draw(st.sampled_from((0.0, 0.0, 0.5, 0.97)))
+    ruled_out[rng.integers(VOCABULARY)] = False
+    row[ruled_out] = -np.inf
+    return row.astype(np.float32)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[SamplerRow, npt.NDArray[np.float32], list[int] | None]:
+    """Parameters, logits, and the tokens that a grammar allows; None: any."""
+    own = draw(params())
+    prompt = draw(st.lists(TOKENS, max_size=5))
+    output = draw(st.lists(TOKENS, max_size=5))
+    allowed = draw(st.one_of(st.none(), st.lists(TOKENS, max_size=4)))
+    return SamplerRow(own, prompt, output), draw(logits()), allowed
+
+
+Row = tuple[SamplerRow, npt.NDArray[np.float32], list[int] | None]
+
+
+def sampled(batch: list[Row]) -> tuple[Sampled, Sampler]:
+    sampler = Sampler(VOCABULARY)
+    sampler.rearrange([], [row for row, _, _ in batch])
+    masks = None
+    if any(allowed is not None for _, _, allowed in batch):
+        masks = free(len(batch), VOCABULARY)
+        for bits, (_, _, allowed) in zip(masks, batch, strict=True):
+            if allowed is not None:
+                bits[:] = 0
+                for token in allowed:
+                    allow(bits, token)
+    given_ = mx.array(np.stack([own for _, own, _ in batch]))
+    return sampler.sample(given_, [len(row.output) for row, _, _ in batch], masks), sampler
+
+
+BROKEN = (
+    np.full(VOCABULARY, np.nan, np.float32),
+    np.full(VOCABULARY, -np.inf, np.float32),
+    np.where(np.arange(VOCABULARY) == 7, np.inf, 0).astype(np.float32),
+    np.where(np.arange(VOCABULARY) == 63, np.nan, 5).astype(np.float32),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batch=st.lists(rows(), min_size=1, max_size=5),
+    broken=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(BROKEN)), max_size=2),
+)
+def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
+    batch: list[Row], broken: list[tuple[int, Any]]
+) -> None:
+    """Rows that are not finite stand among the others, and change nothing of theirs."""
+    expected = [told_alone(row) for row in batch]
+    whole: list[Row] = list(batch)
+    for place, values in broken:
+        whole.insert(place, (batch[0][0], values, batch[0][2]))
+        expected.insert(place, NONFINITE)
+    own, sampler = sampled(whole)
+    assert own.told.tolist() == expected
+    tokens: Any = own.tokens.tolist()
+    assert [max(told, 0) for told in expected] == tokens
+    for told, (_, row, allowed) in zip(expected, whole, strict=True):
+        if told == NONFINITE:
+            assert not np.isfinite(row.max()) or np.isnan(row).any()
+        elif told == NO_CHOICE:
+            assert allowed is not None
+            assert not np.isfinite(row[allowed]).any() if allowed else True
+        else:
+            assert 0 <= told < VOCABULARY
+            assert np.isfinite(row[told])
+            assert allowed is None or told in allowed
+    if sampler._seen is not None:
+        counts = np.array(sampler._seen.in_output)
+        for number, (row, _, _) in enumerate(whole):
+            own_counts = np.bincount([*row.output, tokens[number]], minlength=VOCABULARY)
+            # A batch that was without penalties has not counted.
+            assert (counts[number] == own_counts).all()
+
+
+def told_alone(row: Row) -> int:
+    own, _ = sampled([row])
+    told: Any = own.told.tolist()
+    return int(told[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-40, 1e-38, 1e-10, 9.99e-6])
+@pytest.mark.parametrize("more", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {}])
+def test_a_tiny_temperature_is_greedy(temperature: float, more: dict[str, Any]) -> None:
+    """1e-40 with a filter gave tokens beyond the vocabulary, and the next step signal 11."""
+    given_ = SamplingParams(max_tokens=4, seed=1, temperature=temperature, **more)
+    values = np.random.default_rng(2).normal(0, 3, VOCABULARY).astype(np.float32)
+    assert told_alone((SamplerRow(given_, (1,), ()), values, None)) == values.argmax()
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-4, 1e-3])
+def test_a_temperature_just_above_that_draws_the_likeliest(temperature: float) -> None:
+    """Even of logits whose quotient float32 does not hold."""
+    given_ = SamplingParams(max_tokens=4, seed=1, temperature=temperature, top_p=0.9, top_k=9)
+    values = np.linspace(-3e38, 3e38, VOCABULARY, dtype=np.float32)
+    assert told_alone((SamplerRow(given_, (1,), ()), values, None)) == VOCABULARY - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    own=st.lists(
+        st.lists(st.sampled_from((0.0, 1e-45, 1e-30, 1e-9, 0.3, 1.0)), min_size=16, max_size=16),
+        min_size=1,
+        max_size=4,
+    ),
+    noise=st.lists(st.floats(-0.4, 0.4), min_size=16, max_size=16),
+    at=st.sampled_from((0.0, 1e-45, 0.1, 0.5, 0.999, 1 - 2**-24)),
+)
+def test_sums_that_do_not_rise_choose_no_part_without_weight(
+    own: list[list[float]], noise: list[float], at: float
+) -> None:
+    """As cumulative sums come out of a GPU: off by rounding, here by much more."""
+    parts = np.array(own, np.float32)
+    sums = (parts.cumsum(axis=1) + np.array(noise, np.float32)).astype(np.float32)
+    chosen = np.array(chosen_part(mx.array(parts), mx.array(sums), mx.array(sums[:, -1:] * at)))
+    assert (chosen >= 0).all()
+    assert (chosen < PARTS).all()
+    weights = parts[np.arange(len(parts)), chosen]
+    assert ((weights > 0) | (parts.max(axis=1) == 0)).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    vocabulary=st.sampled_from((1, 2, 15, 16, 17, 31, 33, 64, 259)),
+    seed=st.integers(0, 2**32),
+    value=st.sampled_from((0.0, math.nan, math.inf, 1e-45, 1e-38, 1.0)),
+)
+def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, value: float) -> None:
+    rng = np.random.default_rng(seed)
+    weights = np.where(rng.random((8, vocabulary)) < 0.9, value, 0.0).astype(np.float32)
+    keys = rng.integers(0, 2**32, (8, 2), dtype=np.uint32)
+    tokens = np.array(drawn(mx.array(weights), mx.array(keys)))
+    assert (tokens >= 0).all()
+    assert (tokens < vocabulary).all()
+    if math.isfinite(value) and value > 0:
+        found = weights[np.arange(8), tokens]
+        assert ((found > 0) | (weights.max(axis=1) == 0)).all()
+
+
+def test_what_was_read_is_checked() -> None:
+    assert checked(0, 10) == 0
+    assert checked(9, 10) == 9
+    for told, reason in ((10, "bad_token"), (-3, "bad_token"), (NONFINITE, "nonfinite_logits")):
+        with pytest.raises(RowFailed) as raised:
+            checked(told, 10)
+        assert raised.value.reason == reason
+
+
+def test_log_probabilities_of_tokens_that_are_ruled_out() -> None:
+    values = mx.array([[0.0, -mx.inf, 1.0, -mx.inf]])
+    scored = likely(values, mx.array([1]), 4)
+    assert scored.chosen.tolist() == [-math.inf]
+    assert scored.top_ids.tolist()[0][:2] == [2, 0]
+    assert not np.isnan(np.array(scored.top)).any()
