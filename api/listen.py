@@ -107,6 +107,8 @@ class _Site(web.BaseSite):
     async def start(self) -> None:
         """Listens."""
         await super().start()
+        # NOTE: uvloop's create_server does not raise what is wrong with this.
+        self._bound.listen(self._backlog)
         settings = self._service.settings
         loop = asyncio.get_running_loop()
         assert self._runner.server is not None, "set up before a site is made"

@@ -25,8 +25,8 @@ class ServerSettings:
     ``keys`` empty: anybody may come, and all of them share ``anonymous``. Those are also the limits
     of keys that have none of their own. ``api_key_file`` is where keys are read again.
     ``ssl_keyfile`` None: the key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are
-    those of web pages that may come. ``response_store_bytes`` are the most that stored responses may
-    take, and ``response_store_seconds`` how long each is kept. ``ui``: a page at /.
+    those of web pages that may come. ``response_store_bytes`` are the most that stored responses
+    may take, and ``response_store_seconds`` how long each is kept. ``ui``: a page at /.
     ``metrics_port`` None: /metrics is on ``port`` with the rest.
 
     Seconds: ``drain_seconds`` is how long requests may go on once the server was asked to stop,

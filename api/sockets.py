@@ -72,7 +72,7 @@ def bind(host: str, port: int) -> Binding:
         addresses = _addresses(host, port)
         families = [family for family in _FAMILIES if port and _used(family, port)]
         sockets = _bound(addresses, port)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that is none is a UnicodeError or ValueError
         raise _refusal(host, port, error) from error
     if families:
         names = " and ".join(_FAMILIES[family][0] for family in families)
@@ -113,10 +113,10 @@ def bind_all(settings: ServerSettings) -> Sockets:
         raise
 
 
-def _refusal(host: str, port: int, error: OSError) -> OSError:
+def _refusal(host: str, port: int, error: OSError | ValueError) -> OSError:
     shown = f"[{host}]" if ":" in host else host
-    reason = error.strerror or str(error)
-    if error.errno == errno.EADDRINUSE:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         reason += " by a server on this address, or on one that overlaps it"
     return OSError(f"cannot listen on {shown}:{port}: {reason}")
 
