@@ -28,8 +28,8 @@ from chairlift.cache.saved import (
     write_node,
 )
 from chairlift.cache.saved_layers import SavedLayer, Template
-from chairlift.cache.store_parts import new_part, remove_abandoned
 from chairlift.cache.store_index import Entry, Index
+from chairlift.cache.store_parts import new_part, remove_abandoned
 from chairlift.cache.store_stats import StoreStats
 
 _log = logging.getLogger(__name__)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from chairlift.cache.saved_layers import template_of
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.store_index import Segment
+from chairlift.cache.store_parts import new_part, remove_abandoned
 
 KINDS = (LayerKind(), LayerKind(window=4))
 MODEL = fingerprint("llama", "a")
