@@ -14,7 +14,7 @@ from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
 from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
 from chairlift.api.cors import allow_origins
-from chairlift.api.doors import ACCOUNTS, WORK, Accounts, doors, tell_limits
+from chairlift.api.doors import WORK, doors, tell_limits
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
 from chairlift.api.openapi import document
@@ -33,7 +33,6 @@ def build_app(service: Service) -> web.Application:
     settings = service.settings
     app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
-    app[ACCOUNTS] = Accounts(settings)
     app.on_cleanup.append(_end_checks)
     app.on_response_prepare.extend((_name_request, tell_limits))
     if settings.cors_origins:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Container, Sequence
@@ -16,6 +17,7 @@ from chairlift.api import (
     cli_format,
     cli_observability,
     config_sources,
+    signals,
 )
 from chairlift.api.config_sources import ConfigError, Setting
 from chairlift.api.flags import (
@@ -26,11 +28,15 @@ from chairlift.api.flags import (
     positive,
     positive_seconds,
 )
-from chairlift.api.keys import KeyFileError
+from chairlift.api.keys import KEY_VARIABLE, KeyFileError
 from chairlift.api.settings import ServerSettings
+from chairlift.api.sockets import bind_all
+from chairlift.api.tls import Certificate
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 from chairlift.engine.logs import set_up_logs
 from chairlift.engine.open_files import import_mlx_lm
+
+logger = logging.getLogger(__name__)
 
 _SERVER = ServerSettings()
 _ENGINE = EngineConfig()
@@ -235,6 +241,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    signals.before_loop()
     try:
         options, given = config_sources.resolve(parser, arguments, os.environ)
         if options.print_config:
@@ -248,12 +255,6 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         return 1
     if options.print_config:
         return 0
-    set_up_logs(options.log_level, options.log_format, "api")
-    # transformers would advise, in every process, to install PyTorch.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    import_mlx_lm()
-    from chairlift.api.serve import serve
-
     settings = ServerSettings(
         host=options.host,
         port=options.port,
@@ -267,13 +268,27 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         **doors,
         **cli_format.format_settings(options),
     )
-    return serve(settings, config, cli_engine_process.supervision(options))
+    set_up_logs(options.log_level, options.log_format, "api")
+    try:
+        certificate = Certificate.of(settings)
+        sockets = bind_all(settings)
+    except OSError as error:
+        logger.critical("%s", error)
+        return 1
+    # transformers would advise, in every process, to install PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # What is slow comes after all that may be wrong.
+    import_mlx_lm()
+    from chairlift.api.serve import Server, serve
+
+    supervision = cli_engine_process.supervision(options)
+    return serve(Server(settings, config, supervision, sockets, certificate))
 
 
 def _print(settings: Sequence[Setting]) -> None:
     print(config_sources.as_toml(settings), end="")
-    if os.environ.get(cli_doors.KEY_VARIABLE):
-        print(f"# {cli_doors.KEY_VARIABLE} = {config_sources.MASK}  # environment")
+    if os.environ.get(KEY_VARIABLE):
+        print(f"# {KEY_VARIABLE} = {config_sources.MASK}  # environment")
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.api.flags import byte_size_or_zero, port, positive, positive_seconds
-from chairlift.api.keys import KeyLimits, read_keys
+from chairlift.api.keys import KEY_VARIABLE, KeyLimits, read_keys
 from chairlift.api.settings import ServerSettings
 
-KEY_VARIABLE = "CHAIRLIFT_API_KEY"
 _SERVER = ServerSettings()
 
 
@@ -142,6 +141,7 @@ def door_settings(options: argparse.Namespace) -> dict[str, Any]:
     limits = KeyLimits(options.rpm, options.tpm, options.max_streams)
     return {
         "keys": read_keys(options.api_key_file, os.environ.get(KEY_VARIABLE), limits),
+        "api_key_file": options.api_key_file,
         "anonymous": limits,
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+KEY_VARIABLE = "CHAIRLIFT_API_KEY"
 # A key that the environment gives has no name of its own.
 ENVIRONMENT_NAME = "default"
 # Shorter ones can be tried out.
@@ -77,7 +78,7 @@ def read_keys(
     keys = [] if path is None else _of_file(path, defaults)
     if environment:
         if len(environment) < MIN_KEY_CHARS:
-            raise KeyFileError(f"CHAIRLIFT_API_KEY has fewer than {MIN_KEY_CHARS} characters")
+            raise KeyFileError(f"{KEY_VARIABLE} has fewer than {MIN_KEY_CHARS} characters")
         keys.append(ApiKey(ENVIRONMENT_NAME, digest_of(environment), defaults))
     for place, key in enumerate(keys):
         for other in keys[:place]:

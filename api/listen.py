@@ -1,9 +1,10 @@
-"""Binds the application, and the metrics if they have a port of their own, to their sockets."""
+"""Serves the application, and the metrics if they have a port of their own, on their sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 import ssl
 from functools import partial
 
@@ -14,7 +15,7 @@ from chairlift.api.app import build_app
 from chairlift.api.connection import Connection
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
-from chairlift.api.settings import ServerSettings
+from chairlift.api.sockets import Binding
 
 # More clients may connect in one moment than the usual 128.
 BACKLOG = 1024
@@ -23,54 +24,30 @@ SHUTDOWN_SECONDS = 1.0
 LINGER_SECONDS = 10.0
 
 
-async def listen(service: Service, tls: ssl.SSLContext | None = None) -> web.AppRunner:
-    """Binds the service's address; ``addresses`` of the result tells a port chosen by the system.
+async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None) -> web.AppRunner:
+    """Serves the application on these sockets.
 
     Raises:
-        OSError: the address cannot be bound.
+        OSError: they cannot listen.
     """
-    settings = service.settings
     hide_bad_http()
-    return await _bind(build_app(service), service, settings.host, settings.port, tls)
+    return await _serve(build_app(service), service, binding, tls)
 
 
-async def listen_for_scrapes(service: Service, port: int) -> web.AppRunner:
-    """Binds the address of the metrics alone.
+async def listen_for_scrapes(service: Service, binding: Binding) -> web.AppRunner:
+    """Serves the metrics alone.
 
     Raises:
-        OSError: the address cannot be bound.
+        OSError: the sockets cannot listen.
     """
     app = web.Application()
     app[SERVICE] = service
     app.router.add_get("/metrics", metrics)
-    return await _bind(app, service, service.settings.metrics_host, port, None)
+    return await _serve(app, service, binding, None)
 
 
-def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The server's certificate, if it has one.
-
-    Raises:
-        OSError: a file cannot be read, or does not hold what it should.
-    """
-    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
-    if certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # A key with a passphrase would make OpenSSL ask the terminal.
-        context.load_cert_chain(certificate, key, password=lambda: "")
-    except ssl.SSLError as error:
-        where = certificate if key is None else f"{certificate} and {key}"
-        raise OSError(f"{where}: no certificate with its key: {error.reason}") from error
-    except OSError as error:
-        # It does not say which of the two it was.
-        missing = [path for path in (certificate, key) if path and not path.is_file()]
-        raise OSError(f"{missing[0] if missing else certificate}: {error.strerror}") from error
-    return context
-
-
-async def _bind(
-    app: web.Application, service: Service, host: str, port: int, tls: ssl.SSLContext | None
+async def _serve(
+    app: web.Application, service: Service, binding: Binding, tls: ssl.SSLContext | None
 ) -> web.AppRunner:
     runner = web.AppRunner(
         app,
@@ -81,10 +58,11 @@ async def _bind(
     )
     await runner.setup()
     try:
-        await _Site(runner, service, host, port, tls).start()
+        for bound in binding.sockets:
+            await _Site(runner, service, bound, tls).start()
     except OSError as error:
         await runner.cleanup()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise binding.refusal(error) from error
     except BaseException:
         await runner.cleanup()
         raise
@@ -92,7 +70,7 @@ async def _bind(
 
 
 def address_of(runner: web.AppRunner, tls: ssl.SSLContext | None) -> str:
-    """Where it listens, as a URL."""
+    """Where it listens, as a URL; the first of several."""
     host, port = runner.addresses[0][:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'http' if tls is None else 'https'}://{shown}:{port}"
@@ -107,29 +85,30 @@ def is_loopback(host: str) -> bool:
 
 
 class _Site(web.BaseSite):
-    """A TCP socket whose connections are ours."""
+    """A bound socket whose connections are ours."""
 
     def __init__(
         self,
         runner: web.AppRunner,
         service: Service,
-        host: str,
-        port: int,
+        bound: socket.socket,
         tls: ssl.SSLContext | None,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._service = service
-        self._host = host
-        self._port = port
+        self._bound = bound
 
     @property
     def name(self) -> str:
         """Where it is."""
-        return f"{self._host}:{self._port}"
+        host, port = self._bound.getsockname()[:2]
+        return f"{host}:{port}"
 
     async def start(self) -> None:
-        """Binds it."""
+        """Listens."""
         await super().start()
+        # NOTE: uvloop's create_server does not raise what is wrong with this.
+        self._bound.listen(self._backlog)
         settings = self._service.settings
         loop = asyncio.get_running_loop()
         assert self._runner.server is not None, "set up before a site is made"
@@ -147,5 +126,5 @@ class _Site(web.BaseSite):
             lingering_time=min(LINGER_SECONDS, settings.body_seconds),
         )
         self._server = await loop.create_server(
-            connect, self._host, self._port, ssl=self._ssl_context, backlog=self._backlog
+            connect, sock=self._bound, ssl=self._ssl_context, backlog=self._backlog
         )

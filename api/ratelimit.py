@@ -29,6 +29,12 @@ class Bucket:
         self._level = float(limit)
         self._at = clock()
 
+    def resize(self, limit: int) -> None:
+        """Changes the limit. What has been taken stays taken."""
+        self._level = self.level + limit - self.limit
+        self._at = self._clock()
+        self.limit = limit
+
     @property
     def level(self) -> float:
         """What is there now."""
@@ -50,9 +56,16 @@ class Account:
     def __init__(self, name: str, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.streams = 0
+        self._clock = clock
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.limit(limits)
+
+    def limit(self, limits: KeyLimits) -> None:
+        """Sets other limits. What has been used of the limits before counts on."""
         self._max_streams = limits.max_streams
-        self._requests = None if limits.rpm is None else Bucket(limits.rpm, clock)
-        self._tokens = None if limits.tpm is None else Bucket(limits.tpm, clock)
+        self._requests = self._resized(self._requests, limits.rpm)
+        self._tokens = self._resized(self._tokens, limits.tpm)
 
     def take_request(self) -> None:
         """Counts a request that has come.
@@ -105,6 +118,14 @@ class Account:
     def end(self, streams: int) -> None:
         """The streams of a request have ended."""
         self.streams -= streams
+
+    def _resized(self, bucket: Bucket | None, limit: int | None) -> Bucket | None:
+        if limit is None:
+            return None
+        if bucket is None:
+            return Bucket(limit, self._clock)
+        bucket.resize(limit)
+        return bucket
 
     def headers(self) -> dict[str, str]:
         """OpenAI's headers about the limits that there are."""

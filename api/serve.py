@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 from contextlib import AsyncExitStack
 
@@ -14,15 +13,13 @@ import uvloop
 
 from chairlift.api.canary import Canary
 from chairlift.api.chat_format import chat_format
-from chairlift.api.listen import (
-    address_of,
-    is_loopback,
-    listen,
-    listen_for_scrapes,
-    tls_context,
-)
+from chairlift.api.listen import address_of, is_loopback, listen, listen_for_scrapes
+from chairlift.api.reload import Reloader
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
+from chairlift.api.signals import INTERRUPTED, handled
+from chairlift.api.sockets import Sockets
+from chairlift.api.tls import Certificate
 from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
@@ -35,22 +32,29 @@ logger = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005
 
 
-def serve(settings: ServerSettings, config: EngineConfig, supervision: Supervision) -> int:
+def serve(server: Server) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
     # Chat templates are rendered in threads, which get their turn from a busy loop after so long.
     sys.setswitchinterval(SWITCH_SECONDS)
-    return uvloop.run(Server(settings, config, supervision).run())
+    return uvloop.run(server.run())
 
 
 class Server:
-    """One run of the server."""
+    """One run of the server on ``sockets``, which it closes."""
 
     def __init__(
-        self, settings: ServerSettings, config: EngineConfig, supervision: Supervision
+        self,
+        settings: ServerSettings,
+        config: EngineConfig,
+        supervision: Supervision,
+        sockets: Sockets,
+        certificate: Certificate | None = None,
     ) -> None:
         self._settings = settings
         self._config = config
         self._supervision = supervision
+        self._sockets = sockets
+        self._certificate = certificate
         self._service = Service(settings)
         self._client: EngineClient | None = None
         self._canary: asyncio.Task[None] | None = None
@@ -58,9 +62,12 @@ class Server:
 
     async def run(self) -> int:
         """Serves; returns the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        service = self._service
+        reloader = Reloader(self._settings, service.accounts, self._certificate, service.recorder)
         async with AsyncExitStack() as stack:
+            stack.enter_context(handled(self._on_stop, reloader.ask))
+            stack.callback(asyncio.create_task(reloader.run()).cancel)
+            stack.callback(self._sockets.close)
             self._trace(stack)
             stack.push_async_callback(self._stop_engine)
             try:
@@ -83,12 +90,12 @@ class Server:
         Raises:
             OSError: they cannot be; one line that says why.
         """
-        settings = self._settings
-        tls = tls_context(settings)
-        runner = await listen(self._service, tls)
+        settings, sockets = self._settings, self._sockets
+        tls = None if self._certificate is None else self._certificate.context
+        runner = await listen(self._service, sockets.api, tls)
         stack.push_async_callback(runner.cleanup)
-        if settings.metrics_port is not None:
-            scrapes = await listen_for_scrapes(self._service, settings.metrics_port)
+        if sockets.metrics is not None:
+            scrapes = await listen_for_scrapes(self._service, sockets.metrics)
             stack.push_async_callback(scrapes.cleanup)
             logger.info("metrics on %s", address_of(scrapes, None))
         address = address_of(runner, tls)
@@ -109,9 +116,9 @@ class Server:
         if self._canary is not None:
             self._canary.cancel()
 
-    def _on_signal(self) -> None:
+    def _on_stop(self) -> None:
         if self._stop.is_set():  # asked twice: at once
-            os._exit(130)
+            os._exit(INTERRUPTED)
         logger.info("stopping; requests have %g s to finish", self._settings.drain_seconds)
         self._stop.set()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from chairlift.api.accounts import Accounts
 from chairlift.api.canary import Canary
 from chairlift.api.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
@@ -71,6 +72,7 @@ class Service:
         self.settings = settings
         self.recorder = Recorder()
         self.live = Live()
+        self.accounts = Accounts(settings.keys, settings.anonymous)
         self.responses = ResponseStore(
             settings.response_store_bytes, settings.response_store_seconds
         )

@@ -22,11 +22,12 @@ class ServerSettings:
     traces are sent, by OTLP over HTTP; None makes none. ``tool_parser`` and ``think_tags`` None:
     what goes with the model's tokenizer.
 
-    ``keys`` empty: anybody may come, and all of them share ``anonymous``. ``ssl_keyfile`` None: the
-    key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are those of web pages that may
-    come. ``response_store_bytes`` are the most that stored responses may take, and
-    ``response_store_seconds`` how long each is kept. ``ui``: a page at /. ``metrics_port`` None:
-    /metrics is on ``port`` with the rest.
+    ``keys`` empty: anybody may come, and all of them share ``anonymous``. Those are also the limits
+    of keys that have none of their own. ``api_key_file`` is where keys are read again.
+    ``ssl_keyfile`` None: the key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are
+    those of web pages that may come. ``response_store_bytes`` are the most that stored responses
+    may take, and ``response_store_seconds`` how long each is kept. ``ui``: a page at /.
+    ``metrics_port`` None: /metrics is on ``port`` with the rest.
 
     Seconds: ``drain_seconds`` is how long requests may go on once the server was asked to stop,
     ``request_seconds`` how long one may take at all (None: as long as it does), ``idle_seconds``
@@ -47,6 +48,7 @@ class ServerSettings:
     tool_parser: str | None = None
     think_tags: ThinkTags | None = None
     keys: tuple[ApiKey, ...] = ()
+    api_key_file: Path | None = None
     anonymous: KeyLimits = NO_LIMITS
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,13 +29,13 @@ from chairlift.cache.saved import (
 )
 from chairlift.cache.saved_layers import SavedLayer, Template
 from chairlift.cache.store_index import Entry, Index
+from chairlift.cache.store_parts import new_part, remove_abandoned
 from chairlift.cache.store_stats import StoreStats
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(
     r"(?P<model>[0-9a-f]{16})-(?P<start>\d{1,10})-(?P<path>[0-9a-f]{40})\.safetensors"
 )
-_STALE_SECONDS = 3600.0
 _RESCAN_SECONDS = 60.0
 
 
@@ -71,7 +70,7 @@ class NodeFiles:
         self._template = template
         self._stats = stats
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._remove_stale()
+        remove_abandoned(directory)
         self.rescan()
         self.make_room(0)
 
@@ -109,16 +108,13 @@ class NodeFiles:
         known = self.index.touch(name)
         if head.start == head.stop or (known and known.head.nbytes >= head.nbytes):
             return
-        part = self.directory / f".{name}.{secrets.token_hex(8)}.tmp"
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                nbytes = write_node(file, node)
+        with new_part(self.directory, name) as (file, part):
+            nbytes = write_node(file, node)
+            file.flush()
             if nbytes > self._budget:
                 return
             self.make_room(nbytes - (known.nbytes if known else 0))
             os.replace(part, self.directory / name)
-        finally:
-            part.unlink(missing_ok=True)
         # A slice of the tokens would keep all of them.
         self.index.add(Entry(name, nbytes, replace(head, tokens=head.tokens.copy())))
         self._stats.written += 1
@@ -180,13 +176,6 @@ class NodeFiles:
         self._stats.broken += 1
         with suppress(OSError):
             path.unlink()
-
-    def _remove_stale(self) -> None:
-        """Removes what servers that were killed left half-written."""
-        for path in self.directory.glob(".*.tmp"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
 
 
 def _same(first: NodeHead, second: NodeHead) -> bool:

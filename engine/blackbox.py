@@ -1,5 +1,5 @@
-"""Whom an engine process computes just now, in a file: if it dies, its parent reads there who was
-being computed, however it died.
+"""The requests that an engine process computes just now, in a file that its parent reads when the
+process has died, however it died.
 
 A message might still lie in the dying process; what is written to a file is there.
 """
@@ -14,14 +14,14 @@ import msgspec
 
 from chairlift.scheduler.sequence import Sequence
 
-_NAME = "computing"
-
 
 class BlackBox:
-    """Written by the engine, in a ``folder`` of its own, before it computes anything."""
+    """Written by the engine before it computes anything. ``path`` is the file that a
+    ``BlackBoxReader`` has made.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY)
         self._noted: list[Sequence] = []
         self._encoder = msgspec.json.Encoder()
 
@@ -36,12 +36,27 @@ class BlackBox:
         self._noted = sequences
 
 
-def computing(folder: Path) -> dict[str, float]:
-    """Ids of the requests that an engine was computing when it ended, and when each was begun, in
-    seconds of ``time.monotonic()``; none if it had not come to that.
+class BlackBoxReader:
+    """The parent's side: makes the file, which may be removed once the engine has opened it.
+
+    Raises:
+        OSError: it cannot be made.
     """
-    try:
-        line, _, _ = (folder / _NAME).read_bytes().partition(b"\n")
-        return msgspec.json.decode(line, type=dict[str, float])
-    except (OSError, msgspec.DecodeError):
-        return {}
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+    @property
+    def computing(self) -> dict[str, float]:
+        """Ids of the requests that the engine was computing when it ended, and when each was begun,
+        in seconds of ``time.monotonic()``; none if it had not come to that.
+        """
+        line, _, _ = os.pread(self._file, os.fstat(self._file).st_size, 0).partition(b"\n")
+        try:
+            return msgspec.json.decode(line, type=dict[str, float])
+        except msgspec.DecodeError:
+            return {}
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)

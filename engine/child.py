@@ -7,17 +7,16 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from chairlift.engine.blackbox import computing
+from chairlift.engine.blackbox import BlackBoxReader
+from chairlift.engine.folder import BLACK_BOX, SOCKET, EngineFolder
 from chairlift.engine.messages import FromEngine, Shutdown, ToEngine
-from chairlift.engine.process import Start, address, encode_path
+from chairlift.engine.process import Start, encode_path
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +28,26 @@ ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class EngineProcess:
-    """Started by ``spawn``; ``close`` must follow."""
+    """Started by ``spawn``; ``close`` must follow.
+
+    Raises:
+        OSError: there is no place for its socket.
+    """
 
     def __init__(self, receive: Callable[[FromEngine], None]) -> None:
         self._receive = receive
-        self._folder = tempfile.TemporaryDirectory(prefix="chairlift-")
-        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        self._socket.bind(address(Path(self._folder.name)))
+        with contextlib.ExitStack() as stack:
+            self._folder = EngineFolder()
+            stack.callback(self._folder.close)
+            self._black_box = BlackBoxReader(self._folder.path / BLACK_BOX)
+            stack.callback(self._black_box.close)
+            try:
+                self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+                stack.callback(self._socket.close, linger=0)
+                self._socket.bind(f"ipc://{self._folder.path / SOCKET}")
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, f"{self._folder.path}: {error.strerror}") from error
+            self._resources = stack.pop_all()
         self._encoder = msgspec.msgpack.Encoder()
         self._listener = asyncio.create_task(self._listen())
         self._process: asyncio.subprocess.Process | None = None
@@ -47,11 +59,12 @@ class EngineProcess:
 
     @property
     def computing(self) -> dict[str, float]:
-        """See ``blackbox.computing``."""
-        return computing(Path(self._folder.name))
+        """See ``BlackBoxReader.computing``."""
+        return self._black_box.computing
 
     async def spawn(self, start: Start) -> None:
-        """Starts the process.
+        """Starts the process. On Linux it ends with the calling thread, which is that of the event
+        loop; see ``lifeline``.
 
         Raises:
             OSError: the system does not let it.
@@ -60,8 +73,9 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "chairlift.engine.process",
-            self._folder.name,
+            "chairlift.engine",
+            str(os.getpid()),
+            str(self._folder.path),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
             env=ENVIRONMENT | os.environ,
@@ -99,8 +113,7 @@ class EngineProcess:
     def close(self) -> None:
         """Frees the socket and the folder of a process that has ended."""
         self._listener.cancel()
-        self._socket.close(linger=0)
-        self._folder.cleanup()
+        self._resources.close()
 
     async def _listen(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from chairlift.engine.child import EngineProcess
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.folder import remove_abandoned
 from chairlift.engine.logs import LogFormat
 from chairlift.engine.messages import (
     FinishedChoice,
@@ -101,6 +102,7 @@ class ProcessClient(StreamingClient):
 
     async def start(self, on_progress: Callable[[str], None] = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
+        remove_abandoned()
         started = self.begin(on_progress)
         self._supervisor = asyncio.create_task(self._supervise())
         return await started
@@ -175,7 +177,10 @@ class ProcessClient(StreamingClient):
         """One engine process, from its start to its end."""
         began = time.monotonic()
         self._refusal = None
-        engine = self._engine = EngineProcess(self.receive)
+        try:
+            engine = self._engine = EngineProcess(self.receive)
+        except OSError as error:
+            return _End("start", f"the engine process cannot be started: {error}")
         try:
             try:
                 await engine.spawn(self._start)

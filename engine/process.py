@@ -1,8 +1,8 @@
-"""The engine process: ``python -m chairlift.engine.process FOLDER``, started by ``ProcessClient``.
+"""The engine process: ``python -m chairlift.engine PARENT FOLDER``, started by ``ProcessClient``.
 
-In the folder are its parent's socket and its ``blackbox``. Its first message is a ``Start``. It
-ends with a ``Shutdown``, or when its standard input closes, which it does when the parent has gone,
-however that came about.
+PARENT is the process id of the server. In the folder are its socket and its ``blackbox``. Its first
+message is a ``Start``. It ends with a ``Shutdown``, or with its parent: the kernel ends it then
+(``lifeline``), or it sees that its standard input is closed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from chairlift.engine.blackbox import BlackBox
 from chairlift.engine.blas import load_fast_blas
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead
+from chairlift.engine.folder import BLACK_BOX, SOCKET, remove
 from chairlift.engine.logs import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
 from chairlift.engine.open_files import import_mlx_lm
@@ -83,18 +83,18 @@ def decode_path(kind: type, value: object) -> object:
     raise NotImplementedError(kind)
 
 
-def address(folder: Path) -> str:
-    """Of the socket between the two processes."""
-    return f"ipc://{folder}/engine"
-
-
-def main(folder: Path) -> None:
-    """Connects to the parent and serves until told to stop."""
+def main(folder: Path, warning: str | None) -> None:
+    """Connects to the parent and serves until told to stop. ``warning`` is for the log."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-    socket.connect(address(folder))
+    socket.connect(f"ipc://{folder / SOCKET}")
+    black_box = BlackBox(folder / BLACK_BOX)
     start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
+    # The connection is there, and nobody opens either of them by its name again.
+    remove(folder)
     set_up_logs(start.log_level, start.log_format, "engine")
+    if warning is not None:
+        logging.getLogger(__name__).warning(warning)
     blas = load_fast_blas()
     if blas.warning:
         logging.getLogger(__name__).warning(blas.warning)
@@ -110,7 +110,7 @@ def main(folder: Path) -> None:
         socket.send(encoder.encode(message))
 
     try:
-        run(start.config, start.source, SocketInbox(socket), send, BlackBox(folder).note)
+        run(start.config, start.source, SocketInbox(socket), send, black_box.note)
     except EngineDead:
         sys.exit(1)
     socket.close(linger=1000)
@@ -120,10 +120,5 @@ def _end_with_parent(folder: Path) -> None:
     # NOTE: not by sys.stdin: the interpreter aborts at its end if a thread still reads from it.
     while os.read(0, 1):
         pass
-    # Nobody else is left to do it.
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

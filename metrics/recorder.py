@@ -97,6 +97,10 @@ class Recorder:
         """
         self._server["restarts"].labels(reason).inc()
 
+    def record_reload(self, outcome: str) -> None:
+        """Adds one attempt to read keys or the certificate again: "success" or "failure"."""
+        self._server["reloads"].labels(outcome).inc()
+
     def record_canary(self, diverged: bool) -> None:
         """Adds one finished row that was compared with its replay."""
         self._server["canary_checked"].inc()

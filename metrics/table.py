@@ -99,6 +99,15 @@ SERVER: tuple[Metric, ...] = (
         values=("crash", "hang", "start"),
     ),
     Metric(
+        "reloads",
+        "chairlift_reloads",
+        "counter",
+        "Times that API keys or the certificate were read again (SIGHUP); after a failure, those "
+        "from before stay.",
+        ("outcome",),
+        values=("success", "failure"),
+    ),
+    Metric(
         "canary_checked",
         "chairlift_canary_rows_checked",
         "counter",

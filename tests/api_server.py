@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from chairlift.api.listen import listen
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
+from chairlift.api.sockets import bind
 from chairlift.api.vocabulary import Vocabulary
 from chairlift.engine.messages import Submit
 
@@ -106,7 +107,7 @@ async def running(
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)
         service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
-    runner = await listen(service)
+    runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     client = AsyncOpenAI(
         base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True

@@ -7,7 +7,7 @@ from pathlib import Path
 from test_engine import Bench
 from tiny import tiny_model
 
-from chairlift.engine.blackbox import BlackBox, computing
+from chairlift.engine.blackbox import BlackBox, BlackBoxReader
 from chairlift.engine.messages import SamplingParams, Submit
 
 
@@ -18,19 +18,21 @@ def submit(bench: Bench, name: str, priority: int) -> None:
 
 def test_a_prompt_whose_chunk_still_runs_is_in_it(tmp_path: Path) -> None:
     bench = Bench(tiny_model("llama"), tokens=40)
-    bench.core.on_compute = BlackBox(tmp_path).note
+    reader = BlackBoxReader(tmp_path / "box")
+    bench.core.on_compute = BlackBox(tmp_path / "box").note
+    (tmp_path / "box").unlink()  # as soon as both have opened it
     submit(bench, "first", priority=0)
     bench.step()
-    assert computing(tmp_path).keys() == {"first"}
+    assert reader.computing.keys() == {"first"}
     # It takes all of the next step, while the first one's chunk may still be on the device.
     submit(bench, "urgent", priority=-1)
     bench.step()
-    assert computing(tmp_path).keys() == {"first", "urgent"}
+    assert reader.computing.keys() == {"first", "urgent"}
     bench.step()
-    assert computing(tmp_path).keys() == {"urgent"}
+    assert reader.computing.keys() == {"urgent"}
     bench.drain()
     assert len(bench.tokens("first")) == len(bench.tokens("urgent")) == 4
 
 
-def test_no_file_is_nobody(tmp_path: Path) -> None:
-    assert computing(tmp_path) == {}
+def test_an_engine_that_has_not_begun_computes_nothing(tmp_path: Path) -> None:
+    assert BlackBoxReader(tmp_path / "box").computing == {}

@@ -78,13 +78,22 @@ def test_systemd_starts_what_there_is_and_waits_for_the_drain(keys: Path) -> Non
     (command,) = unit("ExecStart")
     environment = dict(variable.split("=", 1) for variable in unit("Environment"))
     result = serves(command.split(), environment, keys)
-    (credential,) = unit("LoadCredential")
-    assert str(result.options.api_key_file) == f"%d/{credential.partition(':')[0]}"
+    assert str(result.options.api_key_file) == "/etc/chairlift/keys.toml"
     assert int(unit("TimeoutStopSec")[0]) >= result.options.drain_timeout + AFTER_DRAIN
     assert unit("KillMode") == ["mixed"]
     (cache,) = unit("CacheDirectory")
     for name in ("CHAIRLIFT_CACHE", "CHAIRLIFT_PREFIX_CACHE_DIR", "HF_HOME"):
         assert environment[name].startswith(f"%C/{cache}")
+
+
+def test_systemd_has_keys_read_again_that_the_service_may_read() -> None:
+    assert unit("ExecReload") == ["/bin/kill -HUP $MAINPID"]
+    # Credentials are copied at the start, so that a reload would find the old ones.
+    assert not unit("LoadCredential")
+    (group,) = unit("SupplementaryGroups")
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    assert f"groupadd --system {group}\n" in page
+    assert f"install -m 640 -g {group} keys.toml /etc/chairlift/keys.toml\n" in page
 
 
 def test_systemd_itself_finds_nothing_wrong(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from chairlift.api import vocabulary
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyFileError, KeyLimits, digest_of, read_keys
 from chairlift.api.limited import Limited, TookTooLong
-from chairlift.api.listen import is_loopback, listen, listen_for_scrapes, tls_context
+from chairlift.api.listen import is_loopback, listen, listen_for_scrapes
 from chairlift.api.ratelimit import Account, Bucket, duration
 from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
+from chairlift.api.sockets import bind
+from chairlift.api.tls import Certificate
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Submit
 from chairlift.engine.trace import trace_of
@@ -257,7 +259,9 @@ async def test_tls(tmp_path: Path) -> None:
     for part in issued.cert_chain_pems:
         part.write_to_path(certificate, append=True)
     settings = ServerSettings(port=0, ssl_certfile=certificate, ssl_keyfile=key)
-    runner = await listen(Service(settings), tls_context(settings))
+    tls = Certificate.of(settings)
+    assert tls is not None
+    runner = await listen(Service(settings), bind("127.0.0.1", 0), tls.context)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     try:
@@ -272,7 +276,7 @@ async def test_tls(tmp_path: Path) -> None:
         (ServerSettings(ssl_certfile=certificate), "no certificate with its key"),
     ):
         with pytest.raises(OSError, match=named):
-            tls_context(settings)
+            Certificate.of(settings)
 
 
 async def test_web_pages_may_call_only_from_the_origins_named() -> None:
@@ -313,7 +317,7 @@ async def test_metrics_on_a_port_of_their_own() -> None:
     async with running(engine(), metrics_port=0) as server:
         status, _ = await server.get("/metrics")
         assert status == 404
-        scrapes = await listen_for_scrapes(server.service, 0)
+        scrapes = await listen_for_scrapes(server.service, bind("127.0.0.1", 0))
         try:
             address = f"http://127.0.0.1:{scrapes.addresses[0][1]}"
             async with server.http.get(f"{address}/metrics") as response:

@@ -26,6 +26,7 @@ from chairlift.api import serve
 from chairlift.api.cli import main
 from chairlift.api.keys import NO_LIMITS, ApiKey
 from chairlift.api.settings import ServerSettings
+from chairlift.api.sockets import bind_all
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.supervision import Supervision
 from chairlift.loadtest.child import free_port
@@ -315,7 +316,8 @@ async def test_a_server_that_is_open_to_all_warns_without_a_key(
 ) -> None:
     # Nothing is bound but the loopback here.
     monkeypatch.setattr(serve, "is_loopback", lambda host: not open_to_all)
-    server = serve.Server(ServerSettings(port=0, keys=keys), EngineConfig(), Supervision())
+    settings = ServerSettings(port=0, keys=keys)
+    server = serve.Server(settings, EngineConfig(), Supervision(), bind_all(settings))
     async with AsyncExitStack() as stack:
         await server._listen(stack)
     assert any("there is no API key" in record.message for record in caplog.records) == warned

@@ -36,6 +36,7 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     recorder.record_disconnect()
     recorder.record_rejected("invalid")
     recorder.record_restart("crash")
+    recorder.record_reload("failure")
     recorder.record_canary(diverged=True)
     families = {
         family.name: family

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from chairlift.cache.saved_layers import template_of
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.store_index import Segment
+from chairlift.cache.store_parts import new_part, remove_abandoned
 from chairlift.cache.token_ids import ids_of
 
 KINDS = (LayerKind(), LayerKind(window=4))
@@ -306,14 +312,81 @@ def test_vanished_files_are_a_miss(make: MakeStore, caplog: pytest.LogCaptureFix
     _assert_consistent(store)
 
 
-def test_stale_halves_go_and_fresh_ones_stay(make: MakeStore, tmp_path: Path) -> None:
+WRITING = """
+import sys, time
+from pathlib import Path
+from chairlift.cache.store_parts import new_part
+with new_part(Path(sys.argv[1]), sys.argv[2]) as (file, part):
+    file.write(b"half")
+    file.flush()
+    print(part.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_server_was_writing_goes_and_what_another_writes_stays(
+    make: MakeStore, tmp_path: Path
+) -> None:
+    directory = tmp_path / "prefixes"
+    directory.mkdir()
+    precious = tmp_path / "precious"
+    precious.touch()
+    (directory / ".link.tmp").symlink_to(precious)
+    (directory / ".folder.tmp").mkdir()
+    others = {".link.tmp", ".folder.tmp"}
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITING, str(directory), "a"], stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    try:
+        parts = [s.stdout.readline().decode().strip() for s in servers if s.stdout]
+        # However old: a disk may be slow.
+        os.utime(directory / parts[0], (0, 0))
+        make()
+        assert {path.name for path in directory.iterdir()} == {*parts, *others}
+        servers[0].kill()
+        servers[0].wait()
+        make()
+        assert {path.name for path in directory.iterdir()} == {parts[1], *others}
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+    assert precious.exists()
+
+
+def test_without_locks_halves_go_that_are_old(
+    make: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     directory = tmp_path / "prefixes"
     directory.mkdir()
     for name, age in ((".a.tmp", 10_000), (".b.tmp", 1)):
         (directory / name).write_text("x")
         os.utime(directory / name, (time.time() - age,) * 2)
-    make()
+    store = make()
     assert [path.name for path in directory.iterdir()] == [".b.tmp"]
+    _saved(store, _node(PROMPT))
+    assert len(_files(store)) == 1
+
+
+def test_files_that_are_begun_survive_servers_that_start(tmp_path: Path) -> None:
+    def write(number: int) -> bool:
+        with new_part(tmp_path, str(number)) as (file, part):
+            remove_abandoned(tmp_path)
+            file.write(b"whole")
+            file.flush()
+            os.replace(part, tmp_path / str(number))
+        return (tmp_path / str(number)).read_bytes() == b"whole"
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(write, range(400)))
+    assert len(list(tmp_path.iterdir())) == 400
 
 
 def test_a_full_disk_does_not_end_the_thread(

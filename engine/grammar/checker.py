@@ -102,7 +102,7 @@ class Checker:
     def _start(self) -> subprocess.Popen[bytes]:
         # NOTE: a session of its own keeps the terminal's Ctrl-C from it; it ends with its input.
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "chairlift.engine.grammar.trial"],
+            [sys.executable, "-m", "chairlift.engine.grammar.trial", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from llguidance import LLMatcher
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
 from chairlift.engine.grammar.language import Lexicon, check, compiled
+from chairlift.engine.lifeline import follow_parent
 from chairlift.engine.messages import Grammar
 
 # Of addresses, most of which are never used; what does not fit ends the process.
@@ -31,7 +33,9 @@ STEPS = 16
 
 
 def main() -> None:
-    """Answers until standard input ends."""
+    """Answers until standard input ends. The argument is the server's process id."""
+    with suppress(OSError):  # a server that is killed closes standard input, too
+        follow_parent(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # elsewhere it is refused
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

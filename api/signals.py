@@ -1,0 +1,47 @@
+"""What signals do to the server's process.
+
+SIGTERM and SIGINT end it, SIGHUP has it read files again, and it ignores SIGUSR1 and SIGUSR2, which
+are sent to servers to have them open their logs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+
+
+def before_loop() -> None:
+    """For the seconds until ``handled``: there is nothing yet that an end could lose, and a SIGHUP
+    waits.
+    """
+    signal.signal(signal.SIGINT, _end)
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+@contextmanager
+def handled(on_stop: Callable[[], None], on_reload: Callable[[], None]) -> Iterator[None]:
+    """Has the running loop call these; behind it SIGHUP is ignored."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_stop)
+    loop.add_signal_handler(signal.SIGHUP, on_reload)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        # The loop itself would restore what ends a process.
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED if number == signal.SIGINT else 0)

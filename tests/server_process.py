@@ -1,0 +1,139 @@
+"""``chairlift serve`` as a process of its own, to be sent signals, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from chairlift.loadtest import procfs
+from chairlift.loadtest.child import free_port
+
+CHAIRLIFT = Path(sys.executable).parent / "chairlift"
+# Of a machine that is busy with other things.
+PATIENCE = 120.0
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+
+
+@dataclass
+class ServerProcess:
+    """One server. ``temporary`` is its temporary folder, ``log`` what it writes to stderr."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    temporary: Path
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def children(self) -> list[int]:
+        """The engine's process id, and those of the engine's and the server's other children."""
+        return procfs.tree(self.process.pid)[1:]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        return await asyncio.to_thread(self.process.wait, PATIENCE)
+
+    async def engine(self) -> int:
+        """Waits until there is an engine process."""
+        await until(lambda: self.children)
+        return self.children[0]
+
+    async def healthy(self, status: int = 200, **options: Any) -> None:
+        """Waits until /health answers with that status."""
+        deadline = time.monotonic() + PATIENCE
+        async with aiohttp.ClientSession() as http:
+            while time.monotonic() < deadline:
+                assert self.process.poll() is None, self.said
+                with suppress(aiohttp.ClientConnectionError):
+                    async with http.get(f"{self.url}/health", **options) as response:
+                        if response.status == status:
+                            return
+                await asyncio.sleep(0.1)
+        raise AssertionError(self.said)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or is no more than an entry that nobody has asked for."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+def blocks(pid: int, number: int) -> bool:
+    """Whether a process makes a signal wait."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigBlk:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    raise AssertionError("there is no such line")
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    raise AssertionError("there is no such line")
+
+
+@contextmanager
+def server_process(
+    folder: Path,
+    model: Path | str,
+    *flags: str,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    scheme: str = "http",
+    **options: Any,
+) -> Iterator[ServerProcess]:
+    """Starts a server of ``model``, whose temporary folder and log are in ``folder``, and ends it
+    with all it has started.
+    """
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    port = port or free_port()
+    log = folder / f"{port}-{time.monotonic_ns()}.log"
+    environment = {**os.environ, "TMPDIR": str(temporary), **options.pop("env", {})}
+    command = [str(CHAIRLIFT), "serve", str(model), "--host", host, "--port", str(port), *flags]
+    with log.open("wb") as stderr:
+        options = {"stderr": stderr, "stdin": subprocess.DEVNULL, **options}
+        process = subprocess.Popen(
+            [*command, "--max-rows", "4"], env=environment, start_new_session=True, **options
+        )
+    shown = f"[{host}]" if ":" in host else host
+    server = ServerProcess(process, f"{scheme}://{shown}:{port}", temporary, log)
+    children = []
+    try:
+        yield server
+    finally:
+        children = server.children
+        process.kill()
+        process.wait()
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,120 @@
+"""The engine's folder is removed when nobody uses it any more, and never while somebody does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from chairlift.engine.folder import BLACK_BOX, SOCKET, EngineFolder, remove, remove_abandoned
+
+NAME = "chairlift-engine-abcdefgh"
+SERVER = """
+import time
+from chairlift.engine.folder import EngineFolder
+folder = EngineFolder()
+(folder.path / "computing").touch()
+(folder.path / "socket").touch()
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_folder_is_for_its_user_and_goes_with_what_is_in_it() -> None:
+    folder = EngineFolder()
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    for name in (SOCKET, BLACK_BOX):
+        (folder.path / name).touch()
+    folder.close()
+    assert not folder.path.exists()
+    remove(folder.path)  # once more is no error
+
+
+def test_what_a_killed_server_left_goes_and_what_others_use_stays(temporary: Path) -> None:
+    ours = EngineFolder()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env=environment)
+        for _ in range(3)
+    ]
+    try:
+        folders = [Path(s.stdout.readline().decode().strip()) for s in servers if s.stdout]
+        remove_abandoned()
+        assert set(temporary.iterdir()) == {ours.path, *folders}
+        for killed in (0, 2):
+            servers[killed].send_signal(signal.SIGSTOP)  # it still lives
+            remove_abandoned()
+            assert folders[killed].exists()
+            servers[killed].kill()
+            servers[killed].wait()
+        remove_abandoned()
+        assert set(temporary.iterdir()) == {ours.path, folders[1]}
+        assert sorted(p.name for p in folders[1].iterdir()) == [BLACK_BOX, SOCKET]
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+        ours.close()
+
+
+def test_what_is_not_ours_is_left_alone(temporary: Path) -> None:
+    victim = temporary / "victim"
+    victim.mkdir()
+    (victim / SOCKET).write_text("precious")
+    (temporary / NAME).symlink_to(victim, target_is_directory=True)
+    (temporary / "chairlift-engine-afile").write_text("a file")
+    full = temporary / "chairlift-engine-full"
+    full.mkdir()
+    (full / "of-somebody").touch()
+    (full / "folder").mkdir()
+    near = temporary / "chairlift-engine-a.b"
+    near.mkdir()
+    linked = temporary / "chairlift-engine-linked"
+    linked.mkdir()
+    (linked / SOCKET).symlink_to(victim / SOCKET)
+    before = sorted(temporary.iterdir())
+    remove_abandoned()
+    assert sorted(temporary.iterdir()) == [path for path in before if path != linked]
+    assert (victim / SOCKET).read_text() == "precious"
+    assert sorted(path.name for path in full.iterdir()) == ["folder", "of-somebody"]
+
+
+def test_what_another_user_has_is_left_alone(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary / NAME).mkdir()
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    remove_abandoned()
+    assert (temporary / NAME).exists()
+    monkeypatch.undo()
+    tempfile.tempdir = str(temporary)
+    remove_abandoned()
+    assert not (temporary / NAME).exists()
+
+
+def test_folders_that_are_being_made_survive_those_that_clean_up() -> None:
+    """Between a folder's making and its locking another server may remove it."""
+
+    def make(_: int) -> bool:
+        folder = EngineFolder()
+        (folder.path / BLACK_BOX).touch()
+        remove_abandoned()
+        there = (folder.path / BLACK_BOX).exists()
+        folder.close()
+        return there and not folder.path.exists()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(make, range(400)))
