@@ -121,7 +121,9 @@ def _reading(
 
 
 def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
-    yield from format.passages
+    is_held = tools is not None and tools.reading.is_held
+    # A grammar's calls stand in other tags than a format's own.
+    yield from (p for p in format.passages if not is_held or p.target != CALL)
     if format.thoughts is not None:
         yield Passage(NORMAL, format.thoughts.start, THOUGHT)
         yield Passage(THOUGHT, format.thoughts.end, NORMAL)
@@ -130,8 +132,10 @@ def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
     start, end = tools.reading.start, tools.reading.end
     yield Passage(CALL, end, NORMAL)
     # A format that leads to calls by itself says from where.
-    if not any(passage.target == CALL for passage in format.passages):
+    if is_held or not any(passage.target == CALL for passage in format.passages):
         yield Passage(NORMAL, start, CALL)
+        if format.initial not in (None, NORMAL, THOUGHT):
+            yield Passage(format.initial, start, CALL)
     # Some models begin a call without ending their thought.
-    if tools.grammar is None and start.token is not None:
+    if not is_held and start.token is not None:
         yield Passage(THOUGHT, start, CALL)
