@@ -26,7 +26,7 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*(?
 # there as they read it in a longer text: others find other arguments in the beginning of a call.
 _CLOSINGS = {
     JSON_TOOLS: r"\}\s*\Z",
-    "mistral": r"\}(?=\s*[\w-]+\s*\[ARGS\]|\s*\Z)",
+    "mistral": r"[}\]](?=\s*[\w-]+\s*\[ARGS\]|\s*\Z)",
     "kimi_k2": r"<\|tool_call_end\|>",
     "kimi_k3": r"<\|close\|>call<\|sep\|>",
     "minimax_m2": r"</invoke>",

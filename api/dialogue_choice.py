@@ -94,7 +94,8 @@ class DialogueChoice(Choice):
                 return  # it is counted, but has no text
             scored = None
             if self._queue is not None and output.logprobs is not None:
-                scored = Scored(token, output.logprobs[position], self._reply.read)
+                held = 0 if self._state in (THOUGHT, CALL) else self._splitter.held
+                scored = Scored(token, output.logprobs[position], self._reply.read + held)
             self._add_token(token, scored)
             if self._is_over:
                 return
@@ -143,10 +144,10 @@ class DialogueChoice(Choice):
     def _is_cut(self, output: TokenOutput) -> bool:
         if output.finish == "length" or self._reading is None or self._state != CALL:
             return output.finish == "length"
-        # A call ends by its tag or, in a format without one, with the reply; not by a token that
-        # the client chose, and not by the model where a grammar holds.
+        # A call is not ended by a token that the client chose, nor by the end of the reply where a
+        # grammar would have it ended first.
         by_client = output.ended_by_token and output.token_ids[-1] not in self._ends
-        return self._reading.is_held or (by_client and bool(self._reading.end.text))
+        return self._reading.is_held or by_client
 
     def _enter(self, state: str) -> None:
         if state in (THOUGHT, CALL):

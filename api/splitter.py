@@ -131,6 +131,11 @@ class Splitter:
         if rest:
             yield Segment(state, rest)
 
+    @property
+    def held(self) -> int:
+        """Characters of the text that wait, since a tag may begin with them."""
+        return len(self._position[-1])
+
     def _enter(self, state: str) -> None:
         self.state = state
         self._detokenizer = self._new_detokenizer()
