@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -20,9 +21,12 @@ from chairlift.api.schemas import ChatRequest
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.structured import Wanted, check, grammar_of
 from chairlift.api.templating import Templating
-from chairlift.api.thoughts import ThoughtPlan, thought_plan
+from chairlift.api.thoughts import thought_plan
 from chairlift.api.tool_plan import ToolPlan, tool_plan
 from chairlift.engine.messages import Grammar
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.vocabulary import Vocabulary
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
@@ -83,12 +87,13 @@ async def prepare(
         grammar=grammar,
         thinking=thought.thinking,
     )
+    reading = reading_of(request, model.vocabulary, tools, thinks=thought.begun)
     return Generation(
         model,
         service.recorder,
         request,
         f"{prefix}{uuid.uuid4().hex}",
-        [TokenPrompt(thought.prompt, params, _reading(request, model, thought, tools))],
+        [TokenPrompt(thought.prompt, params, reading)],
         priority,
         http[ACCOUNT],
     )
@@ -104,16 +109,19 @@ async def _grammar_of(
     return tools.grammar
 
 
-def _reading(
-    request: ChatRequest, model: ServedModel, thought: ThoughtPlan, tools: ToolPlan | None
+def reading_of(
+    request: ChatRequest, vocabulary: Vocabulary, tools: ToolPlan | None, thinks: bool
 ) -> Reading | None:
-    """How the reply is read; None if it can only be text."""
-    format = model.vocabulary.format
+    """How the reply is read; None if it can only be text.
+
+    ``thinks``: the prompt has begun a thought.
+    """
+    format = vocabulary.format
     passages = tuple(_passages(format, tools))
     if not passages:
         return None
-    rules = model.vocabulary.rules(
-        format.initial or (THOUGHT if thought.begun else NORMAL),
+    rules = vocabulary.rules(
+        format.initial or (THOUGHT if thinks else NORMAL),
         passages,
         show_special=not request.skip_special_tokens,
     )
@@ -121,7 +129,9 @@ def _reading(
 
 
 def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
-    yield from format.passages
+    is_held = tools is not None and tools.reading.is_held
+    # A grammar's calls stand in other tags than a format's own.
+    yield from (p for p in format.passages if not is_held or p.target != CALL)
     if format.thoughts is not None:
         yield Passage(NORMAL, format.thoughts.start, THOUGHT)
         yield Passage(THOUGHT, format.thoughts.end, NORMAL)
@@ -130,8 +140,10 @@ def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
     start, end = tools.reading.start, tools.reading.end
     yield Passage(CALL, end, NORMAL)
     # A format that leads to calls by itself says from where.
-    if not any(passage.target == CALL for passage in format.passages):
+    if is_held or not any(passage.target == CALL for passage in format.passages):
         yield Passage(NORMAL, start, CALL)
+        if format.initial not in (None, NORMAL, THOUGHT):
+            yield Passage(format.initial, start, CALL)
     # Some models begin a call without ending their thought.
-    if tools.grammar is None and start.token is not None:
+    if not is_held and start.token is not None:
         yield Passage(THOUGHT, start, CALL)

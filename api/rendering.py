@@ -21,7 +21,7 @@ def rendering_of(
     if format.calls is not None:
         told = [shown(message, knows_developer) for message in messages]
     else:
-        how = description(tools, templating.parallel_tool_calls) if tools else None
+        how = description(tools, not templating.calls_once) if tools else None
         told, tools = as_text(messages, how, knows_developer), []
     return Rendering(
         told,

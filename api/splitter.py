@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,21 +24,31 @@ class Segment(NamedTuple):
 class Rules:
     """What a reply begins as, and by which tags it becomes something else.
 
-    ``jumps`` are the tags that are tokens, ``machine`` finds the others in the text of ``spelt``
-    states. ``hidden`` tokens have no text, but in calls, whose parsers want all of it but what
-    ends the reply.
+    ``jumps`` are the tags that are tokens; ``machine`` finds the others, ``spelt``, in the text of
+    their states. ``hidden`` tokens have no text, except in calls, whose parsers want all of it but
+    ``ends``, the tokens by which the model ends a reply.
     """
 
     initial: str
     jumps: Mapping[str, Mapping[int, str]]
-    spelt: frozenset[str]
+    spelt: Mapping[str, Sequence[str]]
     machine: Any
     hidden: frozenset[int]
-    hidden_in_calls: frozenset[int]
+    ends: frozenset[int]
 
-    def splitter(self, detokenizer: Callable[[], Detokenizer]) -> Splitter:
-        """Splits one reply; ``detokenizer`` gives a fresh one."""
-        return Splitter(self, detokenizer)
+    def splitter(
+        self,
+        detokenizer: Callable[[], Detokenizer],
+        in_string: Callable[[], bool] | None = None,
+    ) -> Splitter:
+        """Splits one reply.
+
+        Args:
+            detokenizer: gives a fresh one.
+            in_string: whether the segments so far end inside a string of a call, where no tag ends
+                the call. None: a tag always does.
+        """
+        return Splitter(self, detokenizer, in_string)
 
 
 def rules(
@@ -55,52 +65,76 @@ def rules(
     """
     jumps: dict[str, dict[int, str]] = defaultdict(dict)
     edges: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    spelt = []
     for state, tag, target in passages:
         if tag.token is not None:
             jumps[state][tag.token] = target
         elif tag.text:
             edges[state].append((tag.text, target))
-            spelt.append(tag.text)
-    shown = {token for token, text in special.items() if any(text in tag for tag in spelt)}
+    spelt = {state: [text for text, _ in found] for state, found in edges.items()}
+    tags = [tag for found in spelt.values() for tag in found]
+    shown = {token for token, text in special.items() if any(text in tag for tag in tags)}
     hidden = frozenset() if show_special else frozenset(special).union(ends).difference(shown)
-    states = frozenset(edges)
     for state in {initial, *jumps, *(target for _, _, target in passages)}:
         edges.setdefault(state, [])
-    return Rules(initial, dict(jumps), states, TextStateMachine(edges), hidden, ends)
+    return Rules(initial, dict(jumps), spelt, TextStateMachine(edges), hidden, ends)
 
 
 class Splitter:
-    """Splits one reply, whose tokens come one by one."""
+    """Splits one reply, whose tokens come one by one.
 
-    def __init__(self, rules: Rules, detokenizer: Callable[[], Detokenizer]) -> None:
+    Each segment is to be read before the next one is asked for. ``in_tag``: the reply was cut where
+    its text may have been the beginning of a tag; that text is left out.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        detokenizer: Callable[[], Detokenizer],
+        in_string: Callable[[], bool] | None,
+    ) -> None:
+        self.in_tag = False
         self._rules = rules
         self._new_detokenizer = detokenizer
+        self._in_string = in_string
         # TextStateMachine's.
         self._position: Any = None
         self._enter(rules.initial)
 
-    def add(self, token: int) -> list[Segment]:
+    def add(self, token: int) -> Iterator[Segment]:
         """Takes the next token; returns what is now certain."""
         target = self._rules.jumps.get(self.state, {}).get(token)
         if target is not None:
-            segments = self.finish()
-            self._enter(target)
-            segments.append(Segment(target, ""))
-            return segments
+            yield from self.finish()
+            if not self._is_text:
+                self._enter(target)
+                yield Segment(target, "")
+                return
+            self._enter(self.state)
         if token in self._hidden:
-            return []
+            return
         self._detokenizer.add_token(token)
-        return self._split(self._detokenizer.last_segment)
+        yield from self._split(self._detokenizer.last_segment)
 
-    def finish(self) -> list[Segment]:
-        """The rest, when no more tokens come, or none that the text goes on with."""
+    def finish(self, cut: bool = False) -> Iterator[Segment]:
+        """The rest, when no more tokens come, or none that the text goes on with.
+
+        ``cut``: the model had not ended the reply. What may be the beginning of a tag is left out
+        then, and the first bytes of a character of a call.
+        """
         self._detokenizer.finalize()
-        segments = self._split(self._detokenizer.last_segment)
+        text = self._detokenizer.last_segment
+        yield from self._split(text.rstrip("\ufffd") if cut and self.state == CALL else text)
         self._position, rest, state = TextStateMachine.flush(self._position)
+        if cut and (begun := self._begun_tag(rest)):
+            self.in_tag = True
+            rest = rest[:-begun]
         if rest:
-            segments.append(Segment(state, rest))
-        return segments
+            yield Segment(state, rest)
+
+    @property
+    def held(self) -> int:
+        """Characters of the text that wait, since a tag may begin with them."""
+        return len(self._position[-1])
 
     def _enter(self, state: str) -> None:
         self.state = state
@@ -109,14 +143,40 @@ class Splitter:
 
     @property
     def _hidden(self) -> frozenset[int]:
-        return self._rules.hidden_in_calls if self.state == CALL else self._rules.hidden
+        return self._rules.ends if self.state == CALL else self._rules.hidden
 
-    def _split(self, text: str) -> list[Segment]:
-        if not text:
-            return []
-        if self.state not in self._rules.spelt:
-            return [Segment(self.state, text)]
-        self._position, parts = TextStateMachine.split(self._position, text)
-        self.state = parts[-1][0]
-        first, *others = [Segment(*part) for part in parts]
-        return [first, *others] if first.text else others
+    @property
+    def _is_text(self) -> bool:
+        """Whether a tag that comes now is not one, but part of a call's string."""
+        return self.state == CALL and self._in_string is not None and self._in_string()
+
+    def _begun_tag(self, text: str) -> int:
+        """How many characters at a text's end may be a tag's first ones."""
+        tags = self._rules.spelt.get(self.state, ())
+        sizes = (size for tag in tags for size in range(1, len(tag)) if text.endswith(tag[:size]))
+        return max(sizes, default=0)
+
+    def _split(self, text: str) -> Iterator[Segment]:
+        if text and self.state not in self._rules.spelt:
+            yield Segment(self.state, text)
+            return
+        ready = ""
+        # Where a tag may be part of a string, the text before it is to be read first.
+        for part in text if self._in_string is not None or not text else (text,):
+            read = self._position[-1] + part
+            self._position, (first, *others) = TextStateMachine.split(self._position, part)
+            ready += first[1]
+            if not others:
+                continue
+            if ready:
+                yield Segment(self.state, ready)
+            ready = ""
+            if self._is_text:
+                self._position = self._rules.machine.make_state(self.state)
+                ready = read[len(first[1]) :]
+                continue
+            for segment in others:
+                yield Segment(*segment)
+            self.state = self._position[0]
+        if ready:
+            yield Segment(self.state, ready)

@@ -66,6 +66,11 @@ class Templating(Request):
         return [] if self.choosing.mode == "none" else self.tools
 
     @property
+    def calls_once(self) -> bool:
+        """Whether a reply holds one call at most: as the client wants it, or names a function."""
+        return not self.parallel_tool_calls or self.choosing.name is not None
+
+    @property
     def tool_chars(self) -> int:
         """The characters of the tools that a template may show."""
         return sum(len(msgspec.json.encode(tool.shown())) for tool in self.callable_tools)

@@ -27,10 +27,10 @@ def call_grammar(
     end: Tag,
     *,
     required: bool,
-    parallel: bool,
+    most: int,
     reply: Wanted | None,
 ) -> Grammar:
-    """One call of the functions, or several if ``parallel``, or, unless ``required``, a reply.
+    """Calls of the functions, one to ``most``, or, unless ``required``, a reply.
 
     A reply is text, which may also come before the first call, or what ``reply`` says it has to
     be. Each call's arguments are what its function's schema says.
@@ -39,7 +39,7 @@ def call_grammar(
         RequestError: a function's parameters are no object, or ``reply`` is not JSON or a choice.
     """
     one = " | ".join(f"function_{number}" for number in range(len(functions)))
-    more = '("\\n" open call)*' if parallel else ""
+    more = f'("\\n" open call){{0,{most - 1}}}' if most > 1 else ""
     rules = [
         f'call: "\\n" ({one}) "\\n" {_terminal(end)}',
         f"open: {_terminal(start)}",

@@ -299,12 +299,33 @@ async def test_parsers_are_not_given_for_ever(parser: str, start: str, part: str
         assert reply["choices"][0]["message"]["content"] == text
 
 
-async def test_a_call_that_the_length_cuts_off_is_text() -> None:
-    text = "<|tool_call_start|>[get_weather(city='Zür"
+async def test_a_call_that_the_length_cuts_off_is_left_out() -> None:
+    text = "So:\n<|tool_call_start|>[get_weather(city='Zür"
     engine = writing(PYTHONIC, text, ended_by_token=False, finish="length")
     async with running(engine, PYTHONIC) as server:
-        reply = await both(server, BODY)
-        assert (reply.content, reply.finish) == (text, "length")
+        reply = await both(server, {**BODY, "logprobs": True})
+        assert (reply.content, reply.calls, reply.finish) == ("So:", [], "length")
+        assert reply.scored == ["S", "o", ":"]
+
+
+async def test_one_call_at_most_also_of_a_list() -> None:
+    engine = writing(PYTHONIC, _CALL.format("get_weather(city='a'), clock()") + " And")
+    async with running(engine, PYTHONIC) as server:
+        reply = await both(server, {**BODY, "parallel_tool_calls": False})
+        assert [call["name"] for call in reply.calls] == ["get_weather"]
+        assert (reply.content, reply.finish) == ("", "tool_calls")
+
+
+async def test_a_free_model_that_repeats_a_call_without_end_is_stopped() -> None:
+    again = _CALL.format("clock()")
+    for text in (f"Hm {_CALL.format('get_weather(city=1)')}" + f"\n{again}" * 50, again * 9):
+        engine = writing(PYTHONIC, text)
+        async with running(engine, PYTHONIC) as server:
+            reply = await both(server, BODY)
+            names = [call["name"] for call in reply.calls]
+            assert names.count("clock") == len(names) - names.count("get_weather") == 3
+            assert reply.finish == "tool_calls"
+            assert len(engine.stopped) == 2
 
 
 async def test_several_calls_text_between_them_and_only_the_first_if_not_parallel() -> None:

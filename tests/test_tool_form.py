@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from api_server import MESSAGES, TOKENIZER, Running, chosen, running, tool
+from fake_engine import byte_tokenizer
 from llguidance import LLTokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from test_tool_calls import (
@@ -28,6 +29,7 @@ from test_tool_calls import (
     writing,
 )
 
+from chairlift.api.tool_plan import MAX_HELD_CALLS
 from chairlift.engine.grammar.language import compiled, lexicon
 from chairlift.engine.messages import Grammar
 
@@ -99,13 +101,81 @@ async def test_what_each_choice_of_tools_allows() -> None:
         async with held(CALL, tokenizer) as server:
             single = {"parallel_tool_calls": False}
             for choice, fields, allowed in (
-                ("required", {}, {CALL, OTHER, f"{CALL}\n{OTHER}"}),
+                ("required", {}, {CALL, OTHER, f"{CALL}\n{OTHER}", f"{OTHER}\n{OTHER}"}),
                 ("required", single, {CALL, OTHER}),
                 (chosen("clock"), {}, {OTHER}),
+                (chosen("clock"), {"parallel_tool_calls": True}, {OTHER}),
             ):
                 await both(server, {**BODY, "tool_choice": choice, **fields})
-                for text in (CALL, OTHER, f"{CALL}\n{OTHER}", "Hello", f"Hi {CALL}", ""):
+                several = (f"{CALL}\n{OTHER}", f"{OTHER}\n{OTHER}")
+                for text in (CALL, OTHER, *several, "Hello", f"Hi {CALL}", ""):
                     assert allows(asked(server), text, tokenizer) == (text in allowed), text
+
+
+def calling(number: int) -> str:
+    return CALL.replace("3}}", f"{number}}}}}")
+
+
+async def test_how_many_calls_a_grammar_allows() -> None:
+    calls = [calling(number) for number in range(MAX_HELD_CALLS + 1)]
+    for tokenizer in (TOKENIZER, JSON):
+        async with held("\n".join(calls), tokenizer) as server:
+            for choice in ("required", "auto"):
+                form = {"response_format": {"type": "json_object"}}
+                body = {**BODY, "tool_choice": choice, **(form if choice == "auto" else {})}
+                reply = await both(server, body)
+                assert len(reply.calls) == MAX_HELD_CALLS
+                assert (reply.content, reply.finish) == ("", "tool_calls")
+                assert allows(asked(server), "\n".join(calls[:-1]), tokenizer)
+                assert not allows(asked(server), "\n".join(calls), tokenizer)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+async def test_a_call_is_not_repeated(chunk: int) -> None:
+    once, longer = CALL, CALL.replace("3}}", "31}}")
+    for tokenizer in (TOKENIZER, JSON):
+        for text, made in (
+            ("\n".join([once] * 9), 1),
+            ("\n".join([once, OTHER, longer, once, calling(4)]), 3),
+            ("\n".join([OTHER, OTHER, once]), 1),
+            ("\n".join([longer, once, calling(4), OTHER]), 4),
+        ):
+            async with held(text, tokenizer, chunk) as server:
+                reply = await both(server, {**BODY, "tool_choice": "required"})
+                assert len(reply.calls) == len({tuple(c.values())[1:] for c in reply.calls}) == made
+                assert (reply.content, reply.finish) == ("", "tool_calls")
+                if made < 4:
+                    assert len(server.engine.stopped) == 2 or chunk == 1000
+
+
+async def test_a_named_function_is_called_once_and_then_the_reply_ends() -> None:
+    text = "\n".join(calling(number) for number in range(20))
+    for tokenizer in (TOKENIZER, JSON, PYTHONIC, TOKENIZERS["mistral"], TOKENIZERS["kimi_k3"]):
+        # The prompt begins a thought for the one of them that thinks.
+        thought = "<|close|>think<|sep|>" if tokenizer is TOKENIZERS["kimi_k3"] else ""
+        async with held(thought + text, tokenizer) as server:
+            for fields in ({}, {"parallel_tool_calls": True}):
+                reply = await both(server, {**BODY, "tool_choice": chosen("get_weather"), **fields})
+                assert [call["name"] for call in reply.calls] == ["get_weather"]
+                assert (reply.content, reply.finish) == ("", "tool_calls")
+            assert len(server.engine.stopped) == 4
+            if tokenizer is TOKENIZER:  # it is told of calls by us
+                assert "To call one of them, reply with a block" in tokenizer.decode(
+                    server.engine.submitted[-1].prompt
+                )
+
+
+async def test_a_model_whose_replies_have_a_head_is_held_to_calls_in_json() -> None:
+    tokenizer = byte_tokenizer()
+    transitions = {
+        "header": [("to=user|", "normal"), ("<atem:function_calls>", "tool")],
+        "normal": [("|eom|", "header")],
+    }
+    tokenizer._response_format = {"initial_state": "header", "transitions": transitions}
+    async with held(CALL, tokenizer) as server:
+        reply = await both(server, {**BODY, "tool_choice": "required"})
+        assert [call["name"] for call in reply.calls] == ["get_weather"]
+        assert reply.content == ""
 
 
 async def test_a_model_without_a_format_may_write_text_or_calls() -> None:
@@ -157,7 +227,7 @@ async def test_a_call_that_the_length_cuts_off_keeps_what_there_is() -> None:
         assert reply.calls[0]["arguments"] == '{"city": "Zürich}}", "day'
     async with held(CALL[:30], TOKENIZER, **cut) as server:
         reply = await both(server, {**BODY, "tool_choice": "required"})
-        assert (reply.content, reply.calls, reply.finish) == (CALL[:30], [], "length")
+        assert (reply.content, reply.calls, reply.finish) == ("", [], "length")
 
 
 async def test_the_form_is_told_in_the_system_message_and_the_history_is_text() -> None:

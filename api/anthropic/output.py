@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic_core import from_json
+import msgspec
 
 from chairlift.api.anthropic.replies import (
     BlockDelta,
@@ -21,6 +19,7 @@ from chairlift.api.anthropic.replies import (
     ToolUseBlock,
 )
 from chairlift.api.choice import CallOpening
+from chairlift.api.json_text import is_whole, partial_object
 from chairlift.api.logprobs import Scored
 
 # Thoughts are not signed here, but there are clients that send back none without a signature.
@@ -100,7 +99,7 @@ class _Thinking(_Section):
 
 class _ToolUse(_Section):
     def __init__(self, writer: ContentWriter, opening: CallOpening) -> None:
-        super().__init__(writer, ToolUseBlock(*opening, {}))
+        super().__init__(writer, ToolUseBlock(*opening, msgspec.Raw(b"{}")))
         self._opening = opening
 
     def add(self, text: str, scored: list[Scored] | None) -> None:
@@ -111,8 +110,9 @@ class _ToolUse(_Section):
         self._end(ToolUseBlock(*self._opening, _input_of("".join(self._texts))))
 
 
-def _input_of(arguments: str) -> dict[str, Any]:
+def _input_of(arguments: str) -> msgspec.Raw:
     """The arguments; of those that max_tokens has cut off, what there is, as Anthropic's own
     client reads a stream."""
-    given = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
-    return given if isinstance(given, dict) else {}
+    if is_whole(arguments):
+        return msgspec.Raw(arguments.encode())
+    return msgspec.Raw(msgspec.json.encode(partial_object(arguments)))

@@ -5,9 +5,9 @@ A struct's tag is its event's name.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -24,9 +24,11 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    """``input`` is the text that the model wrote."""
+
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock

@@ -1,0 +1,70 @@
+"""The text of a JSON object that arrives in pieces, or of which only the beginning arrived."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic_core import from_json
+
+_MARKS = re.compile(r'["\\{}\[\]]')
+_LAST_NUMBER = re.compile(r"[-+.0-9eE]+\Z")
+
+
+class ObjectText:
+    """Follows the text of one well-formed JSON object up to the brace that closes it.
+
+    ``in_string``: the text taken so far ends inside a string. ``ended``: the object is complete.
+    """
+
+    def __init__(self) -> None:
+        self.in_string = False
+        self.ended = False
+        self._depth = 0
+        self._escaped = False
+
+    def add(self, text: str) -> str:
+        """Takes the next piece; returns the part of it that belongs to the object."""
+        if self.ended or not text:
+            return ""
+        at, self._escaped = int(self._escaped), False
+        while mark := _MARKS.search(text, at):
+            at = mark.end()
+            if self.in_string:
+                self.in_string = mark[0] != '"'
+                if mark[0] == "\\":
+                    self._escaped = at == len(text)
+                    at += 1
+            elif mark[0] == '"':
+                self.in_string = True
+            elif mark[0] in "{[":
+                self._depth += 1
+            elif mark[0] in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.ended = True
+                    return text[:at]
+        return text
+
+
+def is_whole(text: str) -> bool:
+    """Whether a beginning of an object's text is all of it."""
+    scan = ObjectText()
+    scan.add(text)
+    return scan.ended
+
+
+def partial_object(beginning: str) -> dict[str, Any]:
+    """What the beginning of an object's text says: complete values, and strings as far as they go.
+
+    Empty if nothing can be read of it. A number at its end is left out: more digits may follow.
+    """
+    scan = ObjectText()
+    scan.add(beginning)
+    if not scan.in_string:
+        beginning = _LAST_NUMBER.sub("", beginning)
+    try:
+        found = from_json(beginning, allow_partial="trailing-strings")
+    except ValueError:  # nested too deeply, or half a surrogate pair
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,125 @@
+"""How many calls of a reply are passed on, and what the text of their arguments says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.api.call_limits import CallLimits, LimitedCalls
+from chairlift.api.choice import CallDelta, CallOpening
+from chairlift.api.json_text import ObjectText, is_whole, partial_object
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.sampled_from('a"\\{}[]é😀\n'), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=6,
+)
+objects = st.dictionaries(st.text(st.sampled_from('a"}\\é'), max_size=3), values, max_size=3)
+cuts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+
+
+def parts(text: str, sizes: list[int]) -> list[str]:
+    found = []
+    while text:
+        size = sizes[len(found) % len(sizes)]
+        found.append(text[:size])
+        text = text[size:]
+    return found
+
+
+calls = st.lists(
+    st.tuples(st.sampled_from("fg"), st.sampled_from(["{}", '{"a": 1}', '{"a": 11}', '{"b": 1}'])),
+    max_size=12,
+)
+
+
+@given(calls, st.integers(1, 6), st.integers(1, 3), cuts)
+def test_calls_up_to_the_first_one_that_is_too_many(
+    made: list[tuple[str, str]], most: int, same: int, sizes: list[int]
+) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+    expected = []
+    for call in made:
+        seen[call] += 1
+        if len(expected) == most or seen[call] > same:
+            break
+        expected.append(call)
+    limited = LimitedCalls(CallLimits(most, same))
+    passed: list[CallDelta] = []
+    for number, (name, arguments) in enumerate(made):
+        passed += limited.add([CallDelta(number, CallOpening(str(number), name), "")])
+        for part in parts(arguments, sizes):
+            passed += limited.add([CallDelta(number, None, part)])
+    passed += limited.rest()
+    found = [
+        (
+            delta.opening.name,
+            "".join(d.arguments for d in passed if d.number == delta.number),
+        )
+        for delta in passed
+        if delta.opening is not None
+    ]
+    assert found == expected
+    assert limited.count == len(expected)
+    assert limited.exceeded == (len(expected) < len(made))
+    assert [delta.number for delta in passed] == sorted(delta.number for delta in passed)
+
+
+def test_a_call_that_differs_is_passed_on_at_once() -> None:
+    limited = LimitedCalls(CallLimits(9, 1))
+    limited.add([CallDelta(0, CallOpening("0", "f"), '{"a": 1}')])
+    assert limited.add([CallDelta(1, CallOpening("1", "g"), "")])
+    assert limited.add([CallDelta(2, CallOpening("2", "f"), '{"a"')]) == []
+    assert "".join(d.arguments for d in limited.add([CallDelta(2, None, ": 2")])) == '{"a": 2'
+    assert limited.add([CallDelta(2, None, "}")])
+
+
+@given(objects, st.booleans(), cuts, st.sampled_from(["", "}", "}\n</tool_call>", ' "}{']))
+def test_where_an_object_ends(
+    value: dict[str, Any], ascii: bool, sizes: list[int], after: str
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii)
+    follower = ObjectText()
+    assert "".join(map(follower.add, parts(text + after, sizes))) == text
+    assert follower.ended
+    assert all(is_whole(text[:end]) == (end == len(text)) for end in range(len(text) + 1))
+
+
+def begins(part: Any, whole: Any) -> bool:
+    """Whether a value is what a whole one may be as long as more of it is to come."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        last = len(part) - 1
+        return list(part) == list(whole)[: len(part)] and all(
+            part[key] == whole[key] or (place == last and begins(part[key], whole[key]))
+            for place, key in enumerate(part)
+        )
+    if isinstance(whole, list) and isinstance(part, list):
+        return part == whole[: len(part)] or (
+            0 < len(part) <= len(whole)
+            and part[:-1] == whole[: len(part) - 1]
+            and begins(part[-1], whole[len(part) - 1])
+        )
+    if isinstance(whole, str) and isinstance(part, str):
+        return whole.startswith(part)
+    return type(part) is type(whole) and bool(part == whole)
+
+
+@given(objects, st.booleans())
+def test_what_the_beginning_of_an_object_says(value: dict[str, Any], ascii: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii)
+    for end in range(len(text)):
+        assert begins(partial_object(text[:end]), value), text[:end]
+
+
+def test_beginnings_that_cannot_be_read_are_empty() -> None:
+    assert partial_object('{"a": "\\ud83d", "b": "c') == {}
+    assert partial_object('{"a": ' + "[" * 5000) == {}
+    assert partial_object("") == {}
