@@ -4,13 +4,16 @@ ChairliftError
 ├── ModelError          the model cannot be loaded: missing, broken, truncated
 │   └── UnsupportedModel    it is whole, but Chairlift cannot serve it
 ├── RequestError        this request can never be served; the client must change it
-│   └── PromptTooLong       its prompt does not fit the context or the KV memory
+│   └── ContextOverflow     it does not fit the context or the KV memory
+│       └── PromptTooLong       its prompt alone does not
 ├── GrammarError        what an output has to be cannot be had: invalid, unsupported, too much
 ├── QueueFull           the server is at its limits now; try again later
 └── EngineDead          the engine process has ended; nothing can be served
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 
 class ChairliftError(Exception):
@@ -36,7 +39,22 @@ class RequestError(ChairliftError):
         self.param = param
 
 
-class PromptTooLong(RequestError):
+class Overflow(NamedTuple):
+    """The tokens of a prompt, at least, and the most that there is room for."""
+
+    tokens: int
+    maximum: int
+
+
+class ContextOverflow(RequestError):
+    """The request does not fit the context or the KV memory; ``overflow`` is of its prompt."""
+
+    def __init__(self, message: str, overflow: Overflow, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.overflow = overflow
+
+
+class PromptTooLong(ContextOverflow):
     """The prompt leaves no room for a single output token."""
 
 
