@@ -117,7 +117,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "belong",
     ),
-    ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "characters"),
+    ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "prompt is too long: "),
     ({"system": [{"type": "image"}]}, "system[0]"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),

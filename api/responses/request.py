@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.fields import JsonObject, known_kind
 from chairlift.api.known_fields import Ignored, only
@@ -14,6 +14,7 @@ from chairlift.api.responses.inputs import Input
 from chairlift.api.responses.tools import Choosing, Tools
 from chairlift.api.schemas import MAX_SALT_CHARS
 from chairlift.api.tools import Name
+from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -147,6 +148,12 @@ class ResponsesRequest(ResponsesPrompt):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        return self
 
     @property
     def logprobs(self) -> bool:
