@@ -96,7 +96,7 @@ FIELDS = [
     # Thoughts.
     done("thinking: enabled", {"thinking": {"type": "enabled", "budget_tokens": 50}}),
     done("thinking: disabled", {"thinking": {"type": "disabled"}}),
-    done("thinking: adaptive", {"thinking": {"type": "adaptive"}}),
+    done("thinking: adaptive", {"thinking": {"type": "adaptive"}}, thinking={"type": "disabled"}),
     refused("thinking: between_tools", "between_tools", {"thinking": {"type": "between_tools"}}),
     ignored("thinking.display", _thinking(display="summarized"), **_thinking()),
     done("thinking.display", _thinking(display="omitted"), **_thinking()),

@@ -258,6 +258,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"stream": 1}, "stream"),
+    ({"service_tier": "soon"}, "service_tier"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"priority": 101}, "priority"),
 ]
 
