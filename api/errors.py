@@ -11,7 +11,7 @@ import pydantic
 from aiohttp import web
 
 from chairlift.api.replies import ErrorDetail, ErrorReply
-from chairlift.engine.errors import EngineDead, PromptTooLong, QueueFull, RequestError
+from chairlift.engine.errors import ContextOverflow, EngineDead, Overflow, QueueFull, RequestError
 
 # While a model loads or an engine is down nobody knows for how long; ask again soon.
 UNAVAILABLE_RETRY_SECONDS = 5
@@ -25,7 +25,15 @@ class UnknownResponse(RequestError):
     """The request names a stored response that is not there, or not its client's."""
 
 
-class ContextExceeded(RequestError):
+class UnknownPrevious(RequestError):
+    """The request goes on from a stored response that is not there, or not its client's."""
+
+
+class UnknownItem(RequestError):
+    """The request refers to an item that no stored response of its client holds."""
+
+
+class ContextExceeded(ContextOverflow):
     """Prompt and max_tokens together do not fit the model's context."""
 
 
@@ -71,6 +79,7 @@ class Problem:
     """An error as the client sees it.
 
     ``rejected`` is the metrics' reason if the request was refused at the door, else None.
+    ``overflow`` says by how much a prompt is too long.
     """
 
     status: int
@@ -80,6 +89,7 @@ class Problem:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     rejected: str | None = None
+    overflow: Overflow | None = None
 
     def reply(self) -> ErrorReply:
         """OpenAI's JSON error object."""
@@ -102,13 +112,18 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(404, str(error), param=error.param, code="model_not_found")
         case UnknownResponse():
             return Problem(404, str(error), param=error.param, code="response_not_found")
-        case PromptTooLong() | ContextExceeded():
+        case UnknownPrevious():
+            return Problem(400, str(error), param=error.param, code="previous_response_not_found")
+        case UnknownItem():
+            return Problem(404, str(error), param=error.param)
+        case ContextOverflow():
             return Problem(
                 400,
                 str(error),
                 param=error.param,
                 code="context_length_exceeded",
                 rejected="context_length",
+                overflow=error.overflow,
             )
         case RequestError():
             return Problem(400, str(error), param=error.param, rejected="invalid")

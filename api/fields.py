@@ -115,7 +115,7 @@ def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
             raise ValueError('must be an object with a "type"')
         if kind not in kinds:
             raise ValueError(
-                f"{what} of type {kind[:32]!r} are not supported, only {', '.join(kinds)}"
+                f"{what} of type {kind[:64]!r} are not supported, only {', '.join(kinds)}"
             )
         return value
 

@@ -20,7 +20,11 @@ from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
 from chairlift.api.responses import replies as response_replies
 from chairlift.api.responses.page import QUERY
-from chairlift.api.responses.request import ResponsesRequest
+from chairlift.api.responses.request import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from chairlift.api.status import get_model, health, list_models, version
 from chairlift.api.tokens import detokenize, tokenize, tokenizer_info
 
@@ -74,6 +78,22 @@ ROUTES: tuple[Route, ...] = (
         response_replies.Response,
         ResponsesRequest,
         response_events.EVENTS,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        responses.count_input_tokens,
+        "Count the tokens of a response's prompt",
+        response_replies.InputTokens,
+        InputTokensRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/compact",
+        responses.compact_response,
+        "Summarize a conversation, to go on from in its place",
+        response_replies.CompactedResponse,
+        CompactRequest,
     ),
     Route(
         "GET",

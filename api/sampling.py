@@ -7,7 +7,7 @@ import random
 from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
-from chairlift.engine.errors import RequestError
+from chairlift.engine.errors import Overflow, RequestError
 from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
 
 
@@ -82,6 +82,7 @@ def room_for(info: ModelInfo, prompt_tokens: int, max_tokens: int | None, param:
         raise ContextExceeded(
             f"{limit}; you requested {prompt_tokens} tokens in the {param}{asked}. Please reduce "
             "their length.",
+            Overflow(prompt_tokens, context),
             param if prompt_tokens >= context or not max_tokens else "max_tokens",
         )
     return context - prompt_tokens

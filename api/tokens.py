@@ -10,7 +10,7 @@ from chairlift.api.dialogue import rendered
 from chairlift.api.replies import DetokenizeReply, TokenizeReply
 from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest
 from chairlift.api.service import SERVICE
-from chairlift.engine.errors import PromptTooLong
+from chairlift.engine.errors import Overflow, PromptTooLong
 
 
 async def tokenize(http: web.Request) -> web.Response:
@@ -36,8 +36,10 @@ async def detokenize(http: web.Request) -> web.Response:
     request = await read(http, DetokenizeRequest)
     model = http.app[SERVICE].model(request.model)
     vocabulary = model.vocabulary
-    if len(request.tokens) > model.info.max_context:
-        raise PromptTooLong(f"tokens: at most {model.info.max_context}, the context", "tokens")
+    tokens, context = len(request.tokens), model.info.max_context
+    if tokens > context:
+        overflow = Overflow(tokens, context)
+        raise PromptTooLong(f"tokens: at most {context}, the context", overflow, "tokens")
     vocabulary.check_ids(request.tokens, "tokens")
     return json_response(DetokenizeReply(await vocabulary.decode(request.tokens)))
 

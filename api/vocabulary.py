@@ -19,7 +19,7 @@ from chairlift.api.replies import TokenizerInfo
 from chairlift.api.splitter import Rules, rules
 from chairlift.api.template import Rendering, with_text_arguments
 from chairlift.api.text import Detokenizer
-from chairlift.engine.errors import PromptTooLong, RequestError
+from chairlift.engine.errors import Overflow, PromptTooLong, RequestError
 from chairlift.engine.grammar.checker import Checker
 from chairlift.engine.grammar.language import lexicon
 
@@ -155,6 +155,7 @@ class Vocabulary:
             raise PromptTooLong(
                 f"{param}: {chars} characters; this model's maximum context length is {context} "
                 f"tokens, never more than {most} characters",
+                Overflow(-(-chars // self._longest), context),
                 param,
             )
 

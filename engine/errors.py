@@ -4,7 +4,8 @@ ChairliftError
 ├── ModelError          the model cannot be loaded: missing, broken, truncated
 │   └── UnsupportedModel    it is whole, but Chairlift cannot serve it
 ├── RequestError        this request can never be served; the client must change it
-│   └── PromptTooLong       its prompt does not fit the context or the KV memory
+│   └── ContextOverflow     it does not fit the context or the KV memory
+│       └── PromptTooLong       its prompt alone does not
 ├── GrammarError        what an output has to be cannot be had: invalid, unsupported, too much
 ├── RowFailed           one row of a step has no token; the others have theirs
 ├── QueueFull           the server is at its limits now; try again later
@@ -12,6 +13,8 @@ ChairliftError
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 
 class ChairliftError(Exception):
@@ -37,7 +40,22 @@ class RequestError(ChairliftError):
         self.param = param
 
 
-class PromptTooLong(RequestError):
+class Overflow(NamedTuple):
+    """The tokens of a prompt, at least, and the most that there is room for."""
+
+    tokens: int
+    maximum: int
+
+
+class ContextOverflow(RequestError):
+    """The request does not fit the context or the KV memory; ``overflow`` is of its prompt."""
+
+    def __init__(self, message: str, overflow: Overflow, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.overflow = overflow
+
+
+class PromptTooLong(ContextOverflow):
     """The prompt leaves no room for a single output token."""
 
 

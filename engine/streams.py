@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
+from chairlift.engine.errors import EngineDead, ModelError, Overflow, PromptTooLong, QueueFull
 from chairlift.engine.messages import (
     Abort,
     FinishedChoice,
@@ -97,7 +97,10 @@ class StreamingClient:
             raise PromptTooLong(
                 f"prompt ({len(request.prompt)} tokens) and max_tokens "
                 f"({request.params.max_tokens}) exceed the context of "
-                f"{self.info.max_context} tokens" + (f": {why}" if why else "")
+                f"{self.info.max_context} tokens" + (f": {why}" if why else ""),
+                Overflow(
+                    len(request.prompt), max(0, self.info.max_context - request.params.max_tokens)
+                ),
             )
         self.check_room(request.n, request.priority)
         if not self._streams:

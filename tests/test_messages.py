@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -117,7 +118,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "belong",
     ),
-    ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "characters"),
+    ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "prompt is too long: "),
     ({"system": [{"type": "image"}]}, "system[0]"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
@@ -211,3 +212,75 @@ async def test_it_is_a_door_like_the_others() -> None:
         assert server.metric(
             "chairlift_http_requests_total", route=PATH, method="POST", status="200"
         )
+
+
+async def test_a_prompt_that_is_too_long_says_so_in_anthropics_words(server: Running) -> None:
+    context = server.service.model().info.max_context
+    form = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
+
+    async def told(length: int, path: str = PATH, **fields: Any) -> tuple[int, int] | None:
+        """The numbers of the refusal; None if there is room."""
+        messages = [{"role": "user", "content": "x" * length}]
+        status, body = await server.post(path, {**BODY, "messages": messages, **fields})
+        if status == 200:
+            return None
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        found = form.fullmatch(body["error"]["message"])
+        assert found is not None, body
+        return int(found[1]), int(found[2])
+
+    _, count = await server.post(f"{PATH}/count_tokens", BODY)
+    frame = count["input_tokens"] - len("Hi")
+    room = context - frame  # what fills the context to the last token
+    assert await told(room - 1) is None
+    assert await told(room) == (context, context - 1)
+    for more in (1, 2, 500):
+        assert await told(room + more) == (context + more, context)
+        assert await told(room + more, max_tokens=1) == (context + more, context)
+    # What is not even tokenized: no fewer tokens than these.
+    for path in (PATH, f"{PATH}/count_tokens"):
+        numbers = await told(100_000, path)
+        assert numbers is not None
+        assert context < numbers[0] <= 100_000 + frame
+        assert numbers[1] == context
+    # Everywhere else it is said in OpenAI's.
+    chat = {"messages": [{"role": "user", "content": "x" * room}]}
+    status, body = await server.post("/v1/chat/completions", chat)
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length" in body["error"]["message"]
+
+
+async def test_a_401_names_the_header_that_anthropics_clients_send() -> None:
+    engine = FakeEngine(model_info(), ending("Hello"))
+    keys = (ApiKey("alice", digest_of(KEY), NO_LIMITS),)
+    async with running(engine, keys=keys) as server:
+        for headers in ({}, {"X-Api-Key": "wrong"}, {"Authorization": "Bearer wrong"}):
+            for path in (PATH, f"{PATH}/count_tokens"):
+                status, body = await server.post(path, BODY, **headers)
+                assert (status, body["error"]["type"]) == (401, "authentication_error")
+                assert "invalid x-api-key" in body["error"]["message"]
+
+
+async def test_the_place_of_the_format_is_the_betas_or_todays(server: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    format = {"type": "json_schema", "schema": schema}
+    grammars = []
+    for fields in (
+        {"output_format": format},
+        {"output_config": {"format": format}},
+        {"output_format": format, "output_config": {"format": format}},
+    ):
+        beta = {"anthropic-beta": "structured-outputs-2025-11-13"}
+        status, _ = await server.post(PATH, {**BODY, **fields}, **beta)
+        assert status == 200
+        grammars.append(server.engine.submitted[-1].params.grammar)
+    assert grammars[0] is not None
+    assert grammars[0] == grammars[1] == grammars[2]
+    # An error names the place that was taken.
+    bad = {"type": "json_schema", "schema": {"type": "no type"}}
+    for fields, place in (
+        ({"output_format": bad}, "output_format:"),
+        ({"output_config": {"format": bad}}, "output_config.format:"),
+    ):
+        status, body = await server.post(PATH, {**BODY, **fields})
+        assert (status, body["error"]["message"].startswith(place)) == (400, True), body

@@ -162,7 +162,7 @@ async def test_a_response_belongs_to_the_key_that_made_it() -> None:
                 assert (await response.json())["error"]["code"] == "response_not_found"
         body = {"input": "Hi", "previous_response_id": mine["id"]}
         status, reply = await server.post(PATH, body, **BOB)
-        assert (status, reply["error"]["param"]) == (404, "previous_response_id")
+        assert (status, reply["error"]["param"]) == (400, "previous_response_id")
         assert (await server.post(PATH, body, **ALICE))[0] == 200
         async with server.http.post(f"{stored}/cancel", headers=ALICE) as response:
             assert response.status == 400
@@ -232,7 +232,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": 5}, "input"),
     ({"input": []}, "input"),
     ({"input": [5]}, "input[0]"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+    ({"input": [{"type": "item_reference", "id": ""}]}, "input[0].item_reference.id"),
     ({"input": [{"role": "user"}]}, "input[0].message.content"),
     ({"input": [{"role": "tool", "content": ""}]}, "input[0].message.role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].message"),
@@ -240,13 +240,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": "x"}] * 4097}, "input"),
     ({"input": "x" * 100_000}, "input"),
     ({"previous_response_id": "resp_nothing"}, "previous_response_id"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"type": "Web search!"}]}, "tools[0]"),
+    ({"tools": [{"type": 5}]}, "tools[0]"),
     ({"tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"tool_choice": "perhaps"}, "tool_choice"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format"),
-    ({"text": {"verbosity": "low"}}, "verbosity"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"include": ["nothing"]}, "include[0]"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -257,6 +258,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"stream": 1}, "stream"),
+    ({"service_tier": "soon"}, "service_tier"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"priority": 101}, "priority"),
 ]
 
@@ -264,7 +267,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 async def test_bad_fields_are_named(server: Running) -> None:
     for change, param in BAD:
         status, body = await server.post(PATH, {"input": "x", **change})
-        assert status == (404 if param == "previous_response_id" else 400), change
+        assert status == 400, change
         assert body["error"]["param"].startswith(param), change
     deep = '{"a":' * 900 + "1" + "}" * 900
     tools = f'[{{"type": "function", "name": "f", "parameters": {deep}}}]'

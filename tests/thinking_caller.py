@@ -6,7 +6,7 @@ from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
 from chairlift.engine.messages import Submit
 
-_TEMPLATE = (
+TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
@@ -18,7 +18,8 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
 )
-TOKENIZER = byte_tokenizer(_TEMPLATE, plain=["<think>", "</think>", "<tool_call>", "</tool_call>"])
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TOKENIZER = byte_tokenizer(TEMPLATE, plain=MARKS)
 WEATHER = "get_weather"
 PARAMETERS = {
     "type": "object",

@@ -8,18 +8,26 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from chairlift.api.fields import JsonObject, known_kind
+from chairlift.api.known_fields import Ignored
 from chairlift.api.request import Request
 from chairlift.api.tools import Name
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextBlockInput(Request):
+class _BlockInput(Request):
+    """Every prefix is cached, marked or not."""
+
+    cache_control: Ignored = None
+
+
+class TextBlockInput(_BlockInput):
     type: Literal["text"]
     text: str
+    citations: Ignored = None
 
 
-class ThinkingBlockInput(Request):
+class ThinkingBlockInput(_BlockInput):
     """What the model thought. Its signature is not looked at: nothing here signs a thought."""
 
     type: Literal["thinking"]
@@ -27,11 +35,13 @@ class ThinkingBlockInput(Request):
     signature: str | None = None
 
 
-class ToolUseBlockInput(Request):
+class ToolUseBlockInput(_BlockInput):
     type: Literal["tool_use"]
     id: Id
     name: Name
     input: JsonObject
+    caller: Ignored = None
+    toolset_name: Ignored = None
 
 
 def _as_blocks(value: object) -> object:
@@ -46,11 +56,12 @@ TextBlocks = Annotated[
 ]
 
 
-class ToolResultBlockInput(Request):
+class ToolResultBlockInput(_BlockInput):
     type: Literal["tool_result"]
     tool_use_id: Id
     content: TextBlocks = []
     is_error: bool = False
+    toolset_name: Ignored = None
 
 
 Block = Annotated[

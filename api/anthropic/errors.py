@@ -33,4 +33,15 @@ def error_of(problem: Problem, request_id: str) -> AnthropicError:
     kind = _TYPES.get(problem.status)
     if kind is None:
         kind = "invalid_request_error" if problem.status < 500 else "api_error"
-    return AnthropicError(AnthropicErrorDetail(kind, problem.message), request_id)
+    return AnthropicError(AnthropicErrorDetail(kind, _message(problem)), request_id)
+
+
+def _message(problem: Problem) -> str:
+    """In Anthropic's words where its clients look for them: to ask for a key, and to compact."""
+    if problem.status == 401:
+        return f"invalid x-api-key: {problem.message}"
+    if problem.overflow is None:
+        return problem.message
+    tokens, context = problem.overflow
+    # A prompt that fills the context to the last token leaves no room for a reply.
+    return f"prompt is too long: {tokens} tokens > {min(context, tokens - 1)} maximum"

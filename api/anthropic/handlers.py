@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from aiohttp import web
@@ -9,7 +10,7 @@ from aiohttp import web
 from chairlift.api.answer import answer, json_response
 from chairlift.api.anthropic.dialogue import chat_request, prompt_request
 from chairlift.api.anthropic.replies import TokensCount
-from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
 from chairlift.api.anthropic.shape import MessageShape
 from chairlift.api.body import convert, read
 from chairlift.api.deadline import DEADLINE
@@ -20,7 +21,6 @@ from chairlift.api.service import SERVICE
 
 _NAMES = {
     "stop": "stop_sequences",
-    "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
 
@@ -29,19 +29,25 @@ async def create_message(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     request = await read(http, MessagesRequest)
     thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
-    with renamed(_NAMES):
+    with renamed(_names(request)):
         chat = await convert(len(await http.read()), partial(chat_request, request, thinks))
         # As Anthropic's: what there is no room for is told by the reason to stop.
         generation = await prepare(http, chat, "msg_", fit=True)
-    shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID])
+    shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID], request.shows_thoughts)
     return await answer(http, chat, generation, shape)
 
 
 async def count_tokens(http: web.Request) -> web.Response:
     """How many tokens a conversation's prompt has; nothing is generated."""
     request = await read(http, CountTokensRequest)
-    chat = await convert(len(await http.read()), partial(prompt_request, request))
     model = http.app[SERVICE].model(request.model)
-    async with http[DEADLINE].limit():
-        tokens = await prompt_of(chat, model)
+    with renamed(_names(request)):
+        chat = await convert(len(await http.read()), partial(prompt_request, request))
+        async with http[DEADLINE].limit():
+            tokens = await prompt_of(chat, model)
     return json_response(TokensCount(len(tokens)))
+
+
+def _names(request: MessagesPrompt) -> Mapping[str, str]:
+    format = "output_config.format" if request.output_format is None else "output_format"
+    return {**_NAMES, "response_format": format}

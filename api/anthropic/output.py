@@ -29,11 +29,13 @@ SIGNATURE = "unsigned"
 class ContentWriter:
     """Begins the blocks of ``content``, which are appended to it once they are whole.
 
-    ``take`` gives the events since it was last asked.
+    ``take`` gives the events since it was last asked. Without ``shows_thoughts`` a thought's block
+    has no text.
     """
 
-    def __init__(self, content: list[ContentBlock]) -> None:
+    def __init__(self, content: list[ContentBlock], shows_thoughts: bool = True) -> None:
         self.content = content
+        self.shows_thoughts = shows_thoughts
         self._events: list[Event] = []
 
     def thought(self) -> _Thinking:
@@ -89,8 +91,9 @@ class _Thinking(_Section):
         super().__init__(writer, ThinkingBlock("", ""))
 
     def add(self, text: str, scored: list[Scored] | None) -> None:
-        self._texts.append(text)
-        self._writer.emit(BlockDelta(self._index, ThinkingDelta(text)))
+        if self._writer.shows_thoughts:
+            self._texts.append(text)
+            self._writer.emit(BlockDelta(self._index, ThinkingDelta(text)))
 
     def close(self, cut: bool) -> None:
         self._writer.emit(BlockDelta(self._index, SignatureDelta(SIGNATURE)))

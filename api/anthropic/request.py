@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,10 +14,12 @@ from chairlift.api.anthropic.blocks import (
     ToolUseBlockInput,
 )
 from chairlift.api.fields import JsonObject, Stops, known_kind
+from chairlift.api.known_fields import Callers, Ignored, only
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.request import Request
 from chairlift.api.schemas import MAX_SALT_CHARS
 from chairlift.api.tools import MAX_TOOLS, Name
+from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY
 
 
@@ -27,6 +29,8 @@ class Turn(Request):
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
+    clear_at: Annotated[Any, *only("never")] = None
+    output_config: Annotated[Any, *only({})] = None
 
     @model_validator(mode="after")
     def _is_said_by_this_role(self) -> Self:
@@ -48,11 +52,18 @@ def _tool_type(value: object) -> object:
 
 
 class AnthropicTool(Request):
+    """A tool that may be loaded later is shown at once, and every tool's input is streamed."""
+
     type: Literal["custom"] = "custom"
     name: Name
     description: str = ""
     input_schema: JsonObject
     strict: bool = False
+    allowed_callers: Callers | None = None
+    input_examples: Annotated[Any, *only([])] = None
+    cache_control: Ignored = None
+    defer_loading: Ignored = None
+    eager_input_streaming: Ignored = None
 
 
 class AutoChoice(Request):
@@ -78,7 +89,15 @@ class NoneChoice(Request):
 Choice = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
 
 
-class ThinkingEnabled(Request):
+class _Thinks(Request):
+    """``display``: thoughts are not summarized here; they are shown as they are, or left out."""
+
+    display: Literal["summarized", "omitted"] = "summarized"
+    # About thoughts whose signature does not fit: none is checked.
+    block_binding: Ignored = None
+
+
+class ThinkingEnabled(_Thinks):
     """Anthropic's least budget is 1024; a small model may be given less."""
 
     type: Literal["enabled"]
@@ -89,7 +108,7 @@ class ThinkingDisabled(Request):
     type: Literal["disabled"]
 
 
-class ThinkingAdaptive(Request):
+class ThinkingAdaptive(_Thinks):
     type: Literal["adaptive"]
 
 
@@ -98,11 +117,30 @@ class JsonSchemaOutput(Request):
     schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
+OutputFormat = Annotated[JsonSchemaOutput, BeforeValidator(known_kind("formats", "json_schema"))]
+
+
 class OutputConfig(Request):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: (
-        Annotated[JsonSchemaOutput, BeforeValidator(known_kind("formats", "json_schema"))] | None
-    ) = None
+    format: OutputFormat | None = None
+    task_budget: Annotated[Any, *only()] = None
+
+
+def _edit(value: object) -> object:
+    match value:
+        case {"type": "clear_thinking_20251015", "keep": "all" | {"type": "all"}}:
+            return value
+        case {"type": str(kind)}:
+            raise ValueError(
+                f"{kind[:64]!r} is not supported, only clear_thinking_20251015 that keeps all"
+            )
+    raise ValueError('must be an object with a "type"')
+
+
+class ContextManagement(Request):
+    """Takes the edits that leave everything as it is; agents send one of these by default."""
+
+    edits: Annotated[list[Annotated[Any, BeforeValidator(_edit)]], Field(max_length=16)] = []
 
 
 class MessagesPrompt(Request):
@@ -129,10 +167,40 @@ class MessagesPrompt(Request):
         | None
     ) = None
     output_config: OutputConfig = OutputConfig()
+    # The place of output_config.format while that was a beta.
+    output_format: OutputFormat | None = None
+    context_management: ContextManagement | None = None
+    cache_control: Ignored = None
+    user_profile_id: Ignored = None
+    workspace_id: Ignored = None
+    billing_policy: Ignored = None
+    speed: Annotated[Any, *only("standard")] = None
+    mcp_servers: Annotated[Any, *only([])] = None
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        formats = (self.output_format, self.output_config.format)
+        if None not in formats and formats[0] != formats[1]:
+            raise RequestError(
+                "output_format: is another than output_config.format", "output_format"
+            )
+        return self
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the reply is to hold the text of the model's thoughts."""
+        return not (isinstance(self.thinking, _Thinks) and self.thinking.display == "omitted")
+
+    @property
+    def wanted_format(self) -> JsonSchemaOutput | None:
+        """What the reply has to be; None: any text."""
+        return self.output_config.format or self.output_format
 
 
 class CountTokensRequest(MessagesPrompt):
-    """POST /v1/messages/count_tokens."""
+    """POST /v1/messages/count_tokens. A compaction is counted as the conversation that it is of."""
+
+    compaction: Ignored = None
 
 
 class MessagesRequest(MessagesPrompt):
@@ -141,6 +209,17 @@ class MessagesRequest(MessagesPrompt):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     stop_sequences: Stops = []
     stream: bool = False
+    metadata: Ignored = None
+    inference_geo: Ignored = None
+    # Would tell why a prefix was not cached; the reply's usage tells how much was.
+    diagnostics: Ignored = None
+    # Other models, for what the model declines by its maker's policy: nothing is declined here.
+    fallbacks: Ignored = None
+    fallback_credit_token: Ignored = None
+    service_tier: Annotated[Any, *only("auto", "standard_only")] = None
+    container: Annotated[Any, *only()] = None
+    thread: Annotated[Any, *only()] = None
+    compaction: Annotated[Any, *only()] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0

@@ -29,19 +29,22 @@ from chairlift.api.sse import MESSAGES
 class MessageShape:
     """Makes a reply of what ``generation``, of one choice, generates.
 
-    ``max_tokens`` is what the client asked for, be there room for it or not.
+    ``max_tokens`` is what the client asked for, be there room for it or not. Without
+    ``shows_thoughts`` the text of thoughts is left out.
     """
 
     framing = MESSAGES
 
-    def __init__(self, generation: Generation, max_tokens: int, request_id: str) -> None:
+    def __init__(
+        self, generation: Generation, max_tokens: int, request_id: str, shows_thoughts: bool
+    ) -> None:
         self._generation = generation
         self._request_id = request_id
         self._room_is_less = generation.prompts[0].params.max_tokens < max_tokens
         self._message = AnthropicMessage(
             generation.id, generation.model.name, [], _usage(generation.usage())
         )
-        self._writer = ContentWriter(self._message.content)
+        self._writer = ContentWriter(self._message.content, shows_thoughts)
         self._sections = Sections(self._writer)
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:

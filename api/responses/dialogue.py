@@ -1,4 +1,4 @@
-"""From a request of the Responses API, and the response that it goes on from, to a chat request."""
+"""From a Responses request, and the responses that it goes on from, to a chat request."""
 
 from __future__ import annotations
 
@@ -10,54 +10,91 @@ import msgspec
 from chairlift.api.generation import Generation
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.responses.history import messages_of
-from chairlift.api.responses.inputs import items_of
-from chairlift.api.responses.items import Item
+from chairlift.api.responses.inputs import items_of, references_in
+from chairlift.api.responses.items import Item, is_own_id
 from chairlift.api.responses.replies import Response
 from chairlift.api.responses.request import (
-    FunctionChoice,
-    FunctionTool,
+    Conversation,
     JsonObjectFormat,
     JsonSchemaFormat,
+    ResponsesPrompt,
     ResponsesRequest,
     TextFormat,
 )
-from chairlift.api.responses.store import StoredResponse
+from chairlift.api.responses.store import ResponseStore, StoredResponse
+from chairlift.api.responses.tools import Chosen, chosen, function_of
 from chairlift.api.schemas import ChatRequest
-from chairlift.api.tools import ToolChoice
 from chairlift.engine.errors import RequestError
 
 Fields = dict[str, Any]
 
 
+class Earlier(NamedTuple):
+    """The stored responses that a request needs: ``previous`` is the one that it goes on from,
+    ``referred`` are those that hold the items that it refers to."""
+
+    previous: StoredResponse | None
+    referred: Sequence[StoredResponse]
+
+    @property
+    def size(self) -> int:
+        """The bytes that there are to read."""
+        return sum(stored.size for stored in (self.previous, *self.referred) if stored is not None)
+
+
+def earlier_of(request: Conversation, store: ResponseStore, owner: str) -> Earlier:
+    """What the owner has stored of a request's conversation.
+
+    Raises:
+        UnknownResponse, UnknownItem: it is not there.
+    """
+    previous = request.previous_response_id
+    return Earlier(
+        None if previous is None else store.get(owner, previous),
+        store.holding(owner, references_in(request.input)),
+    )
+
+
+def conversation_of(request: Conversation, earlier: Earlier) -> list[Item]:
+    """The items that there are to be answered.
+
+    Raises:
+        RequestError: nothing was said, or too much.
+    """
+    stored = {item.id: item for one in earlier.referred for item in one.conversation()}
+    items = items_of(request.input, stored)
+    if earlier.previous is not None:
+        items = [*earlier.previous.conversation(), *items]
+    if not items:
+        raise RequestError("input: must hold at least one item", "input")
+    if len(items) > MAX_MESSAGES:
+        raise RequestError(f"input: at most {MAX_MESSAGES} items, earlier ones included", "input")
+    return items
+
+
 class Dialogue(NamedTuple):
-    """``chat`` is what is to be answered; ``inputs`` are the items that it was made of, as JSON."""
+    """``chat`` is what is to be answered, ``offered`` are its functions; ``inputs`` are the items
+    that it was made of, as JSON, and ``item_ids`` those by which later requests may refer to them.
+    """
 
     chat: ChatRequest
+    offered: Chosen
     inputs: bytes
+    item_ids: tuple[str, ...]
 
 
-def dialogue_of(request: ResponsesRequest, previous: StoredResponse | None) -> Dialogue:
+def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
     """What a request asks, after what was said before.
 
     Raises:
         RequestError, pydantic.ValidationError: nothing was said, or too much, or fields do not go
             together.
     """
-    items: list[Item] = items_of(request.input)
-    if previous is not None:
-        items = [*previous.conversation(), *items]
-    if not items:
-        raise RequestError("input: must hold at least one item", "input")
-    if len(items) > MAX_MESSAGES:
-        raise RequestError(f"input: at most {MAX_MESSAGES} items, earlier ones included", "input")
-    return Dialogue(_chat_request(request, items), msgspec.json.encode(items))
-
-
-def _chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    return ChatRequest.model_validate(
+    items = conversation_of(request, earlier)
+    offered = chosen(request.tools, request.tool_choice)
+    chat = ChatRequest.model_validate(
         {
-            "model": request.model,
-            "messages": messages_of(request.instructions, items),
+            **_prompt_fields(request, items, offered),
             "stream": request.stream,
             "max_tokens": request.max_output_tokens,
             "temperature": request.temperature,
@@ -65,35 +102,39 @@ def _chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReque
             "top_k": request.top_k,
             "logprobs": request.logprobs,
             "top_logprobs": request.top_logprobs,
-            "tools": [{"type": "function", "function": _function(tool)} for tool in request.tools],
-            "tool_choice": _tool_choice(request),
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "response_format": _response_format(request),
-            "reasoning_effort": request.reasoning.effort,
             "cache_salt": request.cache_salt,
             "priority": request.priority,
             "timeout": request.timeout,
         }
     )
+    item_ids = tuple(dict.fromkeys(item.id for item in items if is_own_id(item.id)))
+    return Dialogue(chat, offered, msgspec.json.encode(items), item_ids)
 
 
-def _function(tool: FunctionTool) -> Fields:
+def prompt_request(request: ResponsesPrompt, earlier: Earlier) -> ChatRequest:
+    """A chat request with the same prompt.
+
+    Raises:
+        RequestError, pydantic.ValidationError: as ``dialogue_of``.
+    """
+    items = conversation_of(request, earlier)
+    offered = chosen(request.tools, request.tool_choice)
+    return ChatRequest.model_validate(_prompt_fields(request, items, offered))
+
+
+def _prompt_fields(request: ResponsesPrompt, items: Sequence[Item], offered: Chosen) -> Fields:
     return {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
+        "model": request.model,
+        "messages": messages_of(request.instructions, items),
+        "tools": [{"type": "function", "function": function_of(tool)} for tool in offered.tools],
+        "tool_choice": offered.choice,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _response_format(request),
+        "reasoning_effort": request.reasoning.effort,
     }
 
 
-def _tool_choice(request: ResponsesRequest) -> ToolChoice:
-    choice = request.tool_choice
-    if isinstance(choice, FunctionChoice):
-        return ToolChoice("required", choice.name)
-    return ToolChoice(choice)
-
-
-def _response_format(request: ResponsesRequest) -> Fields:
+def _response_format(request: ResponsesPrompt) -> Fields:
     given = request.text.format
     if isinstance(given, JsonSchemaFormat):
         return {"type": "json_schema", "json_schema": _schema(given)}
@@ -111,7 +152,7 @@ def _schema(given: JsonSchemaFormat) -> Fields:
 
 def _choice(request: ResponsesRequest) -> str | Fields:
     choice = request.tool_choice
-    return choice if isinstance(choice, str) else {"type": "function", "name": choice.name}
+    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
 
 
 def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
@@ -119,7 +160,9 @@ def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
     return {"type": given.type, **schema}
 
 
-def empty_response(request: ResponsesRequest, generation: Generation, store: bool) -> Response:
+def empty_response(
+    request: ResponsesRequest, offered: Chosen, generation: Generation, store: bool
+) -> Response:
     """The response before anything is generated."""
     return Response(
         id=generation.id,
@@ -137,7 +180,7 @@ def empty_response(request: ResponsesRequest, generation: Generation, store: boo
         temperature=request.temperature,
         text={"format": _format(request.text.format)},
         tool_choice=_choice(request),
-        tools=[{"type": "function", **_function(tool)} for tool in request.tools],
+        tools=[{"type": "function", **function_of(tool)} for tool in offered.tools],
         top_logprobs=request.top_logprobs,
         top_p=request.top_p,
         user=request.user,

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what may be asked about a stored response."""
+"""POST /v1/responses and what else takes its input, and what may be asked about a stored one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,27 @@ from aiohttp import web
 
 from chairlift.api.answer import answer, json_response
 from chairlift.api.body import convert, read
-from chairlift.api.dialogue import prepare
+from chairlift.api.deadline import DEADLINE
+from chairlift.api.dialogue import prepare, prompt_of
+from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.names import renamed
 from chairlift.api.ratelimit import ACCOUNT
-from chairlift.api.responses.dialogue import dialogue_of, empty_response
+from chairlift.api.responses.compacting import CompactionShape, compaction_of
+from chairlift.api.responses.dialogue import (
+    Earlier,
+    dialogue_of,
+    earlier_of,
+    empty_response,
+    prompt_request,
+)
 from chairlift.api.responses.page import page_of
-from chairlift.api.responses.replies import DeletedResponse, Response
-from chairlift.api.responses.request import ResponsesRequest
+from chairlift.api.responses.replies import DeletedResponse, InputTokens, Response
+from chairlift.api.responses.request import (
+    CompactRequest,
+    Conversation,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from chairlift.api.responses.shape import ResponseShape
 from chairlift.api.responses.store import ResponseStore, StoredResponse
 from chairlift.api.service import SERVICE
@@ -34,22 +48,44 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     request = await read(http, ResponsesRequest)
     store, owner = http.app[SERVICE].responses, http[ACCOUNT].name
     stores = _stores(request, store)
-    previous = None
-    if request.previous_response_id is not None:
-        previous = store.get(owner, request.previous_response_id, "previous_response_id")
-    size = len(await http.read()) + (0 if previous is None else previous.size)
+    earlier, size = await _earlier(http, request)
     with renamed(_NAMES):
-        dialogue = await convert(size, partial(dialogue_of, request, previous))
+        dialogue = await convert(size, partial(dialogue_of, request, earlier))
         generation = await prepare(http, dialogue.chat, "resp_")
 
     def keep(response: Response) -> None:
         if stores:
             reply = msgspec.json.encode(response)
-            store.put(owner, StoredResponse(response.id, reply, dialogue.inputs))
+            item_ids = (*dialogue.item_ids, *(item.id for item in response.output))
+            store.put(owner, StoredResponse(response.id, reply, dialogue.inputs, item_ids))
 
     vocabulary = generation.model.vocabulary if request.logprobs else None
-    shape = ResponseShape(empty_response(request, generation, stores), vocabulary, keep)
-    return await answer(http, dialogue.chat, generation, shape)
+    empty = empty_response(request, dialogue.offered, generation, stores)
+    return await answer(http, dialogue.chat, generation, ResponseShape(empty, vocabulary, keep))
+
+
+async def count_input_tokens(http: web.Request) -> web.Response:
+    """How many tokens a response's prompt would have; nothing is generated."""
+    request = await read(http, InputTokensRequest)
+    earlier, size = await _earlier(http, request)
+    model = http.app[SERVICE].model(request.model)
+    with renamed(_NAMES):
+        chat = await convert(size, partial(prompt_request, request, earlier))
+        async with http[DEADLINE].limit():
+            tokens = await prompt_of(chat, model)
+    return json_response(InputTokens(len(tokens)))
+
+
+async def compact_response(http: web.Request) -> web.StreamResponse:
+    """Answers with items that stand for a conversation: what its user said, and a summary."""
+    request = await read(http, CompactRequest)
+    earlier, size = await _earlier(http, request)
+    with renamed(_NAMES):
+        compaction = await convert(size, partial(compaction_of, request, earlier))
+        # A summary may take what room there is left.
+        generation = await prepare(http, compaction.chat, "resp_", fit=True)
+    shape = CompactionShape(compaction.kept, generation)
+    return await answer(http, compaction.chat, generation, shape)
 
 
 async def get_response(http: web.Request) -> web.Response:
@@ -78,6 +114,18 @@ async def cancel_response(http: web.Request) -> web.Response:
     """Says that there is nothing to cancel: no response is made in the background."""
     http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
     raise RequestError("only a response made in the background can be cancelled; none is here")
+
+
+async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, int]:
+    """What is stored of a request's conversation, and the bytes of both."""
+    try:
+        earlier = earlier_of(request, http.app[SERVICE].responses, http[ACCOUNT].name)
+    except UnknownResponse:
+        raise UnknownPrevious(
+            f"Previous response with id '{request.previous_response_id}' not found.",
+            "previous_response_id",
+        ) from None
+    return earlier, len(await http.read()) + earlier.size
 
 
 def _stores(request: ResponsesRequest, store: ResponseStore) -> bool:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from chairlift.api.responses.compaction import opened
 from chairlift.api.responses.items import (
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    OutputRefusal,
     ReasoningItem,
 )
 
 Message = dict[str, Any]
+
+# Before the summary that stands for an earlier conversation.
+_SUMMARY = "Summary of the conversation so far:\n"
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
@@ -38,6 +44,10 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
             case MessageItem():
                 turn = None
                 messages.append({"role": item.role, "content": _text_of(item)})
+            case CompactionItem():
+                turn = None
+                summary = opened(item.encrypted_content)
+                messages.append({"role": "user", "content": _SUMMARY + summary})
             case FunctionCallOutputItem():
                 turn = None
                 messages.append(
@@ -53,7 +63,9 @@ def _begin_turn(messages: list[Message]) -> Message:
 
 
 def _text_of(item: MessageItem) -> str:
-    return "".join(part.text for part in item.content)
+    return "".join(
+        part.refusal if isinstance(part, OutputRefusal) else part.text for part in item.content
+    )
 
 
 def _thought_of(item: ReasoningItem) -> str:

@@ -1,68 +1,42 @@
-"""The items that a request may hold, as pydantic models; each becomes one of ``items``."""
+"""The items that a request may hold, as pydantic models; each becomes some of ``items``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from chairlift.api.fields import known_kind
+from chairlift.api.known_fields import Ignored
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.request import Request
+from chairlift.api.responses.compaction import summary_in
+from chairlift.api.responses.hosted import HostedInput, Id
 from chairlift.api.responses.items import (
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputText,
     Item,
     MessageItem,
+    OutputRefusal,
     OutputText,
     ReasoningItem,
     ReasoningText,
     SummaryText,
     new_id,
 )
+from chairlift.api.responses.parts import (
+    Parts,
+    ReasoningTextPart,
+    RefusalPart,
+    SummaryTextPart,
+    text_of,
+)
 from chairlift.api.tools import Name
 
-Id = Annotated[str, Field(min_length=1, max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class InputTextPart(Request):
-    type: Literal["input_text"]
-    text: str
-
-
-class OutputTextPart(Request):
-    """A part of an earlier reply; its annotations and log-probabilities tell the model nothing."""
-
-    type: Literal["output_text"]
-    text: str
-    logprobs: list[Any] = []
-
-
-class ReasoningTextPart(Request):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryTextPart(Request):
-    type: Literal["summary_text"]
-    text: str
-
-
-def _parts(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    return value
-
-
-Part = Annotated[
-    InputTextPart | OutputTextPart,
-    Field(discriminator="type"),
-    BeforeValidator(known_kind("content parts", "input_text", "output_text")),
-]
-Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
 
 
 class MessageInput(Request):
@@ -73,13 +47,16 @@ class MessageInput(Request):
     content: Parts
     id: Id | None = None
     status: Status | None = None
-    phase: str | None = None
+    phase: Ignored = None
 
-    def item(self) -> MessageItem:
+    def items(self) -> list[Item]:
         """As it is stored: a reply's text is output, any other's is input."""
         kind = OutputText if self.role == "assistant" else InputText
-        content: list[InputText | OutputText] = [kind(part.text) for part in self.content]
-        return MessageItem(self.id or new_id("msg"), self.role, content)
+        content: list[InputText | OutputText | OutputRefusal] = [
+            OutputRefusal(part.refusal) if isinstance(part, RefusalPart) else kind(part.text)
+            for part in self.content
+        ]
+        return [MessageItem(self.id or new_id("msg"), self.role, content)]
 
 
 class FunctionCallInput(Request):
@@ -89,10 +66,12 @@ class FunctionCallInput(Request):
     arguments: str
     id: Id | None = None
     status: Status | None = None
+    namespace: Ignored = None
+    caller: Ignored = None
 
-    def item(self) -> FunctionCallItem:
+    def items(self) -> list[Item]:
         """As it is stored."""
-        return FunctionCallItem(self.id or new_id("fc"), self.call_id, self.name, self.arguments)
+        return [FunctionCallItem(self.id or new_id("fc"), self.call_id, self.name, self.arguments)]
 
 
 class FunctionCallOutputInput(Request):
@@ -101,12 +80,14 @@ class FunctionCallOutputInput(Request):
     output: Parts
     id: Id | None = None
     status: Status | None = None
+    name: Ignored = None
+    namespace: Ignored = None
+    caller: Ignored = None
 
-    def item(self) -> FunctionCallOutputItem:
+    def items(self) -> list[Item]:
         """As it is stored."""
-        return FunctionCallOutputItem(
-            self.id or new_id("fco"), self.call_id, "".join(part.text for part in self.output)
-        )
+        item_id = self.id or new_id("fco")
+        return [FunctionCallOutputItem(item_id, self.call_id, text_of(self.output))]
 
 
 class ReasoningInput(Request):
@@ -117,30 +98,63 @@ class ReasoningInput(Request):
     summary: list[SummaryTextPart] = []
     id: Id | None = None
     status: Status | None = None
-    encrypted_content: str | None = None
+    encrypted_content: Ignored = None
 
-    def item(self) -> ReasoningItem:
+    def items(self) -> list[Item]:
         """As it is stored."""
-        return ReasoningItem(
-            self.id or new_id("rs"),
-            [ReasoningText(part.text) for part in self.content],
-            [SummaryText(part.text) for part in self.summary],
-        )
+        content = [ReasoningText(part.text) for part in self.content]
+        summary = [SummaryText(part.text) for part in self.summary]
+        return [ReasoningItem(self.id or new_id("rs"), content, summary)]
 
 
+class CompactionInput(Request):
+    """What /v1/responses/compact has made of a conversation; another server's cannot be read."""
+
+    type: Literal["compaction"]
+    encrypted_content: Annotated[str, BeforeValidator(summary_in)]
+    id: Id | None = None
+    created_by: Ignored = None
+
+    def items(self) -> list[Item]:
+        """As it is stored."""
+        return [CompactionItem(self.id or new_id("cmp"), self.encrypted_content)]
+
+
+class ItemReferenceInput(Request):
+    """Stands for a stored item."""
+
+    type: Literal["item_reference"]
+    id: Id
+
+
+OwnInput = (
+    MessageInput
+    | FunctionCallInput
+    | FunctionCallOutputInput
+    | ReasoningInput
+    | CompactionInput
+    | ItemReferenceInput
+)
 _check_kind = known_kind(
-    "input items", "message", "function_call", "function_call_output", "reasoning"
+    "input items",
+    *(
+        get_args(kind.model_fields["type"].annotation)[0]
+        for kind in (*get_args(OwnInput), *get_args(HostedInput))
+    ),
 )
 
 
 def _item(value: object) -> object:
-    if isinstance(value, dict) and "role" in value:
-        value = {**value, "type": value.get("type") or "message"}
+    if isinstance(value, dict) and value.get("type") is None:
+        if "role" in value:
+            value = {**value, "type": "message"}
+        elif "id" in value:
+            value = {**value, "type": "item_reference"}
     return _check_kind(value)
 
 
 InputItem = Annotated[
-    MessageInput | FunctionCallInput | FunctionCallOutputInput | ReasoningInput,
+    OwnInput | HostedInput,
     Field(discriminator="type"),
     BeforeValidator(_item),
 ]
@@ -159,6 +173,17 @@ Input = Annotated[
 ]
 
 
-def items_of(given: Iterable[InputItem]) -> list[Item]:
-    """A request's input as it is stored."""
-    return [one.item() for one in given]
+def references_in(given: Iterable[InputItem]) -> list[str]:
+    """The ids of the stored items that a request's input stands for."""
+    return [one.id for one in given if isinstance(one, ItemReferenceInput)]
+
+
+def items_of(given: Iterable[InputItem], stored: Mapping[str, Item]) -> list[Item]:
+    """A request's input as it is stored; ``stored`` are the items that it refers to, by id."""
+    items: list[Item] = []
+    for one in given:
+        if isinstance(one, ItemReferenceInput):
+            items.append(stored[one.id])
+        else:
+            items += one.items()
+    return items

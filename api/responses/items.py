@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Literal
 
@@ -9,12 +10,19 @@ from msgspec import Struct
 
 from chairlift.api.replies import TokenLogprob
 
+_OWN_ID = re.compile(r"[a-z]+_[0-9a-f]{32}")
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 def new_id(prefix: str) -> str:
     """An id for an item or a response."""
     return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def is_own_id(item_id: str) -> bool:
+    """Whether ``new_id`` made this id. A client's own ("msg_1") may be another client's too."""
+    return _OWN_ID.fullmatch(item_id) is not None
 
 
 class InputText(Struct, tag_field="type", tag="input_text"):
@@ -29,6 +37,12 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
     logprobs: list[TokenLogprob] = []
 
 
+class OutputRefusal(Struct, tag_field="type", tag="refusal"):
+    """What another server's model said instead of a reply; no model here marks one."""
+
+    refusal: str
+
+
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
@@ -40,7 +54,7 @@ class SummaryText(Struct, tag_field="type", tag="summary_text"):
 class MessageItem(Struct, tag_field="type", tag="message"):
     id: str
     role: Literal["user", "assistant", "system", "developer"]
-    content: list[InputText | OutputText]
+    content: list[InputText | OutputText | OutputRefusal]
     status: ItemStatus = "completed"
 
 
@@ -71,5 +85,12 @@ class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call_output
     status: ItemStatus = "completed"
 
 
-Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """A conversation's summary, see ``compaction``."""
+
+    id: str
+    encrypted_content: str
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem | CompactionItem
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from chairlift.api.responses.items import Item, OutputItem
+from chairlift.api.responses.items import CompactionItem, Item, MessageItem, OutputItem
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -69,6 +69,23 @@ class Response(Struct, kw_only=True):
     service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"
+
+
+class InputTokens(Struct):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class CompactedResponse(Struct):
+    """The items that stand for a conversation; the last one is its compaction."""
+
+    id: str
+    created_at: int
+    output: list[MessageItem | CompactionItem]
+    usage: ResponseUsage
+    object: Literal["response.compaction"] = "response.compaction"
 
 
 class InputItemList(Struct):

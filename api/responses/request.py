@@ -1,47 +1,39 @@
-"""The body of POST /v1/responses."""
+"""The bodies of POST /v1/responses, /v1/responses/input_tokens and /v1/responses/compact."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.fields import JsonObject, known_kind
+from chairlift.api.known_fields import Ignored, only
 from chairlift.api.request import Request
-from chairlift.api.responses.inputs import Id, Input
+from chairlift.api.responses.hosted import Id
+from chairlift.api.responses.inputs import Input
+from chairlift.api.responses.tools import Choosing, Tools
 from chairlift.api.schemas import MAX_SALT_CHARS
-from chairlift.api.tools import MAX_TOOLS, Function, Name
+from chairlift.api.tools import Name
+from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
+# All but the first are of tools that are not run here, or of thoughts that are not encrypted.
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
 ]
-
-
-class FunctionTool(Function):
-    """As in chat, but flat."""
-
-    type: Literal["function"]
-
-
-class FunctionChoice(Request):
-    type: Literal["function"]
-    name: Name
-
-
-Choice = Literal["none", "auto", "required"] | FunctionChoice
-
-
-def _choice(value: object) -> Choice:
-    match value:
-        case "none" | "auto" | "required":
-            return value
-        case str():
-            raise ValueError("must be none, auto, required, or an object")
-    return FunctionChoice.model_validate(known_kind("tool choices", "function")(value))
 
 
 class TextFormat(Request):
@@ -66,6 +58,7 @@ class TextConfig(Request):
         Field(discriminator="type"),
         BeforeValidator(known_kind("formats", "text", "json_object", "json_schema")),
     ] = TextFormat(type="text")
+    verbosity: Annotated[Any, *only("medium")] = None
 
 
 class Reasoning(Request):
@@ -74,44 +67,93 @@ class Reasoning(Request):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    # Which thoughts of earlier turns are shown is the template's to say.
+    context: Annotated[Any, *only("auto")] = None
+    mode: Annotated[Any, *only("standard")] = None
 
 
 class ResponseStreamOptions(Request):
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(Request):
-    """``store`` None: as the server does it."""
+class Conversation(Request):
+    """What was said: ``input``, after an earlier response's conversation if one is named."""
 
     model: str | None = None
     input: Input = []
     instructions: str | None = None
     previous_response_id: Id | None = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    # When a request is served, not what it is answered; the reply says "default".
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+
+
+class ResponsesPrompt(Conversation):
+    """All that the prompt is made of."""
+
+    tools: Tools = []
+    tool_choice: Choosing = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = TextConfig()
+    reasoning: Reasoning = Reasoning()
+    truncation: Annotated[Any, *only("disabled")] = None
+    conversation: Annotated[Any, *only()] = None
+
+
+class InputTokensRequest(ResponsesPrompt):
+    """POST /v1/responses/input_tokens."""
+
+    personality: Annotated[Any, *only()] = None
+
+
+class CompactRequest(Conversation):
+    """POST /v1/responses/compact. ``priority``, ``timeout`` and ``cache_salt`` are as elsewhere.
+
+    Agents send the rest of a request with it, which a summary does not need.
+    """
+
+    tools: Ignored = None
+    tool_choice: Ignored = None
+    parallel_tool_calls: Ignored = None
+    reasoning: Ignored = None
+    text: Ignored = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+
+
+class ResponsesRequest(ResponsesPrompt):
+    """POST /v1/responses. ``store`` None: as the server does it."""
+
     store: bool | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    include: Annotated[
-        list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
-        Field(max_length=16),
-    ] = []
+    include: Annotated[list[Include], Field(max_length=16)] = []
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    tools: Annotated[
-        list[Annotated[FunctionTool, BeforeValidator(known_kind("tools", "function"))],],
-        Field(max_length=MAX_TOOLS),
-    ] = []
-    tool_choice: Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choice)] = "auto"
-    parallel_tool_calls: bool = True
-    text: TextConfig = TextConfig()
-    reasoning: Reasoning = Reasoning()
     metadata: Metadata = {}
     user: str | None = None
+    safety_identifier: Ignored = None
+    # Of tools that a server runs by itself.
+    max_tool_calls: Ignored = None
+    background: Annotated[Any, *only(False)] = None
+    context_management: Annotated[Any, *only([])] = None
+    moderation: Annotated[Any, *only()] = None
+    prompt: Annotated[Any, *only()] = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        return self
 
     @property
     def logprobs(self) -> bool:

@@ -97,7 +97,7 @@ class ResponseShape:
     def _complete(self, usage: Usage) -> None:
         if self._response.status == "completed":
             self._response.completed_at = int(time.time())
-        self._response.usage = _usage(usage)
+        self._response.usage = response_usage(usage)
         self._keep(self._response)
 
     def _logprobs(self, scored: list[Scored] | None) -> list[TokenLogprob]:
@@ -106,7 +106,8 @@ class ResponseShape:
         return chat_logprobs(scored, self._vocabulary).content
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def response_usage(usage: Usage) -> ResponseUsage:
+    """The usage under the names that it has here."""
     details = usage.completion_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,

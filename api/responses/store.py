@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from chairlift.api.errors import UnknownResponse
+from chairlift.api.errors import UnknownItem, UnknownResponse
 from chairlift.api.responses.items import Item
 from chairlift.api.responses.replies import Response
 
 # What an entry takes beside its JSON, about; it bounds the number of small ones.
 ENTRY_BYTES = 1024
+# And each item's id, by which it is found.
+ITEM_BYTES = 256
 
 _items = msgspec.json.Decoder(list[Item])
 
@@ -21,16 +24,18 @@ _items = msgspec.json.Decoder(list[Item])
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """A response as JSON, and a JSON list of all items that lead to it: the conversation before,
-    and its input."""
+    and its input. ``item_ids`` are those by which a request may refer to its items."""
 
     id: str
     reply: bytes
     inputs: bytes
+    item_ids: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """The bytes that it counts."""
-        return len(self.reply) + len(self.inputs) + ENTRY_BYTES
+        ids = len(self.item_ids) * ITEM_BYTES
+        return len(self.reply) + len(self.inputs) + ids + ENTRY_BYTES
 
     def input_items(self) -> list[Item]:
         """The items that lead to it."""
@@ -48,20 +53,29 @@ class _Entry:
 
 
 class _Shelf:
-    """What one account has stored, the oldest first."""
+    """What one account has stored, the oldest first; ``holders`` are by an item's id the responses
+    that hold it, the oldest first."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.holders: dict[str, list[str]] = {}
         self.size = 0
 
     def add(self, entry: _Entry) -> None:
         self.entries[entry.stored.id] = entry
         self.size += entry.stored.size
+        for item_id in entry.stored.item_ids:
+            self.holders.setdefault(item_id, []).append(entry.stored.id)
 
     def remove(self, response_id: str) -> None:
         entry = self.entries.pop(response_id)
         entry.expiry.cancel()
         self.size -= entry.stored.size
+        for item_id in entry.stored.item_ids:
+            holders = self.holders[item_id]
+            holders.remove(response_id)
+            if not holders:
+                del self.holders[item_id]
 
 
 class ResponseStore:
@@ -95,8 +109,8 @@ class ResponseStore:
         expiry = loop.call_later(self._seconds, self._expire, owner, stored.id)
         self._shelves.setdefault(owner, _Shelf()).add(_Entry(stored, expiry))
 
-    def get(self, owner: str, response_id: str, param: str | None = None) -> StoredResponse:
-        """A response of this owner; ``param`` names the field that asks for it.
+    def get(self, owner: str, response_id: str) -> StoredResponse:
+        """A response of this owner.
 
         Raises:
             UnknownResponse: it has none of that id, or has it no more.
@@ -104,8 +118,23 @@ class ResponseStore:
         shelf = self._shelves.get(owner)
         entry = None if shelf is None else shelf.entries.get(response_id)
         if entry is None:
-            raise UnknownResponse(f"there is no response {response_id[:64]!r} here", param)
+            raise UnknownResponse(f"Response with id '{response_id[:256]}' not found.")
         return entry.stored
+
+    def holding(self, owner: str, item_ids: Iterable[str]) -> list[StoredResponse]:
+        """The owner's responses that hold all these items, each once: of each item the newest.
+
+        Raises:
+            UnknownItem: no response of this owner holds one of them.
+        """
+        shelf = self._shelves.get(owner, _Shelf())
+        found: dict[str, StoredResponse] = {}
+        for item_id in item_ids:
+            if item_id not in shelf.holders:
+                raise UnknownItem(f"Item with id '{item_id}' not found.", "input")
+            newest = shelf.holders[item_id][-1]
+            found[newest] = shelf.entries[newest].stored
+        return list(found.values())
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forgets a response.

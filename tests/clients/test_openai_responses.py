@@ -101,12 +101,14 @@ async def test_errors_are_its_own(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await server.openai.responses.create(model=MODEL, input="Hi", truncation="auto")
     assert bad.value.param == "truncation"
-    with pytest.raises(openai.NotFoundError) as missing:
+    with pytest.raises(openai.BadRequestError) as missing:
         await server.openai.responses.create(model=MODEL, input="Hi", previous_response_id="resp_x")
-    assert (missing.value.code, missing.value.param) == (
-        "response_not_found",
-        "previous_response_id",
-    )
+    assert missing.value.body == {
+        "message": "Previous response with id 'resp_x' not found.",
+        "type": "invalid_request_error",
+        "param": "previous_response_id",
+        "code": "previous_response_not_found",
+    }
 
 
 # Thoughts and calls

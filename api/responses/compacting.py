@@ -1,0 +1,95 @@
+"""POST /v1/responses/compact: the model summarizes a conversation, to go on from in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from chairlift.api.answer import WholeChoice
+from chairlift.api.choice import Piece
+from chairlift.api.errors import GenerationFailed, Problem
+from chairlift.api.generation import Generation
+from chairlift.api.replies import Usage
+from chairlift.api.responses.compaction import sealed
+from chairlift.api.responses.dialogue import Earlier, conversation_of
+from chairlift.api.responses.history import messages_of
+from chairlift.api.responses.items import CompactionItem, MessageItem, new_id
+from chairlift.api.responses.replies import CompactedResponse
+from chairlift.api.responses.request import CompactRequest
+from chairlift.api.responses.shape import response_usage
+from chairlift.api.schemas import ChatRequest
+from chairlift.api.sse import RESPONSES
+
+# Longer ones would defeat their purpose.
+MAX_SUMMARY_TOKENS = 4096
+_ASK = (
+    "Summarize the conversation so far, for an assistant who will carry on without having seen it. "
+    "State the user's goals and constraints, what was done and found (with names, values and file "
+    "paths as they are), what was decided, and what is still open. Reply with the summary alone."
+)
+
+
+class Compaction(NamedTuple):
+    """``chat`` asks for the summary; ``kept`` are the messages that stay as they are."""
+
+    chat: ChatRequest
+    kept: list[MessageItem]
+
+
+def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
+    """What is asked of the model, and what is kept beside its summary.
+
+    Raises:
+        RequestError, pydantic.ValidationError: nothing was said, or too much.
+    """
+    items = conversation_of(request, earlier)
+    messages = messages_of(request.instructions, items)
+    chat = ChatRequest.model_validate(
+        {
+            "model": request.model,
+            "messages": [*messages, {"role": "user", "content": _ASK}],
+            "max_tokens": MAX_SUMMARY_TOKENS,
+            "reasoning_effort": "none",
+            "cache_salt": request.cache_salt,
+            "priority": request.priority,
+            "timeout": request.timeout,
+        }
+    )
+    kept = [item for item in items if isinstance(item, MessageItem) and item.role != "assistant"]
+    return Compaction(chat, kept)
+
+
+class CompactionShape:
+    """Makes a summary the last of the items that are replied; it is never streamed."""
+
+    framing = RESPONSES
+
+    def __init__(self, kept: Sequence[MessageItem], generation: Generation) -> None:
+        self._kept = kept
+        self._generation = generation
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        [choice] = choices
+        summary = choice.text.strip()
+        if not summary:
+            raise GenerationFailed("the model has written no summary")
+        return CompactedResponse(
+            self._generation.id,
+            self._generation.created,
+            [*self._kept, CompactionItem(new_id("cmp"), sealed(summary))],
+            response_usage(usage),
+        )

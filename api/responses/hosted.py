@@ -1,0 +1,242 @@
+"""Items of an earlier turn in which another server, or its client, ran a tool of a type of its own.
+
+No such tool runs here. The model is shown what happened: each becomes a call of a function and its
+output, and is stored as these.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from pydantic import Field, model_validator
+
+from chairlift.api.fields import JsonObject
+from chairlift.api.known_fields import Ignored
+from chairlift.api.request import Request
+from chairlift.api.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    new_id,
+)
+from chairlift.api.responses.parts import Parts, text_of
+from chairlift.api.tools import Name
+
+Id = Annotated[str, Field(min_length=1, max_length=256)]
+Objects = Annotated[list[JsonObject], Field(max_length=1024)]
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+class HostedItem(Request):
+    """What they share. How a call stands and who made it is not shown to the model."""
+
+    id: Id | None = None
+    status: Ignored = None
+    caller: Ignored = None
+
+    def items(self) -> list[Item]:
+        """What it is stored as, and shown to the model as."""
+        raise NotImplementedError
+
+    def _call(self, name: str, arguments: str, call_id: str) -> FunctionCallItem:
+        return FunctionCallItem(self.id or new_id("fc"), call_id, name, arguments)
+
+    def _output(self, call_id: str, output: str) -> FunctionCallOutputItem:
+        return FunctionCallOutputItem(self.id or new_id("fco"), call_id, output)
+
+    def _both(self, name: str, arguments: Any, output: str) -> list[Item]:
+        """A call whose item holds what came of it."""
+        call_id = self.id or new_id("call")
+        result = FunctionCallOutputItem(new_id("fco"), call_id, output)
+        return [self._call(name, _json(arguments), call_id), result]
+
+
+class CustomToolCallInput(HostedItem):
+    """``input`` is free text; a function's arguments are an object that holds it."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Id
+    name: Name
+    input: str
+    namespace: Ignored = None
+
+    def items(self) -> list[Item]:
+        return [self._call(self.name, _json({"input": self.input}), self.call_id)]
+
+
+class CustomToolCallOutputInput(HostedItem):
+    type: Literal["custom_tool_call_output"]
+    call_id: Id
+    output: Parts
+    name: Ignored = None
+
+    def items(self) -> list[Item]:
+        return [self._output(self.call_id, text_of(self.output))]
+
+
+class LocalShellCallInput(HostedItem):
+    type: Literal["local_shell_call"]
+    call_id: Id
+    action: JsonObject
+
+    def items(self) -> list[Item]:
+        return [self._call("local_shell", _json(self.action), self.call_id)]
+
+
+class LocalShellCallOutputInput(HostedItem):
+    """``id`` is that of the call; some clients send ``call_id``, as in all other outputs."""
+
+    type: Literal["local_shell_call_output"]
+    call_id: Id | None = None
+    output: str
+
+    @model_validator(mode="after")
+    def _names_its_call(self) -> Self:
+        if self.call_id is None and self.id is None:
+            raise ValueError("id or call_id must name the call")
+        return self
+
+    def items(self) -> list[Item]:
+        call_id = self.call_id or self.id
+        assert call_id is not None, "validated"
+        return [FunctionCallOutputItem(new_id("fco"), call_id, self.output)]
+
+
+class ShellCallInput(HostedItem):
+    type: Literal["shell_call"]
+    call_id: Id
+    action: JsonObject
+    environment: Ignored = None
+
+    def items(self) -> list[Item]:
+        return [self._call("shell", _json(self.action), self.call_id)]
+
+
+class ShellCallOutputInput(HostedItem):
+    type: Literal["shell_call_output"]
+    call_id: Id
+    output: Objects
+    max_output_length: Ignored = None
+
+    def items(self) -> list[Item]:
+        return [self._output(self.call_id, _json(self.output))]
+
+
+class ApplyPatchCallInput(HostedItem):
+    type: Literal["apply_patch_call"]
+    call_id: Id
+    operation: JsonObject
+
+    def items(self) -> list[Item]:
+        return [self._call("apply_patch", _json(self.operation), self.call_id)]
+
+
+class ApplyPatchCallOutputInput(HostedItem):
+    type: Literal["apply_patch_call_output"]
+    call_id: Id
+    status: Literal["completed", "failed"]
+    output: str | None = None
+
+    def items(self) -> list[Item]:
+        return [self._output(self.call_id, self.output or self.status)]
+
+
+class McpCallInput(HostedItem):
+    type: Literal["mcp_call"]
+    name: Name
+    arguments: str
+    server_label: Ignored = None
+    approval_request_id: Ignored = None
+    output: str | None = None
+    error: Ignored = None
+
+    def items(self) -> list[Item]:
+        call_id = self.id or new_id("call")
+        output = self.output or ""
+        if self.error is not None:
+            output = self.error if isinstance(self.error, str) else _json(self.error)
+        result = FunctionCallOutputItem(new_id("fco"), call_id, output)
+        return [self._call(self.name, self.arguments, call_id), result]
+
+
+class McpListToolsInput(HostedItem):
+    """Names tools that are not run here; nothing is left of it."""
+
+    type: Literal["mcp_list_tools"]
+    server_label: Ignored = None
+    tools: Ignored = None
+    error: Ignored = None
+
+    def items(self) -> list[Item]:
+        return []
+
+
+class CodeInterpreterCallInput(HostedItem):
+    type: Literal["code_interpreter_call"]
+    code: str = ""
+    container_id: Ignored = None
+    outputs: Objects = []
+
+    def items(self) -> list[Item]:
+        return self._both("code_interpreter", {"code": self.code}, _json(self.outputs))
+
+
+class WebSearchCallInput(HostedItem):
+    """What was found is in the message after it."""
+
+    type: Literal["web_search_call"]
+    action: JsonObject = {}
+
+    def items(self) -> list[Item]:
+        return self._both("web_search", self.action, "")
+
+
+class FileSearchCallInput(HostedItem):
+    type: Literal["file_search_call"]
+    queries: list[str]
+    results: Objects = []
+
+    def items(self) -> list[Item]:
+        return self._both("file_search", {"queries": self.queries}, _json(self.results))
+
+
+class ProgramInput(HostedItem):
+    type: Literal["program"]
+    call_id: Id
+    code: str
+    fingerprint: Ignored = None
+
+    def items(self) -> list[Item]:
+        return [self._call("program", _json({"code": self.code}), self.call_id)]
+
+
+class ProgramOutputInput(HostedItem):
+    type: Literal["program_output"]
+    call_id: Id
+    result: str
+
+    def items(self) -> list[Item]:
+        return [self._output(self.call_id, self.result)]
+
+
+HostedInput = (
+    CustomToolCallInput
+    | CustomToolCallOutputInput
+    | LocalShellCallInput
+    | LocalShellCallOutputInput
+    | ShellCallInput
+    | ShellCallOutputInput
+    | ApplyPatchCallInput
+    | ApplyPatchCallOutputInput
+    | McpCallInput
+    | McpListToolsInput
+    | CodeInterpreterCallInput
+    | WebSearchCallInput
+    | FileSearchCallInput
+    | ProgramInput
+    | ProgramOutputInput
+)

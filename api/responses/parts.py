@@ -1,0 +1,77 @@
+"""The parts of a message's or an output's content that a request may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from chairlift.api.fields import known_kind
+from chairlift.api.known_fields import Ignored
+from chairlift.api.request import Request
+
+
+class InputTextPart(Request):
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+
+    @property
+    def shown(self) -> str:
+        """The text that the model reads."""
+        return self.text
+
+
+class OutputTextPart(Request):
+    """A part of an earlier reply. Its annotations and log-probabilities are not shown again."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Ignored = None
+    logprobs: list[Any] = []
+
+    @property
+    def shown(self) -> str:
+        """The text that the model reads."""
+        return self.text
+
+
+class RefusalPart(Request):
+    """What a model of another server said instead of a reply."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def shown(self) -> str:
+        """The text that the model reads."""
+        return self.refusal
+
+
+class ReasoningTextPart(Request):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryTextPart(Request):
+    type: Literal["summary_text"]
+    text: str
+
+
+def _parts(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    return value
+
+
+Part = Annotated[
+    InputTextPart | OutputTextPart | RefusalPart,
+    Field(discriminator="type"),
+    BeforeValidator(known_kind("content parts", "input_text", "output_text", "refusal")),
+]
+Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
+
+
+def text_of(parts: list[InputTextPart | OutputTextPart | RefusalPart]) -> str:
+    """The texts of parts, one after the other."""
+    return "".join(part.shown for part in parts)

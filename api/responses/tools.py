@@ -1,0 +1,154 @@
+"""The tools that a request may name, and which of them the model may or must call.
+
+Only functions run here. A tool of any other type is left out, with a line in the log, where the
+model is free not to call it, and refused where it is demanded.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, PlainValidator
+
+from chairlift.api.fields import known_kind
+from chairlift.api.known_fields import Callers, Ignored
+from chairlift.api.request import Request
+from chairlift.api.tools import MAX_TOOLS, Function, Name, ToolChoice
+from chairlift.engine.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+_TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+class FunctionTool(Function):
+    """As in chat, but flat. A function that may be loaded later is shown at once."""
+
+    type: Literal["function"]
+    allowed_callers: Callers | None = None
+    defer_loading: Ignored = None
+    output_schema: Ignored = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTool:
+    """A tool that this server does not run."""
+
+    type: str
+
+
+def _tool(value: object) -> FunctionTool | OtherTool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError('must be an object with a "type"')
+    if kind == "function":
+        return FunctionTool.model_validate(value)
+    if not _TYPE.fullmatch(kind):
+        raise ValueError(f"{kind[:64]!r} is not a type of tools")
+    return OtherTool(kind)
+
+
+Tools = Annotated[
+    list[
+        Annotated[
+            FunctionTool | OtherTool, PlainValidator(_tool, json_schema_input_type=FunctionTool)
+        ]
+    ],
+    Field(max_length=MAX_TOOLS),
+]
+
+
+class FunctionChoice(Request):
+    type: Literal["function"]
+    name: Name
+
+
+class AllowedTool(Request):
+    type: str
+    name: Ignored = None
+    server_label: Ignored = None
+
+
+class AllowedTools(Request):
+    """Of all tools, those that may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(max_length=MAX_TOOLS)]
+
+
+Choice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+
+
+def _choice(value: object) -> Choice:
+    match value:
+        case "none" | "auto" | "required":
+            return value
+        case str():
+            raise ValueError("must be none, auto, required, or an object")
+        case {"type": "allowed_tools"}:
+            return AllowedTools.model_validate(value)
+        case {"type": str(kind), "name": str(name)} if kind != "function":
+            raise ValueError(f"the tool {name[:64]!r} of type {kind[:64]!r} is not run here")
+    check = known_kind("tool choices", "function", "allowed_tools")
+    return FunctionChoice.model_validate(check(value))
+
+
+Choosing = Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choice)]
+
+
+class Chosen(NamedTuple):
+    """The functions that the model is shown, and whether it must call."""
+
+    tools: list[FunctionTool]
+    choice: ToolChoice
+
+
+def chosen(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> Chosen:
+    """What of a request's tools is there for the model; logs the types that are left out.
+
+    Raises:
+        RequestError: a call is demanded, and there is nothing to call.
+    """
+    functions = [tool for tool in tools if isinstance(tool, FunctionTool)]
+    others = {tool.type: None for tool in tools if isinstance(tool, OtherTool)}
+    if isinstance(choice, AllowedTools):
+        others |= {tool.type: None for tool in choice.tools if tool.type != "function"}
+        functions = _allowed(functions, choice)
+        choice = choice.mode
+    if isinstance(choice, FunctionChoice):
+        made = ToolChoice("required", choice.name)
+    else:
+        made = ToolChoice(choice)
+    if made.mode == "required" and not functions and others:
+        raise RequestError(
+            f"tool_choice: a call is required, and of the tools none is run here: "
+            f"{', '.join(others)[:512]}",
+            "tool_choice",
+        )
+    if others:
+        logger.warning("left out tools of types that are not run: %s", ", ".join(others)[:512])
+    return Chosen(functions, made)
+
+
+def _allowed(functions: list[FunctionTool], choice: AllowedTools) -> list[FunctionTool]:
+    names = {tool.name for tool in choice.tools if tool.type == "function"}
+    for missing in names - {function.name for function in functions}:
+        raise RequestError(
+            f"tool_choice.tools: {str(missing)[:128]!r} is not one of the tools", "tool_choice"
+        )
+    return [function for function in functions if function.name in names]
+
+
+def function_of(tool: FunctionTool) -> dict[str, Any]:
+    """The function without the fields that only this door has."""
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
