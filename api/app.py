@@ -34,7 +34,7 @@ def build_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
     app[ACCOUNTS] = Accounts(settings)
-    app.on_cleanup.append(_end_checks)
+    app.on_cleanup.append(_end_workers)
     app.on_response_prepare.extend((_name_request, tell_limits))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
@@ -100,10 +100,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         REQUEST_ID.reset(logged)
 
 
-async def _end_checks(app: web.Application) -> None:
-    model = app[SERVICE].loaded
-    if model is not None:
-        model.vocabulary.grammars.close()
+async def _end_workers(app: web.Application) -> None:
+    app[SERVICE].workers.close()
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

@@ -18,6 +18,7 @@ from chairlift.api.ratelimit import ACCOUNT, Account
 from chairlift.api.routes import ROUTES, Handler
 from chairlift.api.service import SERVICE, Service
 from chairlift.api.settings import ServerSettings
+from chairlift.engine.workers.pool import CLIENT
 
 FREE = PAGE_PATHS | {"/health", "/ping", "/version", "/openapi.json", "/metrics"}
 # What makes work: refused while the server drains, and counted against the key's limits.
@@ -55,6 +56,8 @@ async def doors(request: web.Request, handler: Handler) -> web.StreamResponse:
     if route in FREE:
         return await handler(request)
     account = request[ACCOUNT] = request.app[ACCOUNTS].of(request.headers)
+    # In the queue for the worker processes clients take turns, by their keys or else addresses.
+    CLIENT.set(account.name if account.name != ANONYMOUS else request.remote or "")
     if route not in WORK:
         return await handler(request)
     service: Service = request.app[SERVICE]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from aiohttp import web
 
 from chairlift.api.answer import answer, json_response
@@ -30,7 +28,7 @@ async def create_message(http: web.Request) -> web.StreamResponse:
     request = await read(http, MessagesRequest)
     thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
     with renamed(_NAMES):
-        chat = await convert(len(await http.read()), partial(chat_request, request, thinks))
+        chat = await convert(http, (await http.read(),), chat_request, request, thinks)
         # As Anthropic's: what there is no room for is told by the reason to stop.
         generation = await prepare(http, chat, "msg_", fit=True)
     shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID])
@@ -40,7 +38,7 @@ async def create_message(http: web.Request) -> web.StreamResponse:
 async def count_tokens(http: web.Request) -> web.Response:
     """How many tokens a conversation's prompt has; nothing is generated."""
     request = await read(http, CountTokensRequest)
-    chat = await convert(len(await http.read()), partial(prompt_request, request))
+    chat = await convert(http, (await http.read(),), prompt_request, request)
     model = http.app[SERVICE].model(request.model)
     async with http[DEADLINE].limit():
         tokens = await prompt_of(chat, model)

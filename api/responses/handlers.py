@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 from aiohttp import web
 
@@ -37,9 +35,11 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     previous = None
     if request.previous_response_id is not None:
         previous = store.get(owner, request.previous_response_id, "previous_response_id")
-    size = len(await http.read()) + (0 if previous is None else previous.size)
+    bodies = [await http.read()]
+    if previous is not None:
+        bodies += (previous.inputs, previous.reply)
     with renamed(_NAMES):
-        dialogue = await convert(size, partial(dialogue_of, request, previous))
+        dialogue = await convert(http, bodies, dialogue_of, request, previous)
         generation = await prepare(http, dialogue.chat, "resp_")
 
     def keep(response: Response) -> None:
@@ -70,7 +70,7 @@ async def delete_response(http: web.Request) -> web.Response:
 async def list_input_items(http: web.Request) -> web.Response:
     """The items that a stored response was made of, those of earlier responses included."""
     stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
-    items = await convert(len(stored.inputs), stored.input_items)
+    items = await convert(http, (stored.inputs,), StoredResponse.input_items, stored)
     return json_response(page_of(items, http.query))
 
 

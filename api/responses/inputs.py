@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from chairlift.api.fields import known_kind
+from chairlift.api.fields import MAX_TOKENS, known_kind
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.request import Request
 from chairlift.api.responses.items import (
@@ -38,7 +38,9 @@ class OutputTextPart(Request):
 
     type: Literal["output_text"]
     text: str
-    logprobs: list[Any] = []
+    logprobs: Annotated[
+        list[Any], Field(max_length=MAX_TOKENS), AfterValidator(lambda _: [])
+    ] = []
 
 
 class ReasoningTextPart(Request):
