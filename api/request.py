@@ -36,7 +36,7 @@ class Request(BaseModel):
         Raises:
             RequestError: there are more parts or values in it than there may be.
         """
-        found: list[dict[str, Any]] = []
+        found = [self.model_extra or {}]
         for name in type(self).model_fields:
             parts = _parts(getattr(self, name))
             if len(parts) > MAX_PARTS:
@@ -49,7 +49,6 @@ class Request(BaseModel):
             if sum(map(values_of, objects)) > MAX_VALUES:
                 raise RequestError(f"{name}: at most {MAX_VALUES} values in all objects", name)
             found += [part.model_extra or {} for part in parts]
-        found.append(self.model_extra or {})
         taken = [dict(extra) for extra in found if extra]
         for extra in found:
             extra.clear()
