@@ -17,6 +17,7 @@ from chairlift.api.cors import allow_origins
 from chairlift.api.doors import ACCOUNTS, WORK, Accounts, doors, tell_limits
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
+from chairlift.api.lag import watch_loop
 from chairlift.api.openapi import document
 from chairlift.api.page import EVENTS, add_page
 from chairlift.api.routes import ROUTES, Handler
@@ -35,6 +36,7 @@ def build_app(service: Service) -> web.Application:
     app[SERVICE] = service
     app[ACCOUNTS] = Accounts(settings)
     app.on_cleanup.append(_end_workers)
+    app.cleanup_ctx.append(watch_loop)
     app.on_response_prepare.extend((_name_request, tell_limits))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)

@@ -81,7 +81,7 @@ class Service:
         self.responses = ResponseStore(
             settings.response_store_bytes, settings.response_store_seconds
         )
-        self.workers = Workers(MODULES)
+        self.workers = Workers(MODULES, record=self.recorder.record_job)
         self.tracing: Tracing | None = None
         self.drain = Drain()
         self.progress = "loading the model"

@@ -61,6 +61,15 @@ def tree(pid: int) -> list[int]:
     return members
 
 
+def command(pid: int) -> list[str]:
+    """The arguments that a process was started with; none if it has ended."""
+    try:
+        text = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return text.decode(errors="replace").split("\0")
+
+
 def _read(entry: Path) -> _Stat | None:
     try:
         text = (entry / "stat").read_text(errors="replace")

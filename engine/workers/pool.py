@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from chairlift.engine.errors import QueueFull
-from chairlift.engine.workers.job import Job, WorkerFailed
+from chairlift.engine.workers.job import Job, TooExpensive, WorkerFailed
 from chairlift.engine.workers.process import WorkerProcess
 from chairlift.engine.workers.turns import Turns
 
@@ -38,9 +38,17 @@ class Workers:
 
     Args:
         modules: the processes import these before their first job.
+        record: called with what came of each job: "done", "refused" (it raised a ChairliftError),
+            "ended" (it exceeded a limit) or "queue_full".
     """
 
-    def __init__(self, modules: Sequence[str] = (), processes: int = PROCESSES) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str] = (),
+        processes: int = PROCESSES,
+        record: Callable[[str], None] = lambda outcome: None,
+    ) -> None:
+        self._record = record
         self._processes = [WorkerProcess(modules) for _ in range(processes)]
         self._turns: Turns[_Waiting] = Turns()
         self._changed = threading.Condition()
@@ -68,7 +76,19 @@ class Workers:
             WorkerFailed: no process can be started, or the job has a bug.
             ChairliftError: whatever the job raises.
         """
-        return await asyncio.wrap_future(self._submit(job))
+        outcome = "refused"
+        try:
+            value = await asyncio.wrap_future(self._submit(job))
+            outcome = "done"
+        except TooExpensive:
+            outcome = "ended"
+            raise
+        except QueueFull:
+            outcome = "queue_full"
+            raise
+        finally:
+            self._record(outcome)
+        return value
 
     def close(self) -> None:
         """Ends the processes; jobs that wait or run fail."""

@@ -21,6 +21,8 @@ from chairlift.loadtest.faults.streams import metric
 
 START_LIMIT = 180.0
 _POLL_SECONDS = 0.02
+# What stands in the command of the processes that read large bodies and grammars.
+_WORKER = "chairlift.engine.workers.child"
 
 
 class Health(NamedTuple):
@@ -34,7 +36,7 @@ class FaultServer:
     """Serves ``model`` with more ``flags`` while the ``async with`` lasts.
 
     Entering waits until it is healthy. Needs a /proc, where the engine is found: it is the server's
-    only child.
+    only child but for those that read large bodies and grammars.
 
     Args:
         while_starting: awaited beside the start, with the server's process there.
@@ -64,7 +66,8 @@ class FaultServer:
     @property
     def engine(self) -> int | None:
         """The engine process's id, None while there is none."""
-        return next(iter(procfs.tree(self.pid)[1:]), None)
+        children = procfs.tree(self.pid)[1:]
+        return next((pid for pid in children if _WORKER not in procfs.command(pid)), None)
 
     async def __aenter__(self) -> Self:
         starting = asyncio.create_task(asyncio.to_thread(self._child.__enter__))
