@@ -50,9 +50,7 @@ def as_text(
         else:
             runs.append([fields])
             after_result = message.role == "tool"
-    plain = [
-        {**run[0], "content": "\n".join(fields["content"] for fields in run)} for run in runs
-    ]
+    plain = [{**run[0], "content": "\n".join(fields["content"] for fields in run)} for run in runs]
     if description is not None:
         _describe(plain, description)
     return plain

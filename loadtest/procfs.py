@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_WORKER = b"chairlift.engine.workers.child"
 
 
 class CpuTime(NamedTuple):
@@ -61,13 +62,16 @@ def tree(pid: int) -> list[int]:
     return members
 
 
-def command(pid: int) -> list[str]:
-    """The arguments that a process was started with; none if it has ended."""
+def without_workers(pids: list[int]) -> list[int]:
+    """The processes that are none of Chairlift's workers, which read large bodies and grammars."""
+    return [pid for pid in pids if _WORKER not in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
     try:
-        text = (_PROC / str(pid) / "cmdline").read_bytes()
+        return (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
-        return []
-    return text.decode(errors="replace").split("\0")
+        return b""  # it has just ended
 
 
 def _read(entry: Path) -> _Stat | None:

@@ -94,7 +94,7 @@ SERVER: tuple[Metric, ...] = (
         "loop_lag",
         "chairlift_event_loop_lag_seconds",
         "histogram",
-        "How late the API process's event loop was, ten times a second: as long, no stream goes on.",
+        "How late the API process's event loop was, ten times a second: no stream goes on then.",
         buckets=LAG,
     ),
     Metric(

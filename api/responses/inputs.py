@@ -38,9 +38,7 @@ class OutputTextPart(Request):
 
     type: Literal["output_text"]
     text: str
-    logprobs: Annotated[
-        list[Any], Field(max_length=MAX_TOKENS), AfterValidator(lambda _: [])
-    ] = []
+    logprobs: Annotated[list[Any], Field(max_length=MAX_TOKENS), AfterValidator(lambda _: [])] = []
 
 
 class ReasoningTextPart(Request):

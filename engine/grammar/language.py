@@ -60,7 +60,8 @@ def lexicon(tokenizer: Any, size: int) -> Lexicon:
     """
     if not has_backend(tokenizer):
         raise UnsupportedModel("structured output needs a fast tokenizer, which this model lacks")
-    return Lexicon(tokenizer.backend_tokenizer.to_str(), size, tuple(sorted(tokenizer.eos_token_ids)))
+    text = tokenizer.backend_tokenizer.to_str()
+    return Lexicon(text, size, tuple(sorted(tokenizer.eos_token_ids)))
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ MAX_WAITING_OF_ONE = 16
 MAX_WAITING = 64
 # A job that has waited for longer is refused.
 WAIT_SECONDS = 5.0
+# A killed process ends at once; only a fixture that is being made takes longer.
+_CLOSE_SECONDS = 2.0
 
 # The client whose request is handled: its key's name, or its address.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
@@ -98,7 +101,9 @@ class Workers:
                 self._turns.take().future.set_exception(WorkerFailed("the server stops"))
             self._changed.notify_all()
         for process in self._processes:
-            process.close()
+            process.kill()
+        for thread in self._threads:
+            thread.join(_CLOSE_SECONDS)
 
     def _submit(self, job: Job) -> Future[Any]:
         owner = CLIENT.get()
@@ -126,17 +131,17 @@ class Workers:
     def _work(self, process: WorkerProcess) -> None:
         """Does one job after the other, on a thread of its own."""
         while True:
-            try:
-                # At once after one was ended: the next job finds it ready.
+            # At once after one was ended, so that the next job finds it ready. That job tries again
+            # if it does not start, and learns of it.
+            with suppress(WorkerFailed):
                 process.start()
-            except WorkerFailed:
-                pass  # the next job tries again, and learns of it
             with self._changed:
                 self._idle += 1
                 while not len(self._turns) and not self._closed:
                     self._changed.wait()
                 self._idle -= 1
                 if self._closed:
+                    process.close()
                     return
                 job, since, future = self._turns.take()
             if future.set_running_or_notify_cancel():

@@ -38,7 +38,7 @@ ENVIRONMENT = {
 class WorkerProcess:
     """A process that does one job at a time; it is started for the first, and after it was ended.
 
-    Not thread-safe, but for ``close``.
+    Not thread-safe, but for ``kill``.
 
     Args:
         modules: it imports these before its first job.
@@ -105,12 +105,18 @@ class WorkerProcess:
         key = None if fixture is None else fixture.key
         return self._ask(Run(job.function, job.args, job.cpu_seconds, key), job.cpu_seconds)
 
-    def close(self) -> None:
-        """Ends the process for good, whatever it does."""
+    def kill(self) -> None:
+        """Ends the process for good, whatever it does; from any thread. ``close`` must follow."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
+
+    def close(self) -> None:
+        """Takes back what the process had."""
+        self.kill()
+        if self._process is not None:
+            self._end()
 
     def _ask(self, message: Load | Run, seconds: float) -> Any:
         process = self._process

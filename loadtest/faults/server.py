@@ -21,8 +21,6 @@ from chairlift.loadtest.faults.streams import metric
 
 START_LIMIT = 180.0
 _POLL_SECONDS = 0.02
-# What stands in the command of the processes that read large bodies and grammars.
-_WORKER = "chairlift.engine.workers.child"
 
 
 class Health(NamedTuple):
@@ -66,8 +64,7 @@ class FaultServer:
     @property
     def engine(self) -> int | None:
         """The engine process's id, None while there is none."""
-        children = procfs.tree(self.pid)[1:]
-        return next((pid for pid in children if _WORKER not in procfs.command(pid)), None)
+        return next(iter(procfs.without_workers(procfs.tree(self.pid)[1:])), None)
 
     async def __aenter__(self) -> Self:
         starting = asyncio.create_task(asyncio.to_thread(self._child.__enter__))
