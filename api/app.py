@@ -17,6 +17,7 @@ from chairlift.api.cors import allow_origins
 from chairlift.api.doors import WORK, doors, tell_limits
 from chairlift.api.errors import problem_of
 from chairlift.api.exchange import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
+from chairlift.api.lag import watch_loop
 from chairlift.api.openapi import document
 from chairlift.api.page import EVENTS, add_page
 from chairlift.api.routes import ROUTES, Handler
@@ -33,7 +34,8 @@ def build_app(service: Service) -> web.Application:
     settings = service.settings
     app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
-    app.on_cleanup.append(_end_checks)
+    app.on_cleanup.append(_end_workers)
+    app.cleanup_ctx.append(watch_loop)
     app.on_response_prepare.extend((_name_request, tell_limits))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
@@ -99,10 +101,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         REQUEST_ID.reset(logged)
 
 
-async def _end_checks(app: web.Application) -> None:
-    model = app[SERVICE].loaded
-    if model is not None:
-        model.vocabulary.grammars.close()
+async def _end_workers(app: web.Application) -> None:
+    app[SERVICE].workers.close()
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

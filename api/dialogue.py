@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -12,7 +14,7 @@ from chairlift.api.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.dialogue_choice import Reading
 from chairlift.api.generation import Generation, TokenPrompt
-from chairlift.api.messages import Messages, chars_of
+from chairlift.api.messages import Messages, chars_of, check_arguments
 from chairlift.api.priority import priority_of
 from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.rendering import rendering_of
@@ -27,6 +29,9 @@ from chairlift.engine.messages import Grammar
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.vocabulary import Vocabulary
+# To bring more than this into the template's form would hold up everyone's streams.
+INLINE_CHARS = 64 << 10
+INLINE_MESSAGES = 256
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
@@ -43,7 +48,10 @@ async def rendered(messages: Messages, templating: Templating, model: ServedMode
     vocabulary = model.vocabulary
     chars = chars_of(messages) + templating.tool_chars
     vocabulary.check_chars(chars, model.info.max_context, "messages")
-    return await vocabulary.render(rendering_of(messages, templating, vocabulary.format))
+    check_arguments(messages)
+    shown = partial(rendering_of, messages, templating, vocabulary.format)
+    large = chars > INLINE_CHARS or len(messages) > INLINE_MESSAGES
+    return await vocabulary.render(await asyncio.to_thread(shown) if large else shown())
 
 
 async def prepare(

@@ -12,7 +12,8 @@ from chairlift.api.chat_format import CALL, THOUGHT, Tag
 from chairlift.api.choice import CallDelta, Choice, Piece
 from chairlift.api.logprobs import LogprobQueue, Scored
 from chairlift.api.reply_text import ReplyText, ThoughtText
-from chairlift.api.text import Detokenizer, StopMatcher
+from chairlift.api.stops import StopMatcher
+from chairlift.api.text import Detokenizer
 from chairlift.engine.messages import TokenOutput
 
 if TYPE_CHECKING:  # it imports mlx-lm, which takes a second

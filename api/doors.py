@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from chairlift.api.accounts import ANONYMOUS
 from chairlift.api.deadline import DEADLINE
 from chairlift.api.exchange import route_of
 from chairlift.api.page import PAGE_PATHS
 from chairlift.api.ratelimit import ACCOUNT
 from chairlift.api.routes import ROUTES, Handler
 from chairlift.api.service import SERVICE, Service
+from chairlift.engine.workers.pool import CLIENT
 
 FREE = PAGE_PATHS | {"/health", "/ping", "/version", "/openapi.json", "/metrics"}
 # What makes work: refused while the server drains, and counted against the key's limits.
@@ -27,6 +29,8 @@ async def doors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     service: Service = request.app[SERVICE]
     account = request[ACCOUNT] = service.accounts.of(request.headers)
+    # In the queue for the worker processes clients take turns, by their keys or else addresses.
+    CLIENT.set(account.name if account.name != ANONYMOUS else request.remote or "")
     if route not in WORK:
         return await handler(request)
     with service.drain.admit(service.settings.request_seconds) as deadline:

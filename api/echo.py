@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from chairlift.api.fields import Prompt
 from chairlift.api.logprobs import Scored, completion_logprobs, joined
 from chairlift.api.replies import CompletionLogprobs
-from chairlift.api.text import StopMatcher, TextStream
+from chairlift.api.stops import StopMatcher, Stops
+from chairlift.api.text import TextStream
 from chairlift.engine.messages import PromptLogprobs
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
@@ -42,7 +43,7 @@ class Echo:
 
     def _starts(self, vocabulary: Vocabulary) -> list[int]:
         """Where each token's text begins in ``text``, in characters."""
-        stream = TextStream(vocabulary.detokenizer(), frozenset(), StopMatcher([]))
+        stream = TextStream(vocabulary.detokenizer(), frozenset(), StopMatcher(Stops([])))
         starts = []
         for token in self.tokens:
             starts.append(stream.read)

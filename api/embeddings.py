@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import uuid
 from contextlib import aclosing
@@ -51,6 +52,8 @@ async def embeddings(http: web.Request) -> web.Response:
             tokens = tokens[: _most_tokens(request, model)]
             room_for(model.info, len(tokens), 0, "input")
             prompts.append(TokenPrompt(tokens, _NOTHING, pooling=pooling))
+            # Of thousands of texts none holds up everyone's streams for longer than itself.
+            await asyncio.sleep(0)
     name = f"embd-{uuid.uuid4().hex}"
     handled = Generate(cache_salt=request.cache_salt)
     account = http[ACCOUNT]

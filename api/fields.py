@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from chairlift.api.bounds import MAX_ENTRIES, MAX_OBJECT_VALUES, values_of
+
 MAX_STOPS = 16
 # Bounds what matching costs a token; no real stop string comes near.
 MAX_STOP_CHARS = 1024
@@ -19,12 +21,17 @@ MAX_BIASES = 1024
 # What is written again as JSON, by libraries that give up at some depth; no schema needs this much.
 MAX_DEPTH = 64
 
-Prompt = str | list[int]
+# No model's context is longer; to validate more would hold up everyone's streams.
+MAX_TOKENS = 1 << 20
+
+Prompt = str | Annotated[list[int], Field(max_length=MAX_TOKENS)]
 
 
 def _one_prompt(value: object) -> Prompt:
     if isinstance(value, str):
         return value
+    if isinstance(value, list) and len(value) > MAX_TOKENS:
+        raise ValueError(f"must hold at most {MAX_TOKENS} token ids")
     if isinstance(value, list) and value and all(type(token) is int for token in value):
         return value
     raise ValueError("must be a string, a list of token ids, or a list of either, not empty")
@@ -32,16 +39,18 @@ def _one_prompt(value: object) -> Prompt:
 
 def _prompts(value: object) -> list[Prompt]:
     if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > MAX_ENTRIES:
+            raise ValueError(f"must hold at most {MAX_ENTRIES} prompts")
         return [_one_prompt(one) for one in value]
     return [_one_prompt(value)]
 
 
 def _stops(value: object) -> list[str]:
     stops = [value] if isinstance(value, str) else value
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise ValueError(f"must hold at most {MAX_STOPS} strings")
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"must hold at most {MAX_STOPS} strings")
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise ValueError(f"every stop string must have 1 to {MAX_STOP_CHARS} characters")
     return stops
@@ -80,6 +89,8 @@ def _content(value: object) -> str:
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of content parts")
+    if len(value) > MAX_ENTRIES:
+        raise ValueError(f"must hold at most {MAX_ENTRIES} content parts")
     return "".join(_part_text(part) for part in value)
 
 
@@ -96,12 +107,14 @@ def _part_text(part: Any) -> str:
 
 
 def bounded(value: dict[str, Any]) -> dict[str, Any]:
-    """The same object, if it is not nested too deeply; else raises ValueError."""
+    """The same object, if it is not nested too deeply or too large; else raises ValueError."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
         level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
         if not level:
+            if values_of(value) > MAX_OBJECT_VALUES:
+                raise ValueError(f"must hold at most {MAX_OBJECT_VALUES} values")
             return value
     raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
 

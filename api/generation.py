@@ -15,7 +15,8 @@ from chairlift.api.ratelimit import Account
 from chairlift.api.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import ServedModel
-from chairlift.api.text import StopMatcher, TextStream
+from chairlift.api.stops import StopMatcher, Stops
+from chairlift.api.text import TextStream
 from chairlift.api.timing import Detokenizing, PromptTimes
 from chairlift.engine.interface import TokenStream
 from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
@@ -86,6 +87,7 @@ class Generation:
         self._streams: list[TokenStream] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._inbox: list[_Arrived] = []
+        self._stops = Stops(request.stop)
         self.choices = [self._choice(request, index) for index in range(len(prompts) * request.n)]
 
     def _choice(self, request: Generate, index: int) -> Choice:
@@ -93,7 +95,7 @@ class Generation:
         if prompt.pooling is not None:
             return VectorChoice(index)
         vocabulary = self.model.vocabulary
-        matcher = StopMatcher(request.stop, request.include_stop_str_in_output)
+        matcher = StopMatcher(self._stops, request.include_stop_str_in_output)
         with_logprobs = prompt.params.logprobs is not None
         if prompt.reading is not None:
             return DialogueChoice(

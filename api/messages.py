@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from chairlift.api.bounds import MAX_VALUES, values_in
 from chairlift.api.fields import Content
 from chairlift.api.request import Request
+from chairlift.engine.errors import RequestError
 
 MAX_MESSAGES = 4096
 # More calls in one reply are a mistake; each of them is handed to the template.
@@ -56,6 +58,19 @@ class Message(Request):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def check_arguments(messages: Iterable[Message]) -> None:
+    """Raises RequestError if the arguments of all calls, which are JSON, hold too many values."""
+    left = MAX_VALUES
+    for message in messages:
+        for call in message.tool_calls:
+            left -= values_in(call.function.arguments, left)
+            if left < 0:
+                raise RequestError(
+                    f"messages: the arguments of all calls hold more than {MAX_VALUES} values",
+                    "messages",
+                )
 
 
 def chars_of(messages: Iterable[Message]) -> int:

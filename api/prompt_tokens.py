@@ -18,7 +18,7 @@ async def prompt_tokens(
     vocabulary, context = model.vocabulary, model.info.max_context
     if isinstance(prompt, str):
         vocabulary.check_chars(len(prompt), context, param)
-        return await vocabulary.encode(prompt, add_special_tokens)
+        return await vocabulary.encode(prompt, add_special_tokens, param)
     if len(prompt) <= context:
         vocabulary.check_ids(prompt, param)
     return prompt

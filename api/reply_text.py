@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.api.text import StopMatcher
+from chairlift.api.stops import StopMatcher
 
 
 class ThoughtText:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, TypeVar
 import msgspec
 from pydantic import Field, model_validator
 
-from chairlift.api.fields import LogitBias, Prompts, Stops, TokenId
+from chairlift.api.fields import MAX_TOKENS, LogitBias, Prompts, Stops, TokenId
 from chairlift.api.messages import Messages
 from chairlift.api.request import Request
 from chairlift.api.structured import Structured
@@ -18,8 +18,6 @@ from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 from chairlift.scheduler.sequence import Pooling
 
 MAX_CHOICES = 128
-# No model's context is longer; to validate more would hold up everyone's streams.
-MAX_TOKENS = 1 << 20
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
 MAX_SALT_CHARS = 256
 
@@ -177,5 +175,5 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
     request = kind.model_validate(data)
-    check_extra_fields(request.all_extra(), generates="stream" in kind.model_fields)
+    check_extra_fields(request.take_extra(), generates="stream" in kind.model_fields)
     return request

@@ -164,11 +164,12 @@ class Server:
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
-        vocabulary = Vocabulary(tokenizer, info.vocab_size, format)
+        vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
         model = ServedModel(name, client, vocabulary, canary, source.name)
         # What is loaded now stays: a full collection would hold up all streams for 45 ms.
         gc.collect()
         gc.freeze()
+        self._service.workers.warm()
         self._service.model_loaded(model)
         return model
 

@@ -20,6 +20,7 @@ from chairlift.api.responses.store import ResponseStore
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.interface import EngineClient, TokenStream
 from chairlift.engine.messages import ModelInfo, StepStats, Submit
+from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
@@ -29,6 +30,12 @@ if TYPE_CHECKING:  # it needs the extra "otel"
     from chairlift.api.tracing import Tracing
 
 VERSION = version("chairlift")
+# What the processes import that read bodies and grammars, before their first one.
+MODULES = (
+    "chairlift.api.anthropic.dialogue",
+    "chairlift.api.responses.dialogue",
+    "chairlift.engine.grammar.trial",
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Service:
         self.responses = ResponseStore(
             settings.response_store_bytes, settings.response_store_seconds
         )
+        self.workers = Workers(MODULES, record=self.recorder.record_job)
         self.tracing: Tracing | None = None
         self.drain = Drain()
         self.progress = "loading the model"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
-from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from chairlift.api.fields import bounded
@@ -23,11 +21,12 @@ MAX_CHOICES = 1000
 
 def _schema(value: object) -> str:
     """A JSON schema's text, whichever way it comes; the order of its properties is kept."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, dict):
+    if not isinstance(value, str | dict):
         raise ValueError("must be a JSON schema, which is an object")
-    return msgspec.json.encode(bounded(value)).decode()
+    text = value if isinstance(value, str) else msgspec.json.encode(bounded(value)).decode()
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")
+    return text
 
 
 Schema = Annotated[
@@ -156,7 +155,7 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
     param, grammar = wanted
     if grammar.kind == "lark":
         try:
-            grammar = Grammar("lark", await asyncio.to_thread(_lark, grammar.text))
+            grammar = Grammar("lark", await vocabulary.grammars.as_lark(grammar.text))
         except GrammarError as error:
             raise RequestError(f"{param}: {error}", param) from error
     await check(Wanted(param, grammar), vocabulary)
@@ -169,13 +168,3 @@ async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
         await vocabulary.grammars.check(wanted.grammar)
     except (GrammarError, UnsupportedModel) as error:
         raise RequestError(f"{wanted.param}: {error}", wanted.param) from error
-
-
-def _lark(text: str) -> str:
-    """Lark's notation of a grammar, which may be written in GBNF."""
-    try:
-        return any_to_lark(text)
-    # NOTE: the converter is a parser without exceptions of its own.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise GrammarError(f"cannot be read as GBNF: {reason}") from error

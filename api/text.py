@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
+
+from chairlift.api.stops import StopMatcher
 
 
 class Detokenizer(Protocol):
@@ -19,71 +20,6 @@ class Detokenizer(Protocol):
     def finalize(self) -> None:
         """Makes readable what waited for more tokens."""
         ...
-
-
-class StopMatcher:
-    """Cuts a text that arrives in pieces before the first stop string in it.
-
-    The first is the one that begins first, however the text is cut into pieces; of two that begin
-    together, the shorter. Text that may still turn out to be part of it is held back. ``found`` is
-    the string itself, once it was.
-    """
-
-    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        self._stops = sorted(stops, key=len)
-        self._include = include
-        self._held = ""
-        self.found: str | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self.found is not None
-
-    def feed(self, piece: str) -> str:
-        """Takes the next piece; returns the text that is now certain. None follows a stop."""
-        if not self._stops:
-            return piece
-        text = self._held + piece
-        found, end = self._first_match(text)
-        pending = self._first_pending(text)
-        if found is not None and found <= pending:
-            self.found = text[found:end]
-            self._held = ""
-            return text[: end if self._include else found]
-        self._held = text[pending:]
-        return text[:pending]
-
-    def finish(self) -> str:
-        """The rest, when no more pieces come."""
-        text, self._held = self._held, ""
-        # A stop string may lie in what was held for one that would have begun before it.
-        found, end = self._first_match(text)
-        if found is None:
-            return text
-        self.found = text[found:end]
-        return text[: end if self._include else found]
-
-    def _first_match(self, text: str) -> tuple[int | None, int]:
-        """Where the first whole stop string begins (None: nowhere) and ends."""
-        first: int | None = None
-        end = 0
-        for stop in self._stops:  # shortest first, so that it wins where two begin together
-            at = text.find(stop) if first is None else text.find(stop, 0, first + len(stop))
-            if at >= 0 and (first is None or at < first):
-                first, end = at, at + len(stop)
-        return first, end
-
-    def _first_pending(self, text: str) -> int:
-        """Where the longest suffix that could still become a stop string begins."""
-        size = len(text)
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, size), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return size - longest
 
 
 class TextStream:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from aiohttp import web
 
 from chairlift.api.answer import json_response
@@ -11,6 +15,12 @@ from chairlift.api.replies import DetokenizeReply, TokenizeReply
 from chairlift.api.schemas import DetokenizeRequest, TokenizeRequest
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import Overflow, PromptTooLong
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.vocabulary import Vocabulary
+
+# Between two turns of the loop; one that is new takes 20 µs.
+TEXTS_AT_ONCE = 256
 
 
 async def tokenize(http: web.Request) -> web.Response:
@@ -27,8 +37,18 @@ async def tokenize(http: web.Request) -> web.Response:
         tokens = await vocabulary.encode(prompt, request.add_special_tokens)
     reply = TokenizeReply(len(tokens), context, tokens)
     if request.return_token_strs:
-        reply.token_strs = [vocabulary.token_text(token).text for token in tokens]
+        reply.token_strs = await _texts(tokens, vocabulary)
     return json_response(reply)
+
+
+async def _texts(tokens: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    """Each token's own text."""
+    texts: list[str] = []
+    for start in range(0, len(tokens), TEXTS_AT_ONCE):
+        some = tokens[start : start + TEXTS_AT_ONCE]
+        texts += [vocabulary.token_text(token).text for token in some]
+        await asyncio.sleep(0)
+    return texts
 
 
 async def detokenize(http: web.Request) -> web.Response:

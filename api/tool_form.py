@@ -40,16 +40,17 @@ def as_text(
 
     ``description`` is added to the system messages that it begins with, or is one.
     """
-    plain: list[Shown] = []
+    runs: list[list[Shown]] = []
     after_result = False
     for message in messages:
         fields = _plain(message, knows_developer)
         # Many templates insist on users and assistants taking turns.
         if after_result and fields["role"] == "user":
-            plain[-1]["content"] += "\n" + fields["content"]
+            runs[-1].append(fields)
         else:
-            plain.append(fields)
+            runs.append([fields])
             after_result = message.role == "tool"
+    plain = [{**run[0], "content": "\n".join(fields["content"] for fields in run)} for run in runs]
     if description is not None:
         _describe(plain, description)
     return plain

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -19,13 +20,20 @@ from chairlift.api.replies import TokenizerInfo
 from chairlift.api.splitter import Rules, rules
 from chairlift.api.template import Rendering, with_text_arguments
 from chairlift.api.text import Detokenizer
+from chairlift.api.tokenizing import load_tokenizer, token_ids
 from chairlift.engine.errors import Overflow, PromptTooLong, RequestError
 from chairlift.engine.grammar.checker import Checker
-from chairlift.engine.grammar.language import lexicon
+from chairlift.engine.grammar.language import has_backend, lexicon
+from chairlift.engine.workers.job import Fixture, Job, TooExpensive
+from chairlift.engine.workers.pool import Workers
 
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
+# What the library makes of a text is up to 200 times its size: of longer ones it is made in a
+# worker process, which may take so long.
+THREAD_CHARS = 128 << 10
+TOKENIZE_SECONDS = 6.0
 # A template is the model's own code, and may be a bad one.
 TEMPLATE_SECONDS = 5.0
 # Holds the tags that may end a prompt.
@@ -45,10 +53,16 @@ class TokenText(NamedTuple):
 
 
 class Vocabulary:
-    """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of ids."""
+    """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of ids.
 
-    def __init__(self, tokenizer: Any, size: int, format: ChatFormat | None = None) -> None:
+    ``workers`` do what takes long: grammars, and the tokens of long texts.
+    """
+
+    def __init__(
+        self, tokenizer: Any, size: int, workers: Workers, format: ChatFormat | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._workers = workers
         self.size = size
         self.format = format or chat_format(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(tokenizer.eos_token_ids))
@@ -65,16 +79,34 @@ class Vocabulary:
         self._longest = max(map(len, tokenizer.get_vocab()))
         self._rendering = Limited(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
-        self.grammars = Checker(partial(lexicon, tokenizer, size))
+        # Written once: a tokenizer of 150,000 tokens keeps the interpreter for that.
+        known = cache(partial(lexicon, tokenizer, size))
+        self.grammars = Checker(known, workers)
+        self._splitting = Fixture("tokenizers", lambda: (load_tokenizer, (known().tokenizer,)))
         # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
         # this stand-in for the prompt a token's space is inside the text, and is kept.
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
         self._before_chars = len(tokenizer.decode(self._before))
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """A text's token ids."""
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """A text's token ids; ``param`` names its field.
+
+        Raises:
+            RequestError: that takes too long, or too much memory.
+            QueueFull: too many long texts wait already.
+        """
+        chars = len(text)
+        if chars > THREAD_CHARS and has_backend(self._tokenizer):
+            job = Job(token_ids, (text, add_special_tokens), TOKENIZE_SECONDS, self._splitting)
+            try:
+                tokens: array[int] = await self._workers.run(job)
+            except TooExpensive as error:
+                raise RequestError(f"{param}: the text {error} to tokenize", param) from error
+            return tokens.tolist()
         return await _off_loop(
-            len(text),
+            chars,
             lambda: list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)),
         )
 
@@ -91,7 +123,7 @@ class Vocabulary:
                 f"chat_template_kwargs: {min(taken)} is not the template's", "chat_template_kwargs"
             )
         try:
-            return list(await self._rendering.run(partial(self._render, rendering)))
+            text = await self._rendering.run(partial(self._render, rendering))
         except TookTooLong as error:
             raise RequestError(
                 f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "
@@ -104,14 +136,15 @@ class Vocabulary:
             raise RequestError(
                 f"the model's chat template refuses these messages: {reason}", "messages"
             ) from error
+        return await self.encode(text, add_special_tokens=False, param="messages")
 
-    def _render(self, rendering: Rendering) -> list[int]:
+    def _render(self, rendering: Rendering) -> str:
         ending = {"continue_final_message": True} if rendering.continues else {}
         apply = partial(
             self._tokenizer.apply_chat_template,
             tools=list(rendering.tools) or None,
             add_generation_prompt=rendering.opens,
-            tokenize=True,
+            tokenize=False,
             **ending,
             **rendering.kwargs,
         )
@@ -161,7 +194,8 @@ class Vocabulary:
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Raises RequestError, naming ``param``, for an id that the model does not have."""
-        for token in tokens:
+        # The two are found faster than each is looked at.
+        for token in (min(tokens), max(tokens)) if tokens else ():
             if not 0 <= token < self.size:
                 raise RequestError(
                     f"{param}: token id {token} is not in the model's vocabulary of {self.size}",

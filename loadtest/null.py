@@ -128,7 +128,7 @@ def _prompt(stream: int) -> list[str]:
 def _cpu_times(server: int) -> dict[str, CpuTime]:
     if not procfs.available():
         return {}
-    _, engine, *others = procfs.tree(server)
+    _, engine, *others = procfs.without_workers(procfs.tree(server))
     assert not others, "the server has one child, the engine process"
     named = {"engine process": engine, "API process": server, "load generator": os.getpid()}
     return {name: procfs.cpu_time(pid) for name, pid in named.items()}

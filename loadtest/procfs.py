@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_WORKER = b"chairlift.engine.workers.child"
 
 
 class CpuTime(NamedTuple):
@@ -59,6 +60,18 @@ def tree(pid: int) -> list[int]:
         # The list grows while it is gone through: breadth first down the tree.
         members += [child for child, stat in stats.items() if stat.parent == member]
     return members
+
+
+def without_workers(pids: list[int]) -> list[int]:
+    """The processes that are none of Chairlift's workers, which read large bodies and grammars."""
+    return [pid for pid in pids if _WORKER not in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""  # it has just ended
 
 
 def _read(entry: Path) -> _Stat | None:

@@ -111,6 +111,14 @@ class Recorder:
         """Adds one client that left before its reply was complete."""
         self._server["disconnects"].inc()
 
+    def record_lag(self, seconds: float) -> None:
+        """Adds how late the event loop was once."""
+        self._server["loop_lag"].observe(seconds)
+
+    def record_job(self, outcome: str) -> None:
+        """Adds one job of the worker processes; ``outcome`` is one of the table's."""
+        self._server["worker_jobs"].labels(outcome).inc()
+
     def _family(self, metric: Metric, common: tuple[str, ...], most: int = 1) -> Instrument:
         options: dict[str, object] = {}
         if metric.kind == "histogram":

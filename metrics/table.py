@@ -22,6 +22,7 @@ ITERATION = (1.0, *(float(8 << i) for i in range(12)))
 STEP = (0.0001, 0.0002, 0.0005, *ITL[:16])
 ROWS = tuple(float(1 << i) for i in range(11))
 RATIO = tuple(i / 10 for i in range(11))
+LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -88,6 +89,21 @@ SERVER: tuple[Metric, ...] = (
         "chairlift_client_disconnects",
         "counter",
         "Clients that left before their reply was complete.",
+    ),
+    Metric(
+        "loop_lag",
+        "chairlift_event_loop_lag_seconds",
+        "histogram",
+        "How late the API process's event loop was, ten times a second: no stream goes on then.",
+        buckets=LAG,
+    ),
+    Metric(
+        "worker_jobs",
+        "chairlift_worker_jobs",
+        "counter",
+        "Grammars, large bodies and long texts read in worker processes, and what came of it.",
+        ("outcome",),
+        values=("done", "refused", "ended", "queue_full"),
     ),
     Metric(
         "restarts",

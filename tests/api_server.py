@@ -105,7 +105,7 @@ async def running(
     """``tokenizer`` is that of the model."""
     service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
-        vocabulary = Vocabulary(tokenizer, engine.info.vocab_size)
+        vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -423,8 +423,8 @@ async def test_hostile_templates_end_and_nobody_else_waits(monkeypatch: pytest.M
     )
     hostile = (endless, "{{ ().__class__.__base__.__subclasses__() }}", "{{ range(10**9) }}")
     for template in hostile:
-        words = vocabulary.Vocabulary(byte_tokenizer(template), 258)
         async with running(engine()) as server:
+            words = vocabulary.Vocabulary(byte_tokenizer(template), 258, server.service.workers)
             server.service.model().__dict__["vocabulary"] = words
             asked = [asyncio.create_task(server.post("/v1/chat/completions", CHAT)) for _ in "ab"]
             await asyncio.sleep(0.1)

@@ -85,6 +85,8 @@ PROMISED = {
     "chairlift_engine_restarts": Promise("counter", "reason"),
     "chairlift_requests_rejected": Promise("counter", "reason"),
     "chairlift_client_disconnects": Promise("counter"),
+    "chairlift_event_loop_lag_seconds": Promise("histogram"),
+    "chairlift_worker_jobs": Promise("counter", "outcome", values="done refused ended queue_full"),
     "chairlift_http_requests": Promise("counter", "route method status"),
     "chairlift_http_request_duration_seconds": Promise("histogram", "route"),
     "chairlift_canary_rows_checked": Promise("counter"),

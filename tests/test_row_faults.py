@@ -19,7 +19,8 @@ from test_streams import Scripted as ScriptedClient
 from test_streams import submitted, tokens
 from tiny import VOCAB_SIZE, tiny_model
 
-from chairlift.api.text import StopMatcher, TextStream
+from chairlift.api.stops import StopMatcher
+from chairlift.api.text import TextStream
 from chairlift.engine import loop
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.detokenizer import ByteDetokenizer

@@ -167,7 +167,7 @@ async def test_a_real_engines_chunks_reach_a_collector(tmp_path: Path) -> None:
     info = await client.start()
     try:
         async with running(FakeEngine(None, lambda request, index: Scripted([]))) as server:
-            vocabulary = Vocabulary(load_tokenizer(source), info.vocab_size)
+            vocabulary = Vocabulary(load_tokenizer(source), info.vocab_size, server.service.workers)
             server.service.model_loaded(ServedModel("tiny", client, vocabulary))
             tracing = server.service.tracing = Tracing(otlp_processor(endpoint))
             prompts = {**COMPLETION, "prompt": ["b" * 50, "c"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from aiohttp import web
 
@@ -30,7 +29,7 @@ async def create_message(http: web.Request) -> web.StreamResponse:
     request = await read(http, MessagesRequest)
     thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
     with renamed(_names(request)):
-        chat = await convert(len(await http.read()), partial(chat_request, request, thinks))
+        chat = await convert(http, (await http.read(),), chat_request, request, thinks)
         # As Anthropic's: what there is no room for is told by the reason to stop.
         generation = await prepare(http, chat, "msg_", fit=True)
     shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID], request.shows_thoughts)
@@ -42,7 +41,7 @@ async def count_tokens(http: web.Request) -> web.Response:
     request = await read(http, CountTokensRequest)
     model = http.app[SERVICE].model(request.model)
     with renamed(_names(request)):
-        chat = await convert(len(await http.read()), partial(prompt_request, request))
+        chat = await convert(http, (await http.read(),), prompt_request, request)
         async with http[DEADLINE].limit():
             tokens = await prompt_of(chat, model)
     return json_response(TokensCount(len(tokens)))

@@ -37,9 +37,10 @@ class Earlier(NamedTuple):
     referred: Sequence[StoredResponse]
 
     @property
-    def size(self) -> int:
-        """The bytes that there are to read."""
-        return sum(stored.size for stored in (self.previous, *self.referred) if stored is not None)
+    def bodies(self) -> list[bytes]:
+        """The JSON that has to be read."""
+        stored = [one for one in (self.previous, *self.referred) if one is not None]
+        return [body for one in stored for body in (one.inputs, one.reply)]
 
 
 def earlier_of(request: Conversation, store: ResponseStore, owner: str) -> Earlier:

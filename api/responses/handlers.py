@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 from aiohttp import web
 
@@ -48,9 +46,9 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     request = await read(http, ResponsesRequest)
     store, owner = http.app[SERVICE].responses, http[ACCOUNT].name
     stores = _stores(request, store)
-    earlier, size = await _earlier(http, request)
+    earlier, bodies = await _earlier(http, request)
     with renamed(_NAMES):
-        dialogue = await convert(size, partial(dialogue_of, request, earlier))
+        dialogue = await convert(http, bodies, dialogue_of, request, earlier)
         generation = await prepare(http, dialogue.chat, "resp_")
 
     def keep(response: Response) -> None:
@@ -67,10 +65,10 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 async def count_input_tokens(http: web.Request) -> web.Response:
     """How many tokens a response's prompt would have; nothing is generated."""
     request = await read(http, InputTokensRequest)
-    earlier, size = await _earlier(http, request)
+    earlier, bodies = await _earlier(http, request)
     model = http.app[SERVICE].model(request.model)
     with renamed(_NAMES):
-        chat = await convert(size, partial(prompt_request, request, earlier))
+        chat = await convert(http, bodies, prompt_request, request, earlier)
         async with http[DEADLINE].limit():
             tokens = await prompt_of(chat, model)
     return json_response(InputTokens(len(tokens)))
@@ -79,9 +77,9 @@ async def count_input_tokens(http: web.Request) -> web.Response:
 async def compact_response(http: web.Request) -> web.StreamResponse:
     """Answers with items that stand for a conversation: what its user said, and a summary."""
     request = await read(http, CompactRequest)
-    earlier, size = await _earlier(http, request)
+    earlier, bodies = await _earlier(http, request)
     with renamed(_NAMES):
-        compaction = await convert(size, partial(compaction_of, request, earlier))
+        compaction = await convert(http, bodies, compaction_of, request, earlier)
         # A summary may take what room there is left.
         generation = await prepare(http, compaction.chat, "resp_", fit=True)
     shape = CompactionShape(compaction.kept, generation)
@@ -106,7 +104,7 @@ async def delete_response(http: web.Request) -> web.Response:
 async def list_input_items(http: web.Request) -> web.Response:
     """The items that a stored response was made of, those of earlier responses included."""
     stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
-    items = await convert(len(stored.inputs), stored.input_items)
+    items = await convert(http, (stored.inputs,), StoredResponse.input_items, stored)
     return json_response(page_of(items, http.query))
 
 
@@ -116,8 +114,8 @@ async def cancel_response(http: web.Request) -> web.Response:
     raise RequestError("only a response made in the background can be cancelled; none is here")
 
 
-async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, int]:
-    """What is stored of a request's conversation, and the bytes of both."""
+async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:
+    """What is stored of a request's conversation, and the JSON of both."""
     try:
         earlier = earlier_of(request, http.app[SERVICE].responses, http[ACCOUNT].name)
     except UnknownResponse:
@@ -125,7 +123,7 @@ async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, i
             f"Previous response with id '{request.previous_response_id}' not found.",
             "previous_response_id",
         ) from None
-    return earlier, len(await http.read()) + earlier.size
+    return earlier, [await http.read(), *earlier.bodies]
 
 
 def _stores(request: ResponsesRequest, store: ResponseStore) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from chairlift.api.fields import known_kind
+from chairlift.api.fields import MAX_TOKENS, known_kind
 from chairlift.api.known_fields import Ignored
 from chairlift.api.request import Request
 
@@ -28,7 +28,7 @@ class OutputTextPart(Request):
     type: Literal["output_text"]
     text: str
     annotations: Ignored = None
-    logprobs: list[Any] = []
+    logprobs: Annotated[list[Any], Field(max_length=MAX_TOKENS), AfterValidator(lambda _: [])] = []
 
     @property
     def shown(self) -> str:

@@ -30,9 +30,20 @@ Include = Literal[
     "message.input_image.image_url",
 ]
 
+MAX_METADATA = 16
+
+
+def _few(value: object) -> object:
+    # Before each of a million pairs is looked at.
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"must hold at most {MAX_METADATA} pairs")
+    return value
+
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
+    Field(max_length=MAX_METADATA),
+    BeforeValidator(_few),
 ]
 
 

@@ -16,6 +16,7 @@ from chairlift.engine.messages import Grammar
 # Most compiled ones take some hundred kilobytes; those of long schemas 300 times their text.
 MAX_KEPT = 64
 MAX_KEPT_CHARS = 1 << 20
+THREADS = 2
 
 
 class Compiled(NamedTuple):
@@ -28,7 +29,9 @@ class Compiled(NamedTuple):
 
 
 class Compiler:
-    """Compiles one grammar at a time on a thread, which does not hold the interpreter meanwhile.
+    """Compiles grammars on two threads, which do not hold the interpreter meanwhile.
+
+    What ``Checker`` lets through takes 2 s at most; two are compiled at a time, as it tries two.
 
     Args:
         lexicon: the model's vocabulary; asked for on that thread, at once. NOTE: to build its tree
@@ -36,8 +39,8 @@ class Compiler:
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chairlift-grammar")
-        self._tokenizer: Future[LLTokenizer] = self._thread.submit(lambda: lexicon().load())
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chairlift-grammar")
+        self._tokenizer: Future[LLTokenizer] = self._threads.submit(lambda: lexicon().load())
         self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._hits = 0
         self._seconds: list[float] = []
@@ -52,7 +55,7 @@ class Compiler:
         """
         future = self._kept.get(grammar)
         if future is None:
-            future = self._kept[grammar] = self._thread.submit(self._compile, grammar)
+            future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
             while len(self._kept) > MAX_KEPT or self._chars > MAX_KEPT_CHARS:
                 self._kept.popitem(last=False)
         else:

@@ -47,16 +47,21 @@ class Lexicon(msgspec.Struct, frozen=True):
             raise UnsupportedModel(f"structured output: {_short(str(error))}") from error
 
 
+def has_backend(tokenizer: Any) -> bool:
+    """Whether mlx-lm's TokenizerWrapper ``tokenizer`` is one of the tokenizers library."""
+    return getattr(tokenizer, "backend_tokenizer", None) is not None
+
+
 def lexicon(tokenizer: Any, size: int) -> Lexicon:
     """The vocabulary of mlx-lm's TokenizerWrapper ``tokenizer``, for logits of ``size``.
 
     Raises:
         UnsupportedModel: the tokenizer is written in Python; nobody knows its tokens' bytes.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if not has_backend(tokenizer):
         raise UnsupportedModel("structured output needs a fast tokenizer, which this model lacks")
-    return Lexicon(backend.to_str(), size, tuple(sorted(tokenizer.eos_token_ids)))
+    text = tokenizer.backend_tokenizer.to_str()
+    return Lexicon(text, size, tuple(sorted(tokenizer.eos_token_ids)))
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:

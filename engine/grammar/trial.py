@@ -1,71 +1,51 @@
-"""A process that compiles grammars to see whether they can be; ``checker`` starts it and ends it.
+"""Whether a grammar can be compiled: tried in a worker process, where it can do no harm.
 
 The library is native code: a grammar that takes for ever can only be ended with its process, and
-one that overflows the stack (``r0: r1``, ``r1: r2`` and so on, 5,000 times) takes it along.
-
-Each line of standard input is JSON: first the Lexicon, then grammars. Each is answered by a line
-with a JSON string: what is wrong with it, or nothing. The process ends with its input.
+one that overflows the stack (``r0: r1``, ``r1: r2`` and so on, 5,000 times) takes it along. The
+converter of GBNF keeps the interpreter for a time that grows with the square of a grammar's blank
+lines.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
-from contextlib import suppress
-
-import msgspec
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
-from chairlift.engine.errors import GrammarError, UnsupportedModel
+from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.language import Lexicon, check, compiled
-from chairlift.engine.lifeline import follow_parent
 from chairlift.engine.messages import Grammar
 
-# Of addresses, most of which are never used; what does not fit ends the process.
-MEMORY_BYTES = 2 << 30
-# What compiles here must not overflow the engine's thread, which may have no more than 2 MB.
-STACK_BYTES = 1 << 20
-# A server that was killed cannot end it.
-CPU_SECONDS = 4
 # A grammar can be compiled that is too much for the limits of a mask, mostly of the first few.
 STEPS = 16
 
 
-def main() -> None:
-    """Answers until standard input ends. The argument is the server's process id."""
-    with suppress(OSError):  # a server that is killed closes standard input, too
-        follow_parent(int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # elsewhere it is refused
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
+def load(lexicon: Lexicon) -> LLTokenizer:
+    """The vocabulary, to be kept by the process; raises UnsupportedModel as ``Lexicon.load``."""
+    return lexicon.load()
+
+
+def as_lark(text: str) -> str:
+    """Lark's notation of a grammar, which may be written in GBNF.
+
+    Raises:
+        GrammarError: it is neither.
+    """
     try:
-        tokenizer = msgspec.json.decode(sys.stdin.buffer.readline(), type=Lexicon).load()
-    except UnsupportedModel as error:
-        _answer(str(error))
-        return
-    _answer("")
-    for line in sys.stdin.buffer:
-        _limit_time()
-        try:
-            _walk(compiled(msgspec.json.decode(line, type=Grammar), tokenizer))
-        except GrammarError as error:
-            _answer(str(error))
-        else:
-            _answer("")
+        return any_to_lark(text)
+    # NOTE: the converter is a parser without exceptions of its own.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise GrammarError(f"cannot be read as GBNF: {reason}") from error
 
 
-def _limit_time() -> None:
-    """Lets the process compute for so long from now on."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    until = int(own.ru_utime + own.ru_stime) + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (until, most))
+def walk(tokenizer: LLTokenizer, grammar: Grammar) -> None:
+    """Compiles a grammar and takes some of the tokens that may come first.
 
-
-def _walk(matcher: LLMatcher) -> None:
-    """Takes some of the tokens that may come first; raises GrammarError if it cannot."""
+    Raises:
+        GrammarError: that is not possible.
+    """
+    matcher: LLMatcher = compiled(grammar, tokenizer)
     for _ in range(STEPS):
         mask = matcher.compute_bitmask()
         check(matcher)
@@ -76,12 +56,3 @@ def _walk(matcher: LLMatcher) -> None:
             raise GrammarError("nothing is allowed to come first")
         matcher.consume_token(int(allowed[len(allowed) // 2]))
         check(matcher)
-
-
-def _answer(problem: str) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(problem) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()

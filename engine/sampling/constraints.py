@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from llguidance import LLExecutor
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.language import check
 from chairlift.engine.sampling.constraint import Constraint
+from chairlift.engine.sampling.effort import SUSPECT_SECONDS, Effort
 from chairlift.engine.sampling.masks import Bits, free
 from chairlift.scheduler.sequence import Sequence
 
@@ -27,6 +29,7 @@ class _Row:
     mask: Bits | None = None
     complete: bool = False
     error: Exception | None = None
+    effort: Effort = field(default_factory=Effort)
 
 
 class Constraints:
@@ -113,22 +116,45 @@ class Constraints:
         for row, tokens in told:
             row.mask = None
             try:
-                row.constraint.take(tokens)
+                with row.effort.following(len(tokens)):
+                    row.constraint.take(tokens)
                 row.complete = row.constraint.complete
             except Exception as error:  # of any type: it is this row's alone
                 row.error = error
             if row.error is None and not row.complete:
                 going.append(row)
         bits = free(len(going), self._vocabulary)
-        matchers = [(row.constraint.matcher, number) for number, row in enumerate(going)]
-        if held := [(matcher, number) for matcher, number in matchers if matcher is not None]:
-            self._executor = self._executor or LLExecutor()
-            fill_next_token_bitmask_par(self._executor, held, bits)
+        self._fill(going, bits)
         for row, mask in zip(going, bits, strict=True):
             try:
                 row.mask = _completed(row.constraint, mask)
+                row.effort.check()
             except Exception as error:
                 row.error = error
+
+    def _fill(self, rows: Seq[_Row], bits: Bits) -> None:
+        """Sets in ``[rows, words]`` what fits each row's grammar.
+
+        All at once, on several threads, which does not say whose mask takes long: when one does,
+        the next ones are made alone, each of them measured.
+        """
+        together: list[tuple[LLMatcher, int]] = []
+        for number, row in enumerate(rows):
+            if (matcher := row.constraint.matcher) is None:
+                continue
+            if row.effort.suspect:
+                with row.effort.alone():
+                    fill_next_token_bitmask(matcher, bits, number)
+            else:
+                together.append((matcher, number))
+        if not together:
+            return
+        self._executor = self._executor or LLExecutor()
+        began = time.perf_counter()
+        fill_next_token_bitmask_par(self._executor, together, bits)
+        if time.perf_counter() - began > SUSPECT_SECONDS:
+            for _, number in together:
+                rows[number].effort.suspect = True
 
 
 def _completed(constraint: Constraint, mask: Bits) -> Bits:

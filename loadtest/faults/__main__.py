@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chairlift.loadtest.errors import LoadTestError
 from chairlift.loadtest.faults.fuzz import FUZZ
+from chairlift.loadtest.faults.hostile import HOSTILE
 from chairlift.loadtest.faults.kill import KILL
 from chairlift.loadtest.faults.odd import ODD
 from chairlift.loadtest.faults.overload import OVERLOAD
@@ -20,7 +21,7 @@ from chairlift.loadtest.faults.scenario import Outcome, Scenario
 from chairlift.loadtest.faults.sigterm import SIGTERM
 from chairlift.loadtest.faults.soak import SOAK
 
-SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, ODD, OVERLOAD, SOAK, SIGTERM)
+SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, ODD, HOSTILE, OVERLOAD, SOAK, SIGTERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ class FaultServer:
     """Serves ``model`` with more ``flags`` while the ``async with`` lasts.
 
     Entering waits until it is healthy. Needs a /proc, where the engine is found: it is the server's
-    only child.
+    only child but for those that read large bodies and grammars.
 
     Args:
         while_starting: awaited beside the start, with the server's process there.
@@ -64,7 +64,7 @@ class FaultServer:
     @property
     def engine(self) -> int | None:
         """The engine process's id, None while there is none."""
-        return next(iter(procfs.tree(self.pid)[1:]), None)
+        return next(iter(procfs.without_workers(procfs.tree(self.pid)[1:])), None)
 
     async def __aenter__(self) -> Self:
         starting = asyncio.create_task(asyncio.to_thread(self._child.__enter__))

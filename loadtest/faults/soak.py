@@ -167,7 +167,7 @@ async def _do_not_read(client: OpenAIClient, request: Request) -> None:
 
 async def _sample(server: int, soak: Soak) -> None:
     while True:
-        api, engine = procfs.tree(server)[:2]
+        api, engine = procfs.without_workers(procfs.tree(server))[:2]
         for name, pid in (("API process", api), ("engine process", engine)):
             soak.resident.setdefault(name, []).append(procfs.resident_bytes(pid))
         await asyncio.sleep(_SAMPLE_SECONDS)

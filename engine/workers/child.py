@@ -1,0 +1,111 @@
+"""The process of a worker: it answers messages from standard input until that ends.
+
+A message is the pickle of a Load or a Run, an answer that of an Answer; before each stands its
+length in 8 bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import pickle
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chairlift.engine.errors import ChairliftError
+from chairlift.engine.lifeline import follow_parent
+from chairlift.engine.workers.job import (
+    KEEP_BYTES,
+    MEMORY_BYTES,
+    STACK_BYTES,
+    Answer,
+    Load,
+    Run,
+    WorkerFailed,
+)
+from chairlift.engine.workers.wire import receive, send
+
+# The exit code of a process whose job did not fit its memory.
+NO_MEMORY = 3
+_MAX_REASON_CHARS = 300
+
+
+def main() -> None:
+    """Imports modules, then answers. The arguments are the server's process id and the modules."""
+    with suppress(OSError):  # a server that is killed closes standard input, too
+        follow_parent(int(sys.argv[1]))
+    _limit_memory()
+    # Libraries may print; only answers go where the parent reads.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    # Of what a body is made there are millions of objects, none of them in a cycle.
+    gc.disable()
+    fixtures: dict[str, Any] = {}
+    most = _used_bytes() + KEEP_BYTES
+    answer = Answer()
+    send(answers, pickle.dumps(answer))
+    while not answer.last and (data := receive(sys.stdin.buffer)) is not None:
+        message = pickle.loads(data)
+        answer, reply = _answer(message, fixtures, most)
+        send(answers, reply)
+        if isinstance(message, Load):
+            most = _used_bytes() + KEEP_BYTES
+
+
+def _answer(message: Load | Run, fixtures: dict[str, Any], most: int) -> tuple[Answer, bytes]:
+    """The answer and its pickle; ``most`` are the bytes that the process may use after it."""
+    try:
+        if isinstance(message, Run):
+            signal.setitimer(signal.ITIMER_PROF, message.cpu_seconds)
+        value = _value(message, fixtures)
+        last = isinstance(message, Run) and _used_bytes() > most
+        answer = Answer(value, last=last)
+        return answer, pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
+    except MemoryError:
+        os._exit(NO_MEMORY)
+    except Exception as error:
+        answer = Answer(error=_known(error), last=_used_bytes() > most)
+        return answer, pickle.dumps(answer)
+    finally:
+        # NOTE: nobody handles SIGPROF: the kernel ends the process, whatever code it is in.
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _value(message: Load | Run, fixtures: dict[str, Any]) -> Any:
+    if isinstance(message, Load):
+        fixtures[message.key] = message.function(*message.args)
+        return None
+    given = () if message.key is None else (fixtures[message.key],)
+    return message.function(*given, *message.args)
+
+
+def _known(error: Exception) -> ChairliftError:
+    if isinstance(error, ChairliftError):
+        return error
+    return WorkerFailed(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
+
+
+def _limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # elsewhere it is refused
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
+
+
+def _used_bytes() -> int:
+    """The memory that the process has; where there is no /proc, the most that it ever had."""
+    if sys.platform == "linux":
+        pages = Path("/proc/self/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A few worker processes, and the queue before them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from chairlift.engine.errors import QueueFull
+from chairlift.engine.workers.job import Job, TooExpensive, WorkerFailed
+from chairlift.engine.workers.process import WorkerProcess
+from chairlift.engine.workers.turns import Turns
+
+# One that has to be ended does not hold up the others.
+PROCESSES = 2
+# More waiting jobs than these, of one client and of all, are refused.
+MAX_WAITING_OF_ONE = 16
+MAX_WAITING = 64
+# A job that has waited for longer is refused.
+WAIT_SECONDS = 5.0
+# A killed process ends at once; only a fixture that is being made takes longer.
+_CLOSE_SECONDS = 2.0
+
+# The client whose request is handled: its key's name, or its address.
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+
+
+class _Waiting(NamedTuple):
+    job: Job
+    since: float
+    future: Future[Any]
+
+
+class Workers:
+    """Does jobs in processes that are started for the first of them and stay until ``close``.
+
+    Args:
+        modules: the processes import these before their first job.
+        record: called with what came of each job: "done", "refused" (it raised a ChairliftError),
+            "ended" (it exceeded a limit) or "queue_full".
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str] = (),
+        processes: int = PROCESSES,
+        record: Callable[[str], None] = lambda outcome: None,
+    ) -> None:
+        self._record = record
+        self._processes = [WorkerProcess(modules) for _ in range(processes)]
+        self._turns: Turns[_Waiting] = Turns()
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that there are."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def warm(self) -> None:
+        """Starts one process now, so that the first job need not wait for it."""
+        with self._changed:
+            if not self._threads and not self._closed:
+                self._begin_thread()
+
+    async def run(self, job: Job) -> Any:
+        """What the job returns.
+
+        Raises:
+            TooExpensive: it exceeded one of its limits.
+            QueueFull: too many jobs wait already, or it has waited for too long.
+            WorkerFailed: no process can be started, or the job has a bug.
+            ChairliftError: whatever the job raises.
+        """
+        outcome = "refused"
+        try:
+            value = await asyncio.wrap_future(self._submit(job))
+            outcome = "done"
+        except TooExpensive:
+            outcome = "ended"
+            raise
+        except QueueFull:
+            outcome = "queue_full"
+            raise
+        finally:
+            self._record(outcome)
+        return value
+
+    def close(self) -> None:
+        """Ends the processes; jobs that wait or run fail."""
+        with self._changed:
+            self._closed = True
+            while len(self._turns):
+                self._turns.take().future.set_exception(WorkerFailed("the server stops"))
+            self._changed.notify_all()
+        for process in self._processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join(_CLOSE_SECONDS)
+
+    def _submit(self, job: Job) -> Future[Any]:
+        owner = CLIENT.get()
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._closed:
+                raise WorkerFailed("the server stops")
+            full = len(self._turns) >= MAX_WAITING
+            if full or self._turns.count(owner) >= MAX_WAITING_OF_ONE:
+                raise QueueFull("too many large requests or grammars wait to be read", WAIT_SECONDS)
+            self._turns.put(owner, _Waiting(job, time.monotonic(), future))
+            if len(self._turns) > self._idle and len(self._threads) < len(self._processes):
+                self._begin_thread()
+            self._changed.notify()
+        return future
+
+    def _begin_thread(self) -> None:
+        process = self._processes[len(self._threads)]
+        thread = threading.Thread(
+            target=self._work, args=(process,), name="chairlift-worker", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, process: WorkerProcess) -> None:
+        """Does one job after the other, on a thread of its own."""
+        while True:
+            # At once after one was ended, so that the next job finds it ready. That job tries again
+            # if it does not start, and learns of it.
+            with suppress(WorkerFailed):
+                process.start()
+            with self._changed:
+                self._idle += 1
+                while not len(self._turns) and not self._closed:
+                    self._changed.wait()
+                self._idle -= 1
+                if self._closed:
+                    process.close()
+                    return
+                job, since, future = self._turns.take()
+            if future.set_running_or_notify_cancel():
+                _fulfil(future, process, job, time.monotonic() - since)
+
+
+def _fulfil(future: Future[Any], process: WorkerProcess, job: Job, waited: float) -> None:
+    try:
+        if waited > WAIT_SECONDS:
+            raise QueueFull("too many large requests or grammars wait to be read", WAIT_SECONDS)
+        value = process.run(job)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

@@ -1,0 +1,34 @@
+"""Who is next: clients take turns, however many jobs each of them has."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Turns(Generic[T]):
+    """A queue in which each owner's entries are in order, and the owners take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._waiting.values())
+
+    def count(self, owner: str) -> int:
+        """The entries of one owner."""
+        return len(self._waiting.get(owner, ()))
+
+    def put(self, owner: str, entry: T) -> None:
+        """Appends an entry."""
+        self._waiting.setdefault(owner, deque()).append(entry)
+
+    def take(self) -> T:
+        """Removes the next entry; there must be one."""
+        owner, entries = self._waiting.popitem(last=False)
+        entry = entries.popleft()
+        if entries:
+            self._waiting[owner] = entries  # now the last in turn
+        return entry

@@ -1,0 +1,29 @@
+"""Messages on a pipe: 8 bytes with the length, then that many bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+_LENGTH = struct.Struct(">Q")
+
+
+def send(stream: BinaryIO, data: bytes) -> None:
+    """Writes one message.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+    """
+    stream.write(_LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> bytes | None:
+    """Reads one message; None: the stream has ended, be it within a message."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    data = stream.read(size)
+    return data if len(data) == size else None

@@ -1,0 +1,256 @@
+"""Hostile bodies, one after the other, beside a stream and a prober: nobody else notices them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from chairlift.loadtest import procfs
+from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.faults.hostile_bodies import DOORS, Hostile, hostile_bodies
+from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
+from chairlift.loadtest.faults.streams import child, metric, request
+from chairlift.loadtest.progress import Progress
+
+# An answer that has not come by then counts as none.
+PATIENCE = 120.0
+MAX_GRAMMAR_CHARS = 128 << 10
+# Small bodies may take more than their size would allow: imports, and what is made once.
+MEMORY_FLOOR = 32 << 20
+_PROBE_SECONDS = 0.02
+_SHOWN = 5
+_NO_METRIC = -1.0
+
+
+@dataclass(slots=True)
+class HostileReport:
+    """What was sent, and what became of the others meanwhile."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    # Seconds of the answers, with what was asked.
+    answers: list[tuple[float, str]] = field(default_factory=list)
+    # The longest wait for /health, and between two events of the stream, with what was sent then.
+    health: tuple[float, str] = (0.0, "")
+    stream: tuple[float, str] = (0.0, "")
+    grown: list[tuple[float, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+class _Others:
+    """A stream and a prober of /health, and the memory of the API process."""
+
+    def __init__(self, url: str, pid: int, report: HostileReport) -> None:
+        self._url = url
+        self._pid = pid
+        self._report = report
+        self.what = "nothing yet"
+        self.peak = 0
+
+    async def probe(self) -> None:
+        """Asks for /health again and again, until it is cancelled."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as http:
+            while True:
+                what, began = self.what, time.perf_counter()
+                try:
+                    async with http.get(f"{self._url}/health") as reply:
+                        await reply.read()
+                        if reply.status != 200:
+                            self._report.failures.append(f"/health {reply.status} beside {what}")
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    self._report.failures.append(f"/health {error!r} beside {what}")
+                taken = time.perf_counter() - began
+                self._report.health = max(self._report.health, (taken, what))
+                with suppress(OSError):
+                    self.peak = max(self.peak, procfs.resident_bytes(self._pid))
+                await asyncio.sleep(_PROBE_SECONDS)
+
+    async def stream(self, client: OpenAIClient, tokens: int, begun: asyncio.Event) -> None:
+        """Streams one reply after the other, until it is cancelled."""
+        for number in count():
+            last = [time.perf_counter()]
+
+            def heard(now: float, last: list[float] = last) -> None:
+                begun.set()
+                self._report.stream = max(self._report.stream, (now - last[0], self.what))
+                last[0] = now
+
+            reply = await client.complete(request(number, tokens), heard)
+            if reply.error:
+                self._report.failures.append(f"the stream: {reply.error} beside {self.what}")
+                begun.set()
+                await asyncio.sleep(_PROBE_SECONDS)
+
+
+async def _run(url: str, pid: int, options: argparse.Namespace) -> HostileReport:
+    report = HostileReport()
+    others = _Others(url, pid, report)
+    timeout = aiohttp.ClientTimeout(total=PATIENCE)
+    body = {"temperature": 0, "ignore_eos": True}
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as http,
+        OpenAIClient(url, body=body) as client,
+        Progress(options.requests, "hostile") as progress,
+    ):
+        client.model = await client.first_model()
+        bodies = hostile_bodies(
+            await _fields(http, url),
+            options.seed,
+            (64 << 10, 1 << 20, options.size << 20),
+            min(MAX_GRAMMAR_CHARS, options.size << 20),
+        )
+        await _warm(http, url, bodies, report)
+        begun = asyncio.Event()
+        beside = [
+            asyncio.create_task(others.probe()),
+            asyncio.create_task(others.stream(client, options.stream_tokens, begun)),
+        ]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await begun.wait()
+            # Until here the model itself was still being warmed.
+            report.stream = report.health = (0.0, "")
+            for hostile in islice(bodies, options.requests):
+                await _send(http, url, pid, hostile, others, report)
+                progress.add_done()
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+    return report
+
+
+async def _fields(http: aiohttp.ClientSession, url: str) -> dict[str, list[str]]:
+    """The names of each door's fields."""
+    async with http.get(f"{url}/openapi.json") as reply:
+        document = await reply.json()
+    schemas = document["components"]["schemas"]
+    fields = {}
+    for path in DOORS:
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        schema: dict[str, Any] = content["application/json"]["schema"]
+        name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else None
+        fields[path] = sorted((schemas[name] if name else schema).get("properties", {}))
+    return fields
+
+
+async def _warm(
+    http: aiohttp.ClientSession, url: str, bodies: Iterator[Hostile], report: HostileReport
+) -> None:
+    """Has the server import and start what it keeps; that is no fault of a hostile body."""
+    large = b'{"prompt":"hi","max_tokens":1,"unknown":[' + b"[]," * 50_000 + b"[]]}"
+    for text in (large, b'{"prompt":"hi","max_tokens":1,"guided_regex":"a+"}'):
+        await _post(http, url, Hostile("warm", "/v1/completions", text))
+
+
+async def _post(http: aiohttp.ClientSession, url: str, hostile: Hostile) -> int | None:
+    """The status of the answer; None: there is none in time."""
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with http.post(url + hostile.path, data=hostile.body, headers=headers) as reply:
+            await reply.read()
+            return reply.status
+    except TimeoutError:
+        return None
+    except aiohttp.ClientError:
+        return 0
+
+
+async def _send(
+    http: aiohttp.ClientSession,
+    url: str,
+    pid: int,
+    hostile: Hostile,
+    others: _Others,
+    report: HostileReport,
+) -> None:
+    size = len(hostile.body)
+    what = f"{hostile.kind} at {hostile.path} ({size} bytes)"
+    others.what = what
+    before = others.peak = procfs.resident_bytes(pid)
+    began = time.perf_counter()
+    status = await _post(http, url, hostile)
+    report.answers.append((time.perf_counter() - began, what))
+    report.statuses[status or 0] += 1
+    # A body that is too large may be refused before it is read to its end.
+    if status is None or status >= 500 or (status == 0 and size < 1 << 20):
+        report.failures.append(f"{'no answer' if status is None else status}: {what}")
+    report.grown.append(((others.peak - before) / max(size, MEMORY_FLOOR / 10), what))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The scenario's own flags."""
+    add = parser.add_argument
+    add("--requests", type=int, default=400, help="default: %(default)s; the first are all kinds")
+    add("--size", type=int, default=16, metavar="MiB", help="of a body (default: %(default)s)")
+    add("--pause", type=float, default=0.25, metavar="S", help="longest (default: %(default)g)")
+    add("--answer", type=float, default=10.0, metavar="S", help="latest (default: %(default)g)")
+    add("--memory", type=float, default=10.0, metavar="TIMES", help="default: %(default)g bodies")
+    add("--stream-tokens", type=int, default=1024, help="of a stream (default: %(default)s)")
+
+
+def run(model: Path, options: argparse.Namespace) -> Outcome:
+    """Does it to a server of its own."""
+    if not procfs.available():
+        raise ServerError("this needs a /proc to read the memory of the API process")
+    flags = ("--max-body-bytes", str(options.size << 20), "--log-level", "error")
+    with child(model, *flags) as server:
+        url = server.spec.base_url
+        report = asyncio.run(_run(url, server.pid, options))
+        late = asyncio.run(_late(url, options.pause))
+    return _outcome(report, late, options)
+
+
+async def _late(url: str, seconds: float) -> float:
+    """How often the server's own loop was later than that."""
+    name = "chairlift_event_loop_lag_seconds"
+    bounds = f"{seconds:g}"
+    within = await metric(url, f"{name}_bucket", le=bounds)
+    return await metric(url, f"{name}_count") - within if within else _NO_METRIC
+
+
+def _outcome(report: HostileReport, late: float, options: argparse.Namespace) -> Outcome:
+    slowest = max(report.answers, default=(0.0, ""))
+    grown = max(report.grown, default=(0.0, ""))
+    statuses = str(dict(sorted(report.statuses.items())))
+    failed = "; ".join(report.failures[:_SHOWN]) or "none"
+
+    def below(what: str, found: tuple[float, str], limit: float, unit: str) -> Check:
+        return Check(
+            f"{what} below {limit:g} {unit}",
+            found[0] < limit,
+            f"{found[0]:.3f} {unit}, beside {found[1]}",
+        )
+
+    checks = [
+        Check("as many as asked for", len(report.answers) >= options.requests, statuses),
+        Check("no 5xx, and all are answered", not report.failures, failed),
+        below("the longest wait for /health", report.health, options.pause, "s"),
+        below("the longest pause of the stream", report.stream, options.pause, "s"),
+        below("the slowest answer", slowest, options.answer, "s"),
+        below("the API process's growth", grown, options.memory, "times the body"),
+    ]
+    figures = {
+        "requests": len(report.answers),
+        "statuses": dict(sorted(report.statuses.items())),
+        "health_seconds": report.health[0],
+        "stream_pause_seconds": report.stream[0],
+        "answer_seconds": slowest[0],
+        "memory_times": grown[0],
+        "loop_later_than_pause": late if late != _NO_METRIC else None,
+    }
+    lines = [f"{seconds:7.2f} s  {what}" for seconds, what in sorted(report.answers)[-_SHOWN:]]
+    return Outcome(figures, lines, checks)
+
+
+HOSTILE = Scenario("hostile", "bodies made to be costly, at every door", add_arguments, run)

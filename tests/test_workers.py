@@ -1,0 +1,240 @@
+"""Worker processes: what a job may take, what happens at its limits, and who is next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.engine.errors import GrammarError, QueueFull, RequestError
+from chairlift.engine.workers.job import Fixture, Job, TooExpensive, WorkerFailed
+from chairlift.engine.workers.pool import CLIENT, MAX_WAITING, MAX_WAITING_OF_ONE, Workers
+from chairlift.engine.workers.turns import Turns
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def workers(outcomes: list[str]) -> Iterator[Workers]:
+    # NOTE: the children know this module by its name here.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH")))
+    )
+    workers = Workers((), record=outcomes.append)
+    yield workers
+    workers.close()
+
+
+# Jobs, which the children import.
+
+kept: list[bytes] = []
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def hang_in_native_code() -> None:
+    re.match(r"(a*)*b", "a" * 40)
+
+
+def take_memory(size: int) -> int:
+    return len(b"x" * size)
+
+
+def keep(size: int) -> int:
+    kept.append(b"x" * size)
+    return os.getpid()
+
+
+def refuse(kind: str) -> None:
+    raise RequestError("no", "field") if kind == "request" else GrammarError("bad")
+
+
+def bug() -> None:
+    raise KeyError("a bug")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def print_much() -> str:
+    os.write(1, b"x" * 100_000)
+    print("more")
+    return "done"
+
+
+def load(value: str) -> tuple[str, int]:
+    return value, os.getpid()
+
+
+def with_fixture(fixture: tuple[str, int], other: int) -> tuple[str, bool, int]:
+    return fixture[0], fixture[1] == os.getpid(), other
+
+
+def wait(seconds: float) -> float:
+    time.sleep(seconds)
+    return time.monotonic()
+
+
+async def test_a_job_gives_what_its_function_returns(workers: Workers) -> None:
+    for value in (1, "text" * 1_000_000, {"a": [b"x"]}, None):
+        assert await workers.run(Job(same, (value,))) == value
+    assert await workers.run(Job(print_much, ())) == "done"
+
+
+async def test_native_code_that_hangs_is_ended_in_its_time(
+    workers: Workers, outcomes: list[str]
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(TooExpensive, match=r"takes longer than 0\.5 s"):
+        await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.5))
+    assert time.monotonic() - began < 30  # 2^40 steps would take hours
+    assert outcomes[-1] == "ended"
+    assert await workers.run(Job(same, (1,))) == 1
+    assert outcomes[-1] == "done"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="macOS limits no memory")
+@pytest.mark.parametrize("job", [Job(take_memory, (4 << 30,)), Job(die, ())])
+async def test_what_takes_the_process_along_is_an_error_of_its_job(
+    workers: Workers, job: Job
+) -> None:
+    with pytest.raises(TooExpensive, match="memory or stack"):
+        await workers.run(job)
+    assert await workers.run(Job(same, (1,))) == 1
+
+
+async def test_a_process_that_keeps_much_memory_is_replaced() -> None:
+    workers = Workers((), processes=1)
+    try:
+        first, second, third = [await workers.run(Job(keep, (n << 20,))) for n in (1, 600, 1)]
+    finally:
+        workers.close()
+    assert first == second != third
+
+
+async def test_errors_come_back_as_they_are(workers: Workers, outcomes: list[str]) -> None:
+    with pytest.raises(RequestError) as caught:
+        await workers.run(Job(refuse, ("request",)))
+    assert (str(caught.value), caught.value.param) == ("no", "field")
+    with pytest.raises(GrammarError, match="bad"):
+        await workers.run(Job(refuse, ("grammar",)))
+    with pytest.raises(WorkerFailed, match="KeyError"):
+        await workers.run(Job(bug, ()))
+    assert outcomes[-1] == "refused"
+
+
+async def test_a_fixture_is_loaded_once_in_each_process(workers: Workers) -> None:
+    made: list[int] = []
+
+    def make() -> tuple[Any, tuple[str]]:
+        made.append(1)
+        return load, ("kept",)
+
+    fixture = Fixture("test", make)
+    for number in range(6):
+        job = Job(with_fixture, (number,), fixture=fixture)
+        assert await workers.run(job) == ("kept", True, number)
+    assert 1 <= len(made) <= 2
+    with pytest.raises(TooExpensive):
+        await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.2))
+    assert await workers.run(Job(with_fixture, (7,), fixture=fixture)) == ("kept", True, 7)
+
+
+async def test_a_client_with_many_jobs_does_not_hold_up_another() -> None:
+    workers = Workers((), processes=1)
+    try:
+        CLIENT.set("greedy")
+        greedy = [asyncio.create_task(workers.run(Job(wait, (0.05,)))) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        CLIENT.set("other")
+        other = await workers.run(Job(wait, (0.05,)))
+        ended = sorted(await asyncio.gather(*greedy))
+        assert sum(moment < other for moment in ended) <= 2
+    finally:
+        workers.close()
+
+
+async def test_who_waits_is_bounded_for_one_client_and_for_all() -> None:
+    outcomes: list[str] = []
+    workers = Workers((), processes=1, record=outcomes.append)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def fill(client: str, count: int) -> None:
+        CLIENT.set(client)
+        tasks.extend(asyncio.create_task(workers.run(Job(wait, (60,)))) for _ in range(count))
+        await asyncio.sleep(0.01)
+
+    try:
+        await fill("first", MAX_WAITING_OF_ONE + 2)
+        CLIENT.set("first")
+        with pytest.raises(QueueFull):
+            await workers.run(Job(same, (1,)))
+        for number in range(MAX_WAITING // MAX_WAITING_OF_ONE):
+            await fill(str(number), MAX_WAITING_OF_ONE)
+        CLIENT.set("last")
+        with pytest.raises(QueueFull):
+            await workers.run(Job(same, (1,)))
+        assert "queue_full" in outcomes
+    finally:
+        workers.close()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(r, WorkerFailed | QueueFull | TooExpensive) for r in results)
+
+
+async def test_a_process_that_ended_by_itself_is_replaced_unseen(workers: Workers) -> None:
+    await workers.run(Job(same, (1,)))
+    for pid in workers.pids:
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.2)
+    for _ in range(4):
+        assert await workers.run(Job(same, (1,))) == 1
+
+
+async def test_closing_ends_the_processes_whatever_they_do() -> None:
+    workers = Workers((), processes=1)
+    assert await workers.run(Job(same, (1,))) == 1
+    (pid,) = workers.pids
+    running = asyncio.create_task(workers.run(Job(wait, (60,))))
+    await asyncio.sleep(0.1)
+    workers.close()
+    with pytest.raises((TooExpensive, WorkerFailed)):
+        await asyncio.wait_for(running, 30)
+    with pytest.raises(WorkerFailed):
+        await workers.run(Job(same, (1,)))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30))
+def test_clients_take_turns_and_keep_their_order(owners: list[str]) -> None:
+    turns: Turns[tuple[str, int]] = Turns()
+    for number, owner in enumerate(owners):
+        turns.put(owner, (owner, number))
+    taken = [turns.take() for _ in owners]
+    assert len(turns) == 0
+    for owner in "abc":
+        own = [entry for entry in taken if entry[0] == owner]
+        assert own == sorted(own)
+    left = {owner: owners.count(owner) for owner in set(owners)}
+    last: dict[str, int] = {}
+    for place, (owner, _) in enumerate(taken):
+        # Between two of one client's each other that waits has had one.
+        between = {other for other, _ in taken[last.get(owner, place) : place]}
+        if owner in last:
+            assert between >= {other for other, count in left.items() if count}
+        last[owner] = place
+        left[owner] -= 1
