@@ -183,5 +183,5 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
     request = kind.model_validate(data)
-    check_extra_fields(request.all_extra(), generates="stream" in kind.model_fields)
+    check_extra_fields(request, generates="stream" in kind.model_fields)
     return request
