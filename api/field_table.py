@@ -17,7 +17,7 @@ from chairlift.api.responses.request import ResponsesRequest
 from chairlift.api.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from chairlift.api.unsupported import INSTEAD, neutral
 
-OURS = "only here"
+OURS = "Chairlift"
 
 DOORS: Mapping[Api, tuple[str, type[Request]]] = {
     "chat": ("/v1/chat/completions", ChatRequest),
@@ -41,19 +41,19 @@ _NOTES: Mapping[str, str] = {
 _HEAD = """\
 # Fields of requests
 
-Every field that OpenAI, Anthropic, vLLM, SGLang, llama.cpp, mlx-lm and Ollama know, and what becomes
-of it here. This page is made of the code's own tables (`python -m chairlift.api.field_table`); a test
-sends each field and looks at what comes out.
+Every field that OpenAI, Anthropic, vLLM, SGLang, llama.cpp, mlx-lm and Ollama know, and what
+becomes of it here. The page is made of the code's own tables
+(`python -m chairlift.api.field_table`), and a test sends each field and looks at what comes out.
 
 - **done**: it has the effect that it has there.
 - **ignored**: it changes nothing in what comes out here, for the reason given.
 - **refused**: status 400 that names it, except with values that ask for nothing: null, and those
   given.
 
-A field that one API has and another does not is refused by the other one in the same way. Fields that
-nobody lists are ignored; the log names them in one line. At `/tokenize`, `/detokenize`,
-`/v1/messages/count_tokens` and `/v1/embeddings` nothing is generated: there only fields that change a
-prompt are refused.
+A field of one API is refused by name at the others that do not have it. Fields that nobody lists
+are ignored, and the log names them in one line. At `/tokenize`, `/detokenize`,
+`/v1/messages/count_tokens` and `/v1/embeddings` nothing is generated: there fields that change
+nothing but a reply are ignored, whoever knows them.
 """
 
 
@@ -86,8 +86,9 @@ def outcome(api: Api, name: str) -> Outcome:
         return Outcome("done", _NOTES.get(name, ""))
     if name in HARMLESS:
         return Outcome("ignored", HARMLESS[name])
-    values = ", ".join(f"`{json.dumps(value)}`" for value in neutral(name))
-    notes = [f"except {values}"] if values else []
+    # 1 and 1.0 are told as one.
+    values = [json.dumps(v) for v in neutral(name) if not (isinstance(v, float) and v.is_integer())]
+    notes = [f"except {', '.join(f'`{value}`' for value in values)}"] if values else []
     if (instead := INSTEAD.get(name)) in own:
         notes.append(f"use `{instead}`")
     return Outcome("refused", "; ".join(notes))

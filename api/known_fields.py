@@ -207,6 +207,7 @@ _TEXTS: Mapping[Api, Mapping[str, str]] = {
         """,
     },
     "embeddings": {
+        "Chairlift": "normalize pooling",
         "OpenAI": """
             dimensions encoding_format input model user
         """,

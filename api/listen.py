@@ -12,6 +12,7 @@ from aiohttp import web
 from chairlift.api.access import hide_bad_http
 from chairlift.api.app import build_app
 from chairlift.api.connection import Connection
+from chairlift.api.paths import with_plain_path
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.api.settings import ServerSettings
@@ -80,6 +81,8 @@ async def _bind(
         access_log=None,
     )
     await runner.setup()
+    assert runner.server is not None, "set up"
+    runner.server.request_factory = partial(with_plain_path, runner.server.request_factory)
     try:
         await _Site(runner, service, host, port, tls).start()
     except OSError as error:
