@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from chairlift.api.keys import ApiKey, KeyLimits
+from chairlift.api.keys import ApiKey, KeyLimits, digest_of
 from chairlift.api.paths import plain_path
 from chairlift.api.routes import ROUTES
 
@@ -55,7 +55,7 @@ async def request(server: Running, method: str, path: str, **more: Any) -> tuple
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_posts_work_however_their_path_is_spelt(server: Running, path: str) -> None:
-    route = {"route": path, "method": "POST", "code": "200"}
+    route = {"route": path, "method": "POST", "status": "200"}
     for count, way in enumerate([path, *spelt(path)], 1):
         status, body, _ = await request(server, "POST", way, json=BODIES[path])
         assert status == 200, (way, body)
@@ -91,7 +91,7 @@ async def test_a_streams_path_and_errors_in_each_doors_form(server: Running) -> 
 
 
 async def test_no_spelling_goes_past_the_keys() -> None:
-    key = ApiKey.of("k", "secret", KeyLimits(None, None, None))
+    key = ApiKey("k", digest_of("secret"), KeyLimits(None, None, None))
     async with running(FakeEngine(model_info(), ending("Hello")), keys=(key,)) as server:
         for path in BODIES:
             for way in spelt(path):
