@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from chairlift.api.access import log_exchange
 from chairlift.api.answer import log_failure
@@ -43,6 +43,8 @@ def build_app(service: Service) -> web.Application:
         # A model's id may have slashes.
         path = route.path.replace("{id}", "{id:.+}")
         app.router.add_route(route.method, path, route.handler)
+        if route.method == hdrs.METH_GET:
+            app.router.add_route(hdrs.METH_HEAD, path, route.handler)
     if settings.metrics_port is None:
         app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())

@@ -31,6 +31,7 @@ from chairlift.api.replies import (
 )
 from chairlift.api.schemas import ChatRequest
 from chairlift.api.sse import PLAIN
+from chairlift.api.stream_usage import StreamUsage
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
@@ -47,7 +48,7 @@ class _ChatShape:
 
     def __init__(self, generation: Generation, request: ChatRequest) -> None:
         self._generation = generation
-        self._usage = None if request.include_usage else UNSET
+        self._usage = StreamUsage(request, generation)
         self._with_logprobs = request.logprobs
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
@@ -68,7 +69,7 @@ class _ChatShape:
         return [self._chunk([delta]) for delta in deltas]
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
-        if self._usage is UNSET:
+        if not self._usage.at_end:
             return []
         chunk = self._chunk([])
         chunk.usage = usage
@@ -100,7 +101,7 @@ class _ChatShape:
             generation.model.name,
             generation.model.fingerprint,
             choices,
-            self._usage,
+            self._usage.so_far(),
         )
 
     def _logprobs(self, scored: list[Scored]) -> ChatLogprobs | None:

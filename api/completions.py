@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
 
 from chairlift.api.answer import WholeChoice, answer
 from chairlift.api.body import read
@@ -32,6 +31,7 @@ from chairlift.api.sampling import sampling_params
 from chairlift.api.schemas import CompletionRequest
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.sse import PLAIN
+from chairlift.api.stream_usage import StreamUsage
 from chairlift.api.structured import grammar_of
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar
@@ -95,7 +95,7 @@ class _CompletionShape:
         self, generation: Generation, request: CompletionRequest, echoes: list[Echo]
     ) -> None:
         self._generation = generation
-        self._usage = None if request.include_usage else UNSET
+        self._usage = StreamUsage(request, generation)
         self._logprobs_asked = request.logprobs
         self._echoes = echoes
         # Those of the prompts that were told already: n choices share them.
@@ -119,7 +119,7 @@ class _CompletionShape:
         return [self._completion([chunk]) for chunk in chunks]
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
-        if self._usage is UNSET:
+        if not self._usage.at_end:
             return []
         chunk = self._completion([])
         chunk.usage = usage
@@ -154,7 +154,7 @@ class _CompletionShape:
             generation.model.name,
             generation.model.fingerprint,
             choices,
-            self._usage,
+            self._usage.so_far(),
         )
 
     def _logprobs(self, index: int, scored: list[Scored]) -> CompletionLogprobs | None:

@@ -21,6 +21,9 @@ MAX_BIASES = 1024
 # What is written again as JSON, by libraries that give up at some depth; no schema needs this much.
 MAX_DEPTH = 64
 
+# Stands for a message's content that is not there and has to be.
+MISSING = object()
+
 # No model's context is longer; to validate more would hold up everyone's streams.
 MAX_TOKENS = 1 << 20
 
@@ -85,6 +88,8 @@ def _template_kwargs(value: object) -> dict[str, Any]:
 
 def _content(value: object) -> str:
     """A message's content as one string; text parts are joined."""
+    if value is MISSING:
+        raise ValueError("must be given in a message of this role")
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -98,11 +103,11 @@ def _part_text(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise ValueError('every content part must be an object with a "type"')
-    if kind != "text":
+    if kind not in ("text", "refusal"):
         raise ValueError(f"content parts of type {kind[:32]!r} are not supported, only text")
-    text = part.get("text")
+    text = part.get(kind)
     if not isinstance(text, str):
-        raise ValueError('a text part must have a string "text"')
+        raise ValueError(f'a {kind} part must have a string "{kind}"')
     return text
 
 

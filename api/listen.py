@@ -13,6 +13,7 @@ from aiohttp import web
 from chairlift.api.access import hide_bad_http
 from chairlift.api.app import build_app
 from chairlift.api.connection import Connection
+from chairlift.api.paths import with_plain_path
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.api.sockets import Binding
@@ -57,6 +58,8 @@ async def _serve(
         access_log=None,
     )
     await runner.setup()
+    assert runner.server is not None, "set up"
+    runner.server.request_factory = partial(with_plain_path, runner.server.request_factory)
     try:
         for bound in binding.sockets:
             await _Site(runner, service, bound, tls).start()

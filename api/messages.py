@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from chairlift.api.bounds import MAX_VALUES, values_in
-from chairlift.api.fields import Content
+from chairlift.api.fields import MISSING, Content
 from chairlift.api.request import Request
 from chairlift.engine.errors import RequestError
 
@@ -33,15 +33,30 @@ class ToolCall(Request):
 
 
 class Message(Request):
-    """``reasoning`` is another name for ``reasoning_content``, the thought before the reply."""
+    """``reasoning`` is another name for ``reasoning_content``, the thought before the reply.
+
+    A ``refusal`` is the text of an assistant's message that has no other.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
+    refusal: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = []
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_content(cls, data: Any) -> Any:
+        """Only an assistant may say nothing, for it can call, or have refused."""
+        if isinstance(data, dict) and data.get("content") is None:
+            if data.get("role") != "assistant":
+                return {**data, "content": MISSING}
+            if isinstance(refusal := data.get("refusal"), str):
+                return {**data, "content": refusal}
+        return data
 
     @property
     def thought(self) -> str | None:

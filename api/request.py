@@ -31,7 +31,8 @@ class Request(BaseModel):
         return data
 
     def take_extra(self) -> list[dict[str, Any]]:
-        """Removes the fields that this object, and each one in it, do not declare.
+        """Removes the fields that this object, and each one in it, do not declare; returns its own
+        first, then those of each object that had any.
 
         Raises:
             RequestError: there are more parts or values in it than there may be.
@@ -49,7 +50,7 @@ class Request(BaseModel):
             if sum(map(values_of, objects)) > MAX_VALUES:
                 raise RequestError(f"{name}: at most {MAX_VALUES} values in all objects", name)
             found += [part.model_extra or {} for part in parts]
-        taken = [dict(extra) for extra in found if extra]
+        taken = [dict(found[0]), *(dict(extra) for extra in found[1:] if extra)]
         for extra in found:
             extra.clear()
         return taken

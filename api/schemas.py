@@ -24,7 +24,7 @@ MAX_SALT_CHARS = 256
 
 class StreamOptions(Request):
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -66,11 +66,6 @@ class Generate(Structured, Handled):
             raise RequestError("stream_options needs stream to be true", "stream_options")
         return self
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether the stream's last chunk carries the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 class ChatRequest(Generate, Templating):
     messages: Messages
@@ -88,6 +83,17 @@ class ChatRequest(Generate, Templating):
     @model_validator(mode="after")
     def _the_final_message_can_be_continued(self) -> Self:
         self.check_end(self.messages)
+        return self
+
+    @model_validator(mode="after")
+    def _a_call_has_one_form(self) -> Self:
+        """``response_format`` is of replies, and a call is none; the others are of all output."""
+        if self.choosing.mode == "required":
+            for param, _ in self.all_wanted:
+                if param != "response_format":
+                    raise RequestError(
+                        f"{param}: not together with a tool_choice that demands a call", param
+                    )
         return self
 
 
@@ -175,5 +181,5 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object")
     request = kind.model_validate(data)
-    check_extra_fields(request.take_extra(), generates="stream" in kind.model_fields)
+    check_extra_fields(request, generates="stream" in kind.model_fields)
     return request

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Any, Literal, Self
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from chairlift.api.fields import TemplateKwargs
 from chairlift.api.messages import Messages
 from chairlift.api.request import Request
 from chairlift.api.tools import Choosing, ToolChoice, Tools
 from chairlift.engine.errors import RequestError
+
+# OpenAI's, with Anthropic's "max".
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Templating(Request):
@@ -23,7 +26,15 @@ class Templating(Request):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: TemplateKwargs = {}
-    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    reasoning_effort: Effort | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_choice_needs_tools(cls, data: Any) -> Any:
+        # The other APIs' choice comes as a ToolChoice, and has a default there.
+        if isinstance(data, dict) and data.get("tool_choice") == "auto" and not data.get("tools"):
+            raise RequestError("tool_choice needs tools", "tool_choice")
+        return data
 
     @model_validator(mode="after")
     def _tools_fit_the_choice(self) -> Self:

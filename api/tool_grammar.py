@@ -14,11 +14,11 @@ from chairlift.api.structured import Wanted
 from chairlift.api.tools import Function
 from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import JSON_OPTIONS
+from chairlift.engine.grammar.objects import bounded as bounded_objects
+from chairlift.engine.grammar.objects import closed
 from chairlift.engine.messages import Grammar
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-# Keywords that say by themselves what an object may have.
-_SAY_WHICH = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
 
 
 def call_grammar(
@@ -81,9 +81,9 @@ def _reply(wanted: Wanted) -> str:
             schema = bounded(msgspec.json.decode(text, type=dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise RequestError(f"{wanted.param}: no JSON schema: {error}", wanted.param) from error
-        return f"%json {_with_options(schema, JSON_OPTIONS)}"
+        return f"%json {_with_options(bounded_objects(schema), JSON_OPTIONS)}"
     if kind == "json_object":
-        return f"%json {_with_options({'type': 'object'}, JSON_OPTIONS)}"
+        return f"%json {_with_options(bounded_objects({'type': 'object'}), JSON_OPTIONS)}"
     if kind == "choice":
         return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
     raise RequestError(f"{wanted.param}: not together with tools that can be called", wanted.param)
@@ -95,8 +95,6 @@ def _schema(function: Function) -> str:
         raise RequestError(
             f"tools: the parameters of {function.name} must be of type object", "tools"
         )
-    if "properties" in schema and not _SAY_WHICH.intersection(schema):
-        schema["additionalProperties"] = False
     # What is not strict may use keywords that no grammar can hold a model to.
     options = {
         "whitespace_flexible": False,
@@ -104,7 +102,7 @@ def _schema(function: Function) -> str:
         "key_separator": ": ",
         "lenient": not function.strict,
     }
-    return _with_options(schema, options)
+    return _with_options(bounded_objects(closed(schema)), options)
 
 
 def _with_options(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from api_server import CHAT, Running, ids, running
+from api_server import CHAT, Running, chosen, ids, running, tool
 from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -22,7 +22,11 @@ from chairlift.engine.messages import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+STRICT = json.dumps({**SCHEMA, "additionalProperties": False}, separators=(",", ":"))
 NAMED = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}
+LOOSE = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+LARK = '?start: word\nword: "a" // ::= is not how a rule begins\n'
+GBNF = 'root ::= "a" [0-9]+'
 # What is known to compile for ever, or to overflow the stack.
 ENDLESS = {"type": "integer", "multipleOf": 999_983}
 RULES = "\n".join(f'r{i}: "a" | r{(i + 1) % 4000}' for i in range(4000))
@@ -46,7 +50,8 @@ async def server(checker: Checker) -> AsyncIterator[Running]:
 
 
 ASKED: list[tuple[dict[str, Any], Grammar]] = [
-    ({"response_format": NAMED}, Grammar("json_schema", TEXT)),
+    ({"response_format": NAMED}, Grammar("json_schema", STRICT)),
+    ({"response_format": LOOSE}, Grammar("json_schema", TEXT)),
     ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
     ({"structured_outputs": {"json": SCHEMA}}, Grammar("json_schema", TEXT)),
     ({"structured_outputs": {"json": TEXT}}, Grammar("json_schema", TEXT)),
@@ -57,6 +62,32 @@ ASKED: list[tuple[dict[str, Any], Grammar]] = [
     ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, Grammar("json_schema", TEXT)),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
     ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
+    # llama.cpp's and SGLang's.
+    ({"json_schema": SCHEMA}, Grammar("json_schema", TEXT)),
+    ({"json_schema": json.dumps(SCHEMA, indent=1)}, Grammar("json_schema", TEXT)),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        Grammar("json_schema", TEXT),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        Grammar("json_schema", TEXT),
+    ),
+    ({"regex": "a+"}, Grammar("regex", "a+")),
+    ({"ebnf": LARK}, Grammar("lark", LARK)),
+    ({"grammar": LARK}, Grammar("lark", LARK)),
+    ({"guided_grammar": LARK}, Grammar("lark", LARK)),
+    # The same by several names is one.
+    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, Grammar("regex", "a")),
+    ({"guided_json": TEXT, "structured_outputs": {"json": SCHEMA}}, Grammar("json_schema", TEXT)),
+    ({"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]')),
+    ({"guided_grammar": LARK, "structured_outputs": {"grammar": LARK}}, Grammar("lark", LARK)),
+    ({"response_format": NAMED, "guided_json": SCHEMA}, Grammar("json_schema", STRICT)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+        Grammar("json_schema", STRICT),
+    ),
+    ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, Grammar("regex", "a")),
 ]
 
 
@@ -70,12 +101,118 @@ async def test_every_way_to_ask_reaches_the_engine(
         assert server.engine.submitted[-1].params.grammar == grammar
 
 
-async def test_gbnf_is_made_lark(server: Running) -> None:
-    body = {**CHAT, "guided_grammar": 'root ::= "a" [0-9]+'}
-    assert (await server.post("/v1/chat/completions", body))[0] == 200
+@pytest.mark.parametrize("name", ["guided_grammar", "grammar", "ebnf"])
+async def test_gbnf_is_made_lark(server: Running, name: str) -> None:
+    assert (await server.post("/v1/chat/completions", {**CHAT, name: GBNF}))[0] == 200
     grammar = server.engine.submitted[-1].params.grammar
     assert grammar is not None
     assert (grammar.kind, "start:" in grammar.text) == ("lark", True)
+
+
+TOOLS = {"tools": [tool("f")]}
+CHOSEN = {**TOOLS, "tool_choice": chosen("f")}
+REQUIRED = {**TOOLS, "tool_choice": "required"}
+AUTO = {**TOOLS, "tool_choice": "auto"}
+NONE = {**TOOLS, "tool_choice": "none"}
+OF_ALL_OUTPUT: list[dict[str, Any]] = [
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"choice": ["a"]}},
+    {"structured_outputs": {"json_object": True}},
+    {"guided_json": SCHEMA},
+    {"guided_choice": ["a"]},
+    {"guided_regex": "a"},
+    {"guided_grammar": LARK},
+    {"json_schema": SCHEMA},
+    {"regex": "a"},
+    {"grammar": GBNF},
+    {"ebnf": LARK},
+]
+
+
+@pytest.mark.parametrize("fields", OF_ALL_OUTPUT, ids=lambda part: str(part)[:50])
+async def test_a_form_of_all_output_and_a_demanded_call_exclude_each_other(
+    server: Running, fields: dict[str, Any]
+) -> None:
+    for choice in (CHOSEN, REQUIRED):
+        both = {**CHAT, **choice, **fields}
+        status, body = await server.post("/v1/chat/completions", both)
+        name = next(iter(fields))
+        assert (status, body["error"]["param"].split(".")[0]) == (400, name), body
+        assert "tool_choice" in body["error"]["message"]
+        # Named as well as the same form by OpenAI's name, it is refused all the same.
+        same = {"response_format": {"type": "json_object"}}
+        if "json_object" in str(fields):
+            status, body = await server.post("/v1/chat/completions", {**both, **same})
+            assert status == 400
+    assert not server.engine.submitted
+
+
+@pytest.mark.parametrize("form", [NAMED, LOOSE, {"type": "json_object"}])
+async def test_response_format_is_of_replies_and_a_demanded_call_is_none(
+    server: Running, form: dict[str, Any]
+) -> None:
+    for choice in (CHOSEN, REQUIRED):
+        held = []
+        for more in ({}, {"response_format": form}):
+            body = {**CHAT, **choice, **more}
+            assert (await server.post("/v1/chat/completions", body))[0] == 200
+            held.append(server.engine.submitted[-1].params.grammar)
+        assert held[0] is not None
+        assert held[0] == held[1]
+
+
+@pytest.mark.parametrize("fields", OF_ALL_OUTPUT, ids=lambda part: str(part)[:50])
+async def test_a_form_and_tools_that_may_be_called(server: Running, fields: dict[str, Any]) -> None:
+    """The reply is a call or has the form; a regular expression or a grammar is refused."""
+    url = "/v1/chat/completions"
+    status, body = await server.post(url, {**CHAT, **AUTO, **fields})
+    if {"regex", "guided_regex", "guided_grammar", "grammar", "ebnf"} & fields.keys():
+        assert (status, body["error"]["param"]) == (400, next(iter(fields))), body
+    else:
+        assert status == 200, body
+        grammar = server.engine.submitted[-1].params.grammar
+        assert grammar is not None
+        assert "start: reply | open call" in grammar.text
+    # Where nothing may be called, the form holds alone.
+    assert (await server.post(url, {**CHAT, **NONE, **fields}))[0] == 200
+    alone = server.engine.submitted[-1].params.grammar
+    assert (await server.post(url, {**CHAT, **fields}))[0] == 200
+    assert server.engine.submitted[-1].params.grammar == alone
+
+
+async def test_demanded_calls_and_forms_at_the_other_doors(server: Running) -> None:
+    """Both have a form of replies only: a demanded call is none."""
+    schema = {"type": "json_schema", "name": "it", "schema": SCHEMA}
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    asked: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": [function], "tool_choice": {"type": "function", "name": "f"}},
+            {"text": {"format": schema}},
+        ),
+        (
+            "/v1/messages",
+            {
+                **CHAT,
+                "max_tokens": 9,
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                "tool_choice": {"type": "tool", "name": "f"},
+            },
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        ),
+    ]
+    for path, body, form in asked:
+        held = []
+        for more in ({}, form):
+            status, reply = await server.post(path, {**body, **more})
+            assert status == 200, reply
+            held.append(server.engine.submitted[-1].params.grammar)
+        assert held[0] is not None
+        assert held[0] == held[1]
+        for name, value in (("structured_outputs", {"regex": "a"}), ("guided_regex", "a")):
+            status, reply = await server.post(path, {**body, name: value})
+            assert status == 400
+            assert name in reply["error"]["message"]
 
 
 async def test_nothing_asked_is_nothing_held(server: Running) -> None:
@@ -102,7 +239,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"enum": ["a" * MAX_CHARS]}}, "guided_json", str(MAX_CHARS)),
     ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "GBNF"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "not supported"),
+    ({"grammar": "root ::= ("}, "grammar", "GBNF"),
+    ({"ebnf": "start: nothing"}, "ebnf", "nothing"),
+    ({"json_schema": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
+    ({"regex": "(a"}, "regex", "unclosed group"),
+    ({"regex": "a", "guided_regex": "b"}, "regex", "guided_regex"),
+    ({"grammar": GBNF, "json_schema": SCHEMA}, "grammar", "json_schema"),
+    ({"grammar": 5}, "grammar", "string"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format", "text"),
+    ({"response_format": {**LOOSE, "schema": {}}}, "response_format", "two different"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "json_schema"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern", ""),
 ]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from chairlift.api.field_types import Ignored
 from chairlift.api.fields import JsonObject, known_kind
-from chairlift.api.known_fields import Ignored
 from chairlift.api.request import Request
 from chairlift.api.tools import Name
 

@@ -13,8 +13,8 @@ from chairlift.api.anthropic.blocks import (
     ToolResultBlockInput,
     ToolUseBlockInput,
 )
+from chairlift.api.field_types import Callers, Ignored, only
 from chairlift.api.fields import JsonObject, Stops, known_kind
-from chairlift.api.known_fields import Callers, Ignored, only
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.request import Request
 from chairlift.api.schemas import MAX_SALT_CHARS

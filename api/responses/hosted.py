@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, model_validator
 
+from chairlift.api.field_types import Ignored
 from chairlift.api.fields import JsonObject
-from chairlift.api.known_fields import Ignored
 from chairlift.api.request import Request
 from chairlift.api.responses.items import (
     FunctionCallItem,

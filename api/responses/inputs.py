@@ -7,8 +7,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
+from chairlift.api.field_types import Ignored
 from chairlift.api.fields import known_kind
-from chairlift.api.known_fields import Ignored
 from chairlift.api.messages import MAX_MESSAGES
 from chairlift.api.request import Request
 from chairlift.api.responses.compaction import summary_in

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from chairlift.api.field_types import Ignored
 from chairlift.api.fields import MAX_TOKENS, known_kind
-from chairlift.api.known_fields import Ignored
 from chairlift.api.request import Request
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from chairlift.api.field_types import Ignored, only
 from chairlift.api.fields import JsonObject, known_kind
-from chairlift.api.known_fields import Ignored, only
 from chairlift.api.request import Request
 from chairlift.api.responses.hosted import Id
 from chairlift.api.responses.inputs import Input

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator
 
+from chairlift.api.field_types import Callers, Ignored
 from chairlift.api.fields import known_kind
-from chairlift.api.known_fields import Callers, Ignored
 from chairlift.api.request import Request
 from chairlift.api.tools import MAX_TOOLS, Function, Name, ToolChoice
 from chairlift.engine.errors import RequestError

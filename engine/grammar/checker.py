@@ -52,10 +52,10 @@ class Checker:
             raise GrammarError(problem)
 
     async def as_lark(self, text: str) -> str:
-        """Lark's notation of a grammar, which may be written in GBNF.
+        """Lark's notation of a grammar in GBNF.
 
         Raises:
-            GrammarError: it is neither, or takes too long to read.
+            GrammarError: it cannot be read, or takes too long to read.
             QueueFull: too many others wait to be read.
         """
         _check_length(text)

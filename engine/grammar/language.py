@@ -9,6 +9,8 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.engine.errors import GrammarError, UnsupportedModel
+from chairlift.engine.grammar.objects import bounded
+from chairlift.engine.grammar.subschemas import Object
 from chairlift.engine.messages import Grammar
 
 # No real one comes near.
@@ -95,9 +97,9 @@ def check(matcher: LLMatcher) -> None:
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_object":
-            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
+            return _json_source({"type": "object"})
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_OPTIONS)
+            return _json_source(_decoded(grammar.text))
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
@@ -107,6 +109,20 @@ def _source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
         case "lark":
             return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _json_source(schema: Object | str) -> str:
+    limited = bounded(schema) if isinstance(schema, dict) else schema
+    return LLMatcher.grammar_from_json_schema(limited, overrides=JSON_OPTIONS)
+
+
+def _decoded(text: str) -> Object | str:
+    """The schema that a text is; the text itself where it is none, for the library's own error."""
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+    return schema if isinstance(schema, dict) else text
 
 
 def _short(message: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.language import Lexicon, check, compiled
@@ -26,13 +26,13 @@ def load(lexicon: Lexicon) -> LLTokenizer:
 
 
 def as_lark(text: str) -> str:
-    """Lark's notation of a grammar, which may be written in GBNF.
+    """Lark's notation of a grammar in GBNF.
 
     Raises:
-        GrammarError: it is neither.
+        GrammarError: it cannot be read.
     """
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(text)
     # NOTE: the converter is a parser without exceptions of its own.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]

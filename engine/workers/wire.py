@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import IO
 
 _LENGTH = struct.Struct(">Q")
 
 
-def send(stream: BinaryIO, data: bytes) -> None:
+def send(stream: IO[bytes], data: bytes) -> None:
     """Writes one message.
 
     Raises:
@@ -19,7 +19,7 @@ def send(stream: BinaryIO, data: bytes) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> bytes | None:
+def receive(stream: IO[bytes]) -> bytes | None:
     """Reads one message; None: the stream has ended, be it within a message."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

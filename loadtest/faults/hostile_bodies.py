@@ -158,7 +158,7 @@ def _named(size: int, grammar_size: int) -> Iterator[Callable[[], Hostile]]:
     for path, needed in DOORS.items():
         main = next(iter(needed))
         for kind, make in _ANYWHERE.items():
-            yield attack(f"{kind} as {main}", path, **{main: lambda make=make: make(size)})  # type: ignore[misc]
+            yield attack(f"{kind} as {main}", path, **{main: lambda make=make: make(size)})
         yield attack("unknown fields", path, unknown=lambda: _many_fields(size))
     for path in _CHATS:
         field = "input" if path == "/v1/responses" else "messages"
@@ -169,11 +169,11 @@ def _named(size: int, grammar_size: int) -> Iterator[Callable[[], Hostile]]:
             yield attack(f"stops: {name}", path, stop=lambda stops=stops: _json(stops))  # type: ignore[misc]
         yield attack("a bias for each of 100,000 ids", path, logit_bias=lambda: _bias(100_000))
         for kind, grammar in GRAMMARS.items():
-            text = grammar(grammar_size)
-            yield attack(f"grammar: {kind}", path, guided_grammar=lambda t=text: _json(t))  # type: ignore[misc]
+            written = grammar(grammar_size)
+            yield attack(f"grammar: {kind}", path, guided_grammar=lambda t=written: _json(t))  # type: ignore[misc]
         for kind, regex in REGEXES.items():
-            text = regex(grammar_size)
-            yield attack(f"regex: {kind}", path, guided_regex=lambda t=text: _json(t))  # type: ignore[misc]
+            written = regex(grammar_size)
+            yield attack(f"regex: {kind}", path, guided_regex=lambda t=written: _json(t))  # type: ignore[misc]
         for kind, schema in SCHEMAS.items():
             form = schema(grammar_size)
             yield attack(f"schema: {kind}", path, guided_json=lambda f=form: _json(f))  # type: ignore[misc]

@@ -1,0 +1,121 @@
+"""The schemas within a JSON schema: where they are, and which describe the same value together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+# A schema: an object, or true or false.
+Schema = dict[str, Any] | bool
+Object = dict[str, Any]
+
+_ONE = ("additionalProperties", "items")
+_LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+# Keywords whose schemas apply to the same value as the schema that they stand in.
+APPLYING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+# Keywords that say which properties an object has.
+OF_PROPERTIES = frozenset(
+    {"properties", "patternProperties", "additionalProperties", "required"}
+    | {"minProperties", "maxProperties"}
+)
+
+# The keyword that a schema stands under, its JSON pointer, and it.
+Change = Callable[[str, str, Schema], Schema]
+
+
+def changed(schema: Object, pointer: str, change: Change) -> Object:
+    """A copy in which ``change`` has replaced each of the schemas directly within."""
+    copy = dict(schema)
+    for keyword, value in schema.items():
+        path = f"{pointer}/{keyword}"
+        if keyword in _NAMED and isinstance(value, dict):
+            copy[keyword] = {
+                name: change(keyword, f"{path}/{_escaped(name)}", one) if _is_schema(one) else one
+                for name, one in value.items()
+            }
+        elif keyword in _LISTED and isinstance(value, list):
+            copy[keyword] = [
+                change(keyword, f"{path}/{number}", one) if _is_schema(one) else one
+                for number, one in enumerate(value)
+            ]
+        elif keyword in _ONE and _is_schema(value):
+            copy[keyword] = change(keyword, path, value)
+    return copy
+
+
+def combines(schema: Object) -> bool:
+    """Whether the schemas that it applies describe a value together, with each other or with it."""
+    applying = APPLYING & schema.keys()
+    return bool(applying) and (
+        len(applying) > 1
+        or not OF_PROPERTIES.isdisjoint(schema)
+        or ("allOf" in schema and len(_list(schema["allOf"])) > 1)
+    )
+
+
+def combined(schema: Object) -> set[str]:
+    """The JSON pointers of all schemas that are only a part of what describes a value."""
+    found: set[str] = set()
+    # The references that stand for all of a schema, by its pointer.
+    leading: dict[str, list[str]] = defaultdict(list)
+
+    def walk(one: Schema, pointer: str, owners: tuple[str, ...], together: bool) -> None:
+        if isinstance(one, bool):
+            return
+        if together:
+            found.add(pointer)
+        owners = (*owners, pointer) if len(owners) < 2 else (owners[0], pointer)
+        together = together or combines(one)
+        if isinstance(reference := one.get("$ref"), str):
+            target = unquote(reference)
+            leading[owners[0]].append(target)
+            if together:
+                found.add(target)
+
+        def visit(keyword: str, path: str, inner: Schema) -> Schema:
+            applied = keyword in APPLYING
+            walk(inner, path, owners if applied else (), applied and together)
+            return inner
+
+        changed(one, pointer, visit)
+
+    walk(schema, "#", (), False)
+    waiting = list(found)
+    while waiting:
+        for target in leading[waiting.pop()]:
+            if target not in found:
+                found.add(target)
+                waiting.append(target)
+    return found
+
+
+def references(schema: Schema) -> Iterator[str]:
+    """The targets of all references in it."""
+    if isinstance(schema, bool):
+        return
+    if isinstance(reference := schema.get("$ref"), str):
+        yield unquote(reference)
+    inner: list[Schema] = []
+
+    def visit(keyword: str, path: str, one: Schema) -> Schema:
+        inner.append(one)
+        return one
+
+    changed(schema, "", visit)
+    for one in inner:
+        yield from references(one)
+
+
+def _is_schema(value: object) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
