@@ -136,6 +136,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: float32 on the CPU (with matrix units for it, quantized weights are rounded to "
         "bfloat16), the model's own elsewhere",
     )
+    add(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads that compute matrix products on the CPU (default: a core each, and fewer "
+        "while other processes want the cores)",
+    )
     add("--max-rows", type=positive, metavar="N", help="most sequences in one batch")
     add("--max-step-tokens", type=positive, metavar="N", help="most tokens computed in one step")
     add(
@@ -308,6 +315,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=options.model,
         dtype=options.dtype,
+        threads=options.threads,
         max_rows=options.max_rows,
         max_step_tokens=options.max_step_tokens,
         max_step_ms=options.max_step_ms,

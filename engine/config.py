@@ -9,6 +9,8 @@ from chairlift.scheduler.limits import PRIORITY_AGEING
 
 KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
+# More than any machine has cores; BLAS libraries take what they are given for an array's size.
+MOST_THREADS = 1024
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -19,7 +21,8 @@ class EngineConfig:
     ``model`` is DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.
     ``dtype`` is "auto", "float32", "float16" or "bfloat16"; auto means float32 on the CPU and the
     model's own type elsewhere; on a CPU that multiplies bfloat16, quantized weights are rounded to
-    that. ``max_step_tokens`` bounds the prompt and decode tokens computed in one step; None chooses
+    that. ``threads`` is how many threads compute matrix products on the CPU; None means as many as
+    there are cores, and fewer while other processes want these. ``max_step_tokens`` bounds the prompt and decode tokens computed in one step; None chooses
     by device. ``max_step_ms`` is how long a step may take beside running rows, in milliseconds, as
     far as can be foreseen: prompts are cut accordingly; None chooses by device, and lets prompts
     take about as long as the rows themselves. ``kv_memory`` is in bytes; None takes a share of what
@@ -41,6 +44,7 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
+    threads: int | None = None
     max_rows: int | None = None
     max_step_tokens: int | None = None
     max_step_ms: float | None = None
@@ -59,6 +63,8 @@ class EngineConfig:
     kv_group_size: int = 64
 
     def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must be 1 to {MOST_THREADS}, not {self.threads}")
         if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
             raise ValueError(
                 f"prefix-cache-bytes must be at least 0, not {self.prefix_cache_bytes}"

@@ -11,7 +11,6 @@ rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -19,22 +18,13 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
-from numpy.typing import NDArray
 
-from chairlift.cache.packed import Part
 from chairlift.engine import host, narrow
 from chairlift.engine.attention import install as install_attention
 from chairlift.engine.attention import names_of
-from chairlift.engine.gemm import Floats, products
-from chairlift.engine.host import BLOCK, view
-
-# Far below any score, and finite, so that a query that sees nothing gives no NaN.
-MASKED = np.float32(-1e30)
-# Scores within this of 0 need not be taken relative to their row's highest: neither e to the power
-# of 60 nor a sum of a billion of them is too large for float32, nor is their inverse too small.
-MODEST = 60
-# Scores of one row and head up to which its products go to the BLAS all at once.
-FEW = 1 << 18
+from chairlift.engine.cpu_attention import attend
+from chairlift.engine.gemm import Floats
+from chairlift.engine.host import view
 
 
 def exp(x: mx.array) -> mx.array:
@@ -47,113 +37,6 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     mx.eval(gate, x)
     flat = (-1, gate.shape[-1])
     return mx.array(host.swiglu(view(gate).reshape(flat), view(x).reshape(flat))).reshape(x.shape)
-
-
-def attend(
-    parts: Sequence[Part], scale: float, sinks: mx.array | None
-) -> Sequence[mx.array | None]:
-    """Grouped-query attention, float32 and without sinks; see ``engine.attention.Attend``.
-
-    Evaluates all that it is given. One matrix product serves all query heads that share a key head.
-    """
-    if sinks is not None or not all(map(_plain, parts)):
-        return [None] * len(parts)
-    grouped = [_grouped(part) for part in parts]
-    masks = [part.mask for part in parts if isinstance(part.mask, mx.array)]
-    mx.eval(grouped, masks, [(part.keys, part.values) for part in parts])
-    return [_attended(part, queries, scale) for part, queries in zip(parts, grouped, strict=True)]
-
-
-def _plain(part: Part) -> bool:
-    arrays = (part.queries, part.keys, part.values)
-    mask = part.mask
-    return all(array.dtype == mx.float32 for array in arrays) and (
-        not isinstance(mask, mx.array) or mask.dtype == mx.bool_
-    )
-
-
-def _grouped(part: Part) -> mx.array:
-    """Queries as ``[rows, key heads, query heads of each * step, dim]``."""
-    rows, heads, step, dim = part.queries.shape
-    shared = part.keys.shape[1]
-    return part.queries.reshape(rows, shared, heads // shared * step, dim)
-
-
-def _attended(part: Part, grouped: mx.array, scale: float) -> mx.array:
-    rows, heads, step, _ = part.queries.shape
-    mixed = attended(view(grouped), part.keys, part.values, part.mask, step, scale)
-    return mx.array(mixed.reshape(rows, heads, step, -1))
-
-
-def attended(
-    grouped: Floats,
-    keys: mx.array,
-    values: mx.array,
-    mask: mx.array | str | None,
-    step: int,
-    scale: float,
-) -> Floats:
-    """Attention where the host computes it.
-
-    Args:
-        grouped: queries ``[rows, key heads, query heads of each * step, dim]``.
-        keys, values: ``[rows, key heads, columns, dim]``.
-
-    Returns:
-        ``[rows, key heads, query heads of each * step, value dim]``, in memory of its own.
-    """
-    rows, shared, queries, _ = grouped.shape
-    seen = keys.shape[2]
-    apart = (rows, shared, queries // step, step, seen)
-    hidden = _hidden(mask, step, seen)
-    if rows > 1 or step * seen <= FEW:
-        weights = products(grouped, view(keys).swapaxes(-1, -2), scale)
-        sums = _exponentials(weights.reshape(apart), hidden)
-        mixed = products(weights, view(values))
-    else:  # few and large products: MLX does one after the other with all cores
-        scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
-        sums = _exponentials(view(scores).reshape(apart), hidden)
-        mixed = view(scores @ values)
-    mixed /= sums.reshape(rows, shared, -1, 1)
-    return mixed
-
-
-def _hidden(mask: mx.array | str | None, step: int, seen: int) -> NDArray[np.bool_] | None:
-    """What queries do not see; broadcasts to ``[rows, key heads, query heads, step, seen]``."""
-    if mask is None:
-        return None
-    if isinstance(mask, str):
-        hidden: NDArray[np.bool_] = ~np.tri(step, seen, seen - step, dtype=np.bool_)
-        return hidden
-    hidden = ~view(mask)
-    return hidden[:, :, None] if hidden.ndim == 4 else hidden
-
-
-def _exponentials(scores: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
-    """Makes weights of scores, in place; what is hidden weighs nothing.
-
-    Returns:
-        The sums over the last axis, ``[..., 1]``, by which the weights have yet to be divided.
-    """
-    axis = int(np.argmax(scores.shape[:-1]))
-    if scores.size > BLOCK and scores.shape[axis] > 1:
-        hidden = None if hidden is None else np.broadcast_to(hidden, scores.shape)
-        middle = scores.shape[axis] // 2
-        before = (slice(None),) * axis
-        halves = [(*before, slice(None, middle)), (*before, slice(middle, None))]
-        parts = [(scores[half], None if hidden is None else hidden[half]) for half in halves]
-        return np.concatenate([_exponentials(*part) for part in parts], axis=axis)
-    if scores.min() > -MODEST and scores.max() < MODEST:
-        np.exp(scores, out=scores)
-        if hidden is not None:
-            np.copyto(scores, np.float32(0), where=hidden)
-    else:
-        if hidden is not None:
-            np.copyto(scores, MASKED, where=hidden)
-        scores -= scores.max(axis=-1, keepdims=True)
-        np.exp(scores, out=scores)
-    sums: Floats = np.einsum("...k->...", scores)[..., None]
-    return np.maximum(sums, np.finfo(np.float32).tiny)
 
 
 class SharedRope(Module):

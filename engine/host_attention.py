@@ -15,7 +15,8 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.cpu import SharedRope, attended
+from chairlift.engine.cpu import SharedRope
+from chairlift.engine.cpu_attention import attended
 from chairlift.engine.host import view
 from chairlift.engine.narrow import NarrowLinear, few
 

@@ -21,6 +21,7 @@ from chairlift.engine.messages import (
 )
 from chairlift.engine.source import ModelSource
 from chairlift.engine.start import start_core
+from chairlift.engine.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.trace import trace_of
 from chairlift.scheduler.sequence import Sequence
 
@@ -56,20 +57,21 @@ def run(
     Raises:
         EngineDead: a step has failed, and nobody can tell whose fault it is. It is in the log.
     """
-    try:
-        core, info = start_core(config, source, lambda text: send(Loading(text)))
-    except ChairliftError as error:
-        send(StartFailed(str(error)))
-        return
-    core.on_compute = on_compute
-    core.on_due(inbox.wake)
-    send(info)
-    try:
-        turn(core, inbox, send)
-    except Exception as error:  # of any type; its message may quote a user, and is told to nobody
-        log.error("a step has failed: %s", trace_of(error))
-        raise EngineDead(f"a step has failed: {type(error).__name__}") from None
-    core.close(CLOSE_SECONDS)
+    with ThreadWatch(blas_threads(), config.threads):
+        try:
+            core, info = start_core(config, source, lambda text: send(Loading(text)))
+        except ChairliftError as error:
+            send(StartFailed(str(error)))
+            return
+        core.on_compute = on_compute
+        core.on_due(inbox.wake)
+        send(info)
+        try:
+            turn(core, inbox, send)
+        except Exception as error:  # of any type; its message may quote a user: told to nobody
+            log.error("a step has failed: %s", trace_of(error))
+            raise EngineDead(f"a step has failed: {type(error).__name__}") from None
+        core.close(CLOSE_SECONDS)
 
 
 def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:

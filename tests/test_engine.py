@@ -25,7 +25,7 @@ from chairlift.cache.saved import fingerprint
 from chairlift.cache.store import PrefixStore
 from chairlift.cache.swap import Swap
 from chairlift.cache.swap_files import SwapFiles
-from chairlift.engine import cpu
+from chairlift.engine import cpu, cpu_attention
 from chairlift.engine.core import EngineCore
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.loader import load_model
@@ -350,7 +350,7 @@ def test_shared_rotary_tables_rotate_as_mlx_does() -> None:
 
 @pytest.mark.parametrize("block", [64, 1 << 17])
 def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "BLOCK", block)
+    monkeypatch.setattr(cpu_attention, "BLOCK", block)
     mx.random.seed(0)
     gate, x = mx.random.normal((4, 50)) * 10, mx.random.normal((4, 50))
     gate[0, 0] = -1e4
@@ -366,7 +366,7 @@ def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.Monkey
                 queries, keys, values, scale=0.3, mask=mask
             )
             part = Part(LayerCache(Ring()), queries, keys, values, mask)
-            [ours] = cpu.attend([part], 0.3, None)
+            [ours] = cpu_attention.attend([part], 0.3, None)
             assert ours is not None
             assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
