@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -58,7 +59,8 @@ class Running:
     openai: AsyncOpenAI
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        # NOTE: aiohttp warns of more than a mebibyte of bytes.
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         headers = {"Content-Type": "application/json", **headers}
         async with self.http.post(self.url + path, data=data, headers=headers) as response:
             assert response.headers["X-Request-Id"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import cache
 from typing import Any
 
@@ -12,11 +13,14 @@ from reference import solo_tokens
 from test_engine import Bench
 from tiny import EOS_ID, IM_END_ID, SPECIALS, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
+from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon
+from chairlift.engine.grammar.trial import walk
 from chairlift.engine.messages import Grammar, Resumed, SamplingParams, Submit, Thinking
 from chairlift.engine.probe import probe
 from chairlift.engine.sampling.constraint import Constraint
+from chairlift.engine.sampling.effort import SECONDS, SECONDS_PER_TOKEN, Effort
 
 TOKENIZER = tiny_tokenizer()
 PROMPT = [7, 8, 9]
@@ -254,3 +258,54 @@ def test_grammars_are_compiled_once_and_counted(model: Any) -> None:
     bench.drain()
     assert sum(stats.grammar_hits for stats in bench.stats) == 2
     assert len([s for stats in bench.stats for s in stats.grammar_seconds]) == 1
+
+
+# Cheap for as long as the check of a request looks, then cubic in the letters.
+LATE = Grammar("lark", 'start: /[a-z]{24}/ a "!"\na: a a a | a a | /[a-z]/ |')
+
+
+def test_a_grammar_that_turns_hard_ends_with_an_error_and_the_others_go_on(model: Any) -> None:
+    walk(Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS).load(), LATE)  # it passes the check
+    bench = make(model, rows=4)
+    never = {TOKENIZER.encode("!").ids[0]: -100.0}
+    bench.submit("hard", PROMPT, 1500, grammar=LATE, seed=1, logit_bias=never, **DRAWN)
+    bench.submit("free", [*PROMPT, 1], 90)
+    bench.submit("held", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **DRAWN)
+    began = time.process_time()
+    bench.drain()
+    assert time.process_time() - began < 60
+    assert finish(bench, "hard") == "error"
+    assert 24 < len(bench.tokens("hard")) < 1500
+    assert bench.tokens("free") == solo_tokens(model, [*PROMPT, 1], 90)
+    alone = make(model)
+    alone.submit("held", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **DRAWN)
+    alone.drain()
+    assert bench.tokens("held") == alone.tokens("held")
+
+
+def test_the_effort_of_a_row_counts_its_own_cpu_time() -> None:
+    def compute(seconds: float) -> None:
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+
+    effort = Effort()
+    with effort.alone():
+        time.sleep(0.05)  # others have the core
+    assert (effort.suspect, effort.seconds < 0.02) == (False, True)
+    with effort.following(2):
+        compute(0.02)
+    assert effort.suspect
+    with effort.following(1):
+        pass
+    assert effort.suspect  # until its mask was made alone
+    with effort.alone():
+        pass
+    assert not effort.suspect
+    effort.check()
+    with effort.alone():
+        compute(SECONDS + 3 * SECONDS_PER_TOKEN)
+    with pytest.raises(GrammarError, match=r"takes too long: 1\.0 s for 3 tokens"):
+        effort.check()
+    effort.tokens = 1000
+    effort.check()

@@ -70,7 +70,7 @@ COSTLY: dict[str, tuple[str, bytes, str | None]] = {
     "parts of a wrong type": (
         "/v1/responses",
         b'{"input":' + repeated('{"type":"message","role":"user","content":[1]}', 4 * MIB) + b"}",
-        "input[0].content[0]",
+        "input[0].message.content[0]",
     ),
     "4 MiB of parts of a wrong type": (
         "/v1/responses",
@@ -251,7 +251,7 @@ def test_whatever_is_wrong_there_are_few_errors(kind: type[Request], data: st.Da
     except ValidationError as error:
         errors = error.error_count()
     except RequestError:
-        errors = 1
+        pass
     # One for each field that is wrong or missing, and for each of an object's fields.
     assert errors <= 40
 
@@ -316,7 +316,7 @@ def test_users_behind_a_result_are_joined_in_linear_time() -> None:
 
 def test_parts_and_values_are_limited_together() -> None:
     parts = [{"type": "text", "text": "a"}] * 1000
-    turns = [{"role": "user", "content": parts}] * (MAX_PARTS // 1000)
+    turns = [{"role": "user", "content": parts}] * (MAX_PARTS // 1000 + 1)
     with pytest.raises(RequestError, match=f"at most {MAX_PARTS} parts") as caught:
         parse(MessagesRequest, json.dumps({"messages": turns, "max_tokens": 1}).encode())
     assert caught.value.param == "messages"
@@ -361,4 +361,4 @@ async def test_the_scenario(tmp_path: Path) -> None:
     assert await asyncio.to_thread(main, arguments) == 0
     figures = json.loads(out.read_text())
     assert figures["requests"] == 40
-    assert set(figures["statuses"]) <= {"200", "400", "413"}
+    assert set(figures["statuses"]) <= {"200", "400", "413", "429"}

@@ -16,9 +16,10 @@ from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from chairlift.engine.errors import GrammarError, QueueFull
-from chairlift.engine.grammar.checker import MAX_WAITING, Checker
+from chairlift.engine.grammar.checker import Checker
 from chairlift.engine.grammar.language import MAX_CHARS, Lexicon, compiled, lexicon
 from chairlift.engine.messages import Grammar
+from chairlift.engine.workers.pool import MAX_WAITING_OF_ONE, PROCESSES, Workers
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
@@ -34,10 +35,15 @@ DEEP = "start: " + " ".join(f"r{i}" for i in range(4000)) + "\n" + RULES
 
 
 @pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
-    checker = Checker(lambda: lexicon(byte_tokenizer(), 258))
-    yield checker
-    checker.close()
+def workers() -> Iterator[Workers]:
+    workers = Workers(["chairlift.engine.grammar.trial"])
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="module")
+def checker(workers: Workers) -> Checker:
+    return Checker(lambda: lexicon(byte_tokenizer(), 258), workers)
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ async def server(checker: Checker) -> AsyncIterator[Running]:
     engine = FakeEngine(model_info(), lambda request, index: Scripted(ids("text")))
     async with running(engine) as server:
         vocabulary = server.service.loaded.vocabulary  # type: ignore[union-attr]
-        vocabulary.grammars.check = checker.check  # type: ignore[method-assign]
+        vocabulary.grammars = checker
         yield server
 
 
@@ -316,19 +322,11 @@ async def test_a_checker_remembers_and_bounds_who_waits(checker: Checker) -> Non
     for _ in range(100):
         await checker.check(grammar)
     assert time.monotonic() - start < 0.5
-    many = [checker.check(Grammar("regex", f"a{i}(")) for i in range(MAX_WAITING + 5)]
+    many = [checker.check(Grammar("regex", f"a{i}(")) for i in range(MAX_WAITING_OF_ONE + 9)]
     outcomes = await asyncio.gather(*many, return_exceptions=True)
-    assert [type(o) for o in outcomes].count(QueueFull) == 5
-    assert [type(o) for o in outcomes].count(GrammarError) == MAX_WAITING
-
-
-async def test_a_checker_whose_process_was_killed_starts_another(checker: Checker) -> None:
-    await checker.check(Grammar("regex", "first"))
-    process = checker._process
-    assert process is not None
-    process.kill()
-    process.wait()
-    await checker.check(Grammar("regex", "second"))
+    full = [type(o) for o in outcomes].count(QueueFull)
+    assert 9 - PROCESSES <= full <= 9
+    assert [type(o) for o in outcomes].count(GrammarError) == len(many) - full
 
 
 async def test_a_grammar_that_only_a_large_stack_holds_is_refused(checker: Checker) -> None:

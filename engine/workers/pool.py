@@ -22,7 +22,7 @@ PROCESSES = 2
 MAX_WAITING_OF_ONE = 16
 MAX_WAITING = 64
 # A job that has waited for longer is refused.
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 7.0
 # A killed process ends at once; only a fixture that is being made takes longer.
 _CLOSE_SECONDS = 2.0
 

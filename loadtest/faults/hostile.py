@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -157,7 +158,9 @@ async def _post(http: aiohttp.ClientSession, url: str, hostile: Hostile) -> int 
     """The status of the answer; None: there is none in time."""
     headers = {"Content-Type": "application/json"}
     try:
-        async with http.post(url + hostile.path, data=hostile.body, headers=headers) as reply:
+        async with http.post(
+            url + hostile.path, data=io.BytesIO(hostile.body), headers=headers
+        ) as reply:
             await reply.read()
             return reply.status
     except TimeoutError:
@@ -214,7 +217,7 @@ def run(model: Path, options: argparse.Namespace) -> Outcome:
 async def _late(url: str, seconds: float) -> float:
     """How often the server's own loop was later than that."""
     name = "chairlift_event_loop_lag_seconds"
-    bounds = f"{seconds:g}"
+    bounds = str(float(seconds))
     within = await metric(url, f"{name}_bucket", le=bounds)
     return await metric(url, f"{name}_count") - within if within else _NO_METRIC
 
