@@ -80,7 +80,7 @@ SERVER: tuple[Metric, ...] = (
         ("reason",),
         values=(
             *("invalid", "malformed", "context_length", "too_large", "unauthorized"),
-            *("rate_limit", "queue_full", "unavailable", "draining"),
+            *("rate_limit", "queue_full", "unavailable", "draining", "connections"),
         ),
     ),
     Metric(
