@@ -18,6 +18,7 @@ from chairlift.api import (
     cli_observability,
     config_sources,
     signals,
+    standard_streams,
 )
 from chairlift.api.config_sources import ConfigError, Setting
 from chairlift.api.flags import (
@@ -249,6 +250,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     signals.before_loop()
+    standard_streams.fill()
     try:
         options, given = config_sources.resolve(parser, arguments, os.environ)
         if options.print_config:

@@ -1,4 +1,6 @@
-"""One client's connection: what is no HTTP gets a clear error, who does not read is cut off."""
+"""One client's connection. What is no HTTP, and a client that is one too many, get a clear error;
+a client that does not read is cut off.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
@@ -15,13 +18,19 @@ from chairlift.engine.trace import trace_of
 
 logger = logging.getLogger(__name__)
 
+RETRY_SECONDS = 1
+
 
 class Connection(web.RequestHandler):
     """aiohttp's, and bounded where that is not.
 
     What is sent waits in the transport while the client does not read. Once it is more than the
     transport's mark (64 KiB), the client has ``slow_reader_seconds`` to read most of it.
-    ``on_malformed`` is called for what is no HTTP.
+
+    A connection whose file number is ``most_files`` or more is refused: the numbers up to the
+    process's limit are for what keeps the other clients served (see ``files``).
+
+    ``on_rejected`` is called with "malformed" for what is no HTTP, and with "connections".
     """
 
     def __init__(
@@ -29,13 +38,16 @@ class Connection(web.RequestHandler):
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
         slow_reader_seconds: float,
-        on_malformed: Callable[[], None],
+        most_files: int,
+        on_rejected: Callable[[str], None],
         **options: Any,
     ) -> None:
         super().__init__(server, loop=loop, **options)
         self._event_loop = loop
         self._slow_reader_seconds = slow_reader_seconds
-        self._on_malformed = on_malformed
+        self._most_files = most_files
+        self._on_rejected = on_rejected
+        self._refused = False
         self._cut: asyncio.TimerHandle | None = None
         # aiohttp forgets its own before all is sent.
         self._wire: asyncio.Transport | None = None
@@ -44,7 +56,16 @@ class Connection(web.RequestHandler):
         """A client has come."""
         # NOTE: by the loop's contract; uvloop's are no subclass of it.
         self._wire = cast(asyncio.Transport, transport)
-        super().connection_made(transport)
+        # The system gives the lowest number that is free.
+        if transport.get_extra_info("socket").fileno() >= self._most_files:
+            self._refuse(self._wire)
+        else:
+            super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """The client has sent something."""
+        if not self._refused:
+            super().data_received(data)
 
     def pause_writing(self) -> None:
         """The client does not read fast enough."""
@@ -59,7 +80,8 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the request, if there is one."""
         self._keep()
-        super().connection_lost(exc)
+        if not self._refused:
+            super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -83,7 +105,7 @@ class Connection(web.RequestHandler):
                 logger.error("a connection failed: %s", trace_of(exc))
                 problem = Problem(500, "internal error", type="server_error", code="internal_error")
         if problem.status < 500:
-            self._on_malformed()
+            self._on_rejected("malformed")
         response = problem.response(problem.reply())
         response.force_close()
         return response
@@ -95,6 +117,12 @@ class Connection(web.RequestHandler):
         level = logging.DEBUG if isinstance(error, web.RequestPayloadError) else logging.ERROR
         logger.log(level, "a connection failed: %s", trace_of(error))
 
+    def _refuse(self, wire: asyncio.Transport) -> None:
+        self._refused = True
+        self._on_rejected("connections")
+        wire.write(_too_many())
+        wire.close()
+
     def _cut_off(self) -> None:
         self._cut = None
         if self._wire is not None:
@@ -105,3 +133,17 @@ class Connection(web.RequestHandler):
         if self._cut is not None:
             self._cut.cancel()
             self._cut = None
+
+
+def _too_many() -> bytes:
+    """A whole reply: there is no request yet that aiohttp could answer."""
+    problem = Problem(
+        *(503, "the server has as many connections as it may have open files", "server_error"),
+        code="too_many_connections",
+    )
+    body = msgspec.json.encode(problem.reply())
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_SECONDS}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

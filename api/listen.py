@@ -13,6 +13,7 @@ from aiohttp import web
 from chairlift.api.access import hide_bad_http
 from chairlift.api.app import build_app
 from chairlift.api.connection import Connection
+from chairlift.api.files import most_for_connections
 from chairlift.api.paths import with_plain_path
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
@@ -23,6 +24,8 @@ BACKLOG = 1024
 # What has not ended by then was told to, or is no more than a page of metrics.
 SHUTDOWN_SECONDS = 1.0
 LINGER_SECONDS = 10.0
+# For TLS to begin; a connection takes a file meanwhile.
+HANDSHAKE_SECONDS = 10.0
 
 
 async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None) -> web.AppRunner:
@@ -120,7 +123,8 @@ class _Site(web.BaseSite):
             self._runner.server,
             loop,
             settings.slow_reader_seconds,
-            partial(self._service.recorder.record_rejected, "malformed"),
+            most_for_connections(),
+            self._service.recorder.record_rejected,
             access_log=None,
             # NOTE: counted from the end of the reply before, or from the beginning: a request's
             # head has to be there by then.
@@ -129,5 +133,9 @@ class _Site(web.BaseSite):
             lingering_time=min(LINGER_SECONDS, settings.body_seconds),
         )
         self._server = await loop.create_server(
-            connect, sock=self._bound, ssl=self._ssl_context, backlog=self._backlog
+            connect,
+            sock=self._bound,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._ssl_context else None,
         )

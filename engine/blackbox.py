@@ -32,8 +32,16 @@ class BlackBox:
         now = time.monotonic()
         begun = {s.request_id: s.scheduled_at or now for s in sequences}
         # One line: what is behind it is left of a longer one.
-        os.pwrite(self._file, self._encoder.encode(begun) + b"\n", 0)
-        self._noted = sequences
+        line = self._encoder.encode(begun) + b"\n"
+        try:
+            complete = os.pwrite(self._file, line, 0) == len(line)
+        except OSError:
+            complete = False
+        if complete:
+            self._noted = sequences
+        else:  # a full disk: rather no request than one that is not computed any more
+            self._noted = []
+            os.ftruncate(self._file, 0)
 
 
 class BlackBoxReader:

@@ -10,14 +10,26 @@ import logging
 import sys
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Literal, Protocol
 
 from pythonjsonlogger.core import RESERVED_ATTRS, merge_record_extra
 from pythonjsonlogger.json import JsonFormatter
 
+from chairlift.engine.log_writer import LogWriter
+
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
 Process = Literal["api", "engine"]
+STDERR = 2
+
+
+class Stream(Protocol):
+    """Where lines go."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
 
 # The id of the request that is being answered: every line that is logged meanwhile carries it.
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -25,15 +37,14 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 def set_up_logs(level: str, log_format: LogFormat, process: Process) -> None:
     """Has everything of at least ``level`` written to standard error, one line a record."""
-    logging.basicConfig(level=level.upper(), handlers=[log_handler(log_format, process)])
+    writer = LogWriter(STDERR)
+    logging.basicConfig(level=level.upper(), handlers=[log_handler(log_format, process, writer)])
     if log_format == "json":
         sys.excepthook = _log_uncaught
 
 
-def log_handler(
-    log_format: LogFormat, process: Process, stream: TextIO | None = None
-) -> logging.Handler:
-    """Writes records to ``stream``, standard error if None, with the id of their request."""
+def log_handler(log_format: LogFormat, process: Process, stream: Stream) -> logging.Handler:
+    """Writes records to ``stream`` with the id of their request."""
     handler = logging.StreamHandler(stream)
     handler.addFilter(_add_request_id)
     handler.setFormatter(_json(process) if log_format == "json" else TextFormatter(process))

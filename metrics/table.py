@@ -81,7 +81,7 @@ SERVER: tuple[Metric, ...] = (
         ("reason",),
         values=(
             *("invalid", "malformed", "context_length", "too_large", "unauthorized"),
-            *("rate_limit", "queue_full", "unavailable", "draining"),
+            *("rate_limit", "queue_full", "unavailable", "draining", "connections"),
         ),
     ),
     Metric(

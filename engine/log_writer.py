@@ -1,0 +1,86 @@
+"""Lines of the log on their way to standard error, for which nobody waits.
+
+A pipe whose reader has stopped, a terminal that was closed or a full disk must not stop the server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import select
+from collections import deque
+from threading import Condition, Thread
+
+logger = logging.getLogger(__name__)
+
+# What waits for a reader that is slow; an access line has some 300.
+MAX_CHARS = 4 << 20
+# How long the end of the process waits for what is not written yet.
+END_SECONDS = 2.0
+
+
+class LogWriter:
+    """Takes text for a file descriptor, and has a thread write it. For any thread.
+
+    While ``most`` characters wait, lines are lost, and counted; a line in the log says how many
+    once there is room again. What cannot be written (a full disk, a closed pipe) is lost without a
+    word: there is no place to say it.
+    """
+
+    def __init__(self, fd: int, most: int = MAX_CHARS) -> None:
+        self._fd = fd
+        self._most = most
+        self._lines: deque[str] = deque()
+        self._chars = self._lost = 0
+        self._busy = False
+        self._changed = Condition()
+        self._thread = Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+        atexit.register(self.finish, END_SECONDS)
+
+    def write(self, text: str) -> None:
+        """Queues a line."""
+        with self._changed:
+            if self._lines and self._chars + len(text) > self._most:
+                self._lost += 1
+                return
+            self._lines.append(text)
+            self._chars += len(text)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """For ``logging``; nobody waits."""
+
+    def finish(self, seconds: float) -> bool:
+        """Waits until all is written, at most so long; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines and not self._busy, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._lines))
+                self._busy = True
+                line = self._lines.popleft()
+                self._chars -= len(line)
+            self._put(line.encode("utf-8", "backslashreplace"))
+            with self._changed:
+                lost = self._lost if self._chars < self._most // 2 else 0
+                self._lost -= lost
+            if lost:
+                logger.warning("%d lines of the log were lost: it is read too slowly", lost)
+
+    def _put(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:  # a terminal that another process does not want to wait for
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll(1000)
+            except OSError:
+                return
