@@ -10,7 +10,7 @@ from tiny import TinyKind, tiny_model
 
 from chairlift.engine import attention, cuda_attention
 from chairlift.engine.attention import names_of
-from chairlift.engine.compiled import MOST, STEADY, CompiledSteps
+from chairlift.engine.compiled import MOST, STEADY, CompiledSteps, alike
 from chairlift.engine.core import EngineCore
 from chairlift.engine.cuda_kernel import KeysValues
 from chairlift.engine.messages import SamplingParams, Submit
@@ -135,6 +135,18 @@ def test_a_compiled_step_that_is_wrong_is_not_used(
 
     monkeypatch.setattr(cuda_attention, "decode_attention", wrong)
     _assert_gives_up_in_time()
+
+
+def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
+    """A token that is ruled out, a row that has overflowed: compiled steps are not wrong for it."""
+    logits = mx.random.normal((4, 9), key=mx.random.key(0))
+    spoiled = mx.array(logits)
+    spoiled[1, 3], spoiled[2] = -mx.inf, mx.nan
+    assert alike(spoiled, spoiled + 1e-4, 0.05)
+    assert not alike(spoiled, spoiled + 1, 0.05)
+    assert not alike(logits, spoiled, 0.05)
+    assert not alike(spoiled, logits, 0.05)
+    assert not alike(logits, logits[:3], 0.05)
 
 
 def test_shapes_are_forgotten_when_there_are_too_many() -> None:

@@ -20,6 +20,7 @@ from tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.cache.kinds import PLAIN
 from chairlift.engine import attention, cpu, cuda_attention
+from chairlift.engine.attention import names_of
 from chairlift.engine.core import EngineCore
 from chairlift.engine.messages import FinishReason, Grammar, SamplingParams, StepStats, Submit
 from chairlift.engine.probe import probe
@@ -45,9 +46,13 @@ class Run:
     def __init__(self, path: str) -> None:
         model = tiny_model("llama", seed=3)
         layers = PLAIN
+        names = names_of(model)
+        names["swiglu"] = getattr(names["swiglu"], "replaces", names["swiglu"])
         if path == "cpu":
             cpu.install(model)
-        if path == "queued":
+        elif path == "packed":
+            attention.install(model)
+        else:
             attention.install(model, cuda_attention.attend)
             layers = ON_CUDA
         geometry, vocabulary, _ = probe(model, "llama")

@@ -166,6 +166,46 @@ def test_numbers_that_are_none_end_their_request_alone(monkeypatch: pytest.Monke
     _assert_pooled(model, two, bench.outputs["whole", 0][0], "mean")
 
 
+def test_logits_of_a_prompt_that_are_none_end_their_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether tokens follow or not; single tokens that the model rules out are no fault."""
+    model = tiny_model("llama", seed=2)
+    one, two = _prompts(6, [8, 11])
+    bench = Bench(model)
+    forward = bench.core.forward
+    spoils: list[float] = [-mx.inf]
+
+    def spoiled(*given: Any) -> Any:
+        outcome = forward(*given)
+        places = [chunk.tokens[0] == one[0] for chunk in given[2]]
+        scored = {
+            number: mx.where(mx.arange(part.shape[1]) == one[1], spoils[0], part)
+            if places[number]
+            else part
+            for number, part in outcome.scored.items()
+        }
+        return outcome._replace(scored=scored)
+
+    monkeypatch.setattr(bench.core, "forward", spoiled)
+    bench.submit("ruled out", one, 0, reading={"prompt_logprobs": TOP})
+    bench.drain()
+    [told] = bench.outputs["ruled out", 0]
+    assert told.prompt_logprobs is not None
+    assert next(iter(told.prompt_logprobs)).logprob == -mx.inf
+    for number, spoils[0] in enumerate((mx.nan, mx.inf)):
+        for count in (0, 3):
+            name = f"{number} {count}"
+            bench.submit(f"broken {name}", one, count, reading={"prompt_logprobs": TOP})
+            bench.submit(f"whole {name}", two, count, reading={"prompt_logprobs": TOP})
+            bench.drain()
+            broken = bench.outputs[f"broken {name}", 0][-1]
+            assert broken.finish == "error"
+            assert "not finite" in str(broken.error)
+            _assert_scored(model, two, bench.outputs[f"whole {name}", 0][0])
+    assert sum(stats.rows_failed.get("nonfinite_logits", 0) for stats in bench.stats) == 4
+
+
 def test_no_step_holds_more_logits_than_it_may() -> None:
     """Nor does one take longer than it should once it is known what logits cost."""
     costs = CostModel()

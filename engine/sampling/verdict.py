@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
 from chairlift.engine.errors import RowFailed
 
+# The largest float32: some device may begin a maximum with its negative, instead of -inf.
+END = float(np.finfo(np.float32).max)
 # What stands in a token's place; a real one is never below 0.
 NONFINITE = -1
 NO_CHOICE = -2
@@ -37,8 +40,8 @@ def judged(tokens: mx.array, peak: mx.array, best: mx.array) -> mx.array:
     Returns:
         ``[rows]`` int32: tokens, NONFINITE or NO_CHOICE.
     """
-    told = mx.where(mx.abs(best) < mx.inf, tokens, NO_CHOICE)
-    return mx.where(mx.abs(peak) < mx.inf, told, NONFINITE)
+    told = mx.where(mx.abs(best) < END, tokens, NO_CHOICE)
+    return mx.where(mx.abs(peak) < END, told, NONFINITE)
 
 
 def checked(told: int, vocabulary: int) -> int:
