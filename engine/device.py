@@ -43,7 +43,7 @@ SCORED_BYTES = {"cpu": 128 << 20, "gpu": 512 << 20}
 # are and changed, weights (41 bytes measured with all parameters in use).
 SAMPLER_BYTES = 42
 # Buffers that MLX keeps for arrays to come: that part of the free memory, and no more than this.
-# What it keeps beyond counts as taken nowhere. A GPU's budget leaves more than that part.
+# Without a limit it keeps any number of them, which no budget counts.
 CACHE_SHARE = {"cpu": 1 / 16, "gpu": 1 / 10}
 CACHE_BYTES = {"cpu": 512 << 20, "gpu": 16 << 30}
 # A prompt more in a step costs launches, which an accelerator waits for.
