@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_cores_that_only_seem_free_are_tried_ever_more_seldom() -> None:
         at = _run(policy, INTERVAL, others, waited, at)
         if policy.threads > threads:
             raises.append(at)
-    gaps = [after - before for before, after in zip(raises, raises[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(raises)]
     assert gaps == sorted(gaps)
     assert gaps[-1] >= MOST_PATIENCE
     assert len(raises) < 25
