@@ -101,10 +101,12 @@ class Ring:
         level = all(length == old for length in self.lengths) and old <= kept
         if level and limit >= visible.width and not as_array and (in_order or step == 1):
             return None if step == 1 else "causal"
-        behind = self.behind(step)
+        # The same as comparing ``behind``, without its integers of every query and column.
+        key_age, query_age = self._ages(step)
         lengths = mx.minimum(mx.array(self.lengths), kept)
         held = mx.minimum(lengths[:, None] + mx.arange(1, step + 1)[None, :], limit)
-        return ((behind >= 0)[None] & (behind[None] < held[:, :, None]))[:, None]
+        within = key_age < (held + query_age)[:, :, None]
+        return (within & (key_age >= query_age[:, None])[None])[:, None]
 
     def behind(self, step: int) -> mx.array:
         """How many tokens each visible column lies behind each of ``step`` new queries.
@@ -114,10 +116,14 @@ class Ring:
         Returns:
             Integers ``[step, visible columns]``.
         """
+        key_age, query_age = self._ages(step)
+        return key_age[None, :] - query_age[:, None]
+
+    def _ages(self, step: int) -> tuple[mx.array, mx.array]:
+        """How many tokens visible columns and new queries lie behind the newest column."""
         newest = (self.cursor + step - 1) % self.columns
         key_age = (newest - mx.arange(*self.visible(step))) % self.columns
-        query_age = mx.arange(step - 1, -1, -1)
-        return key_age[None, :] - query_age[:, None]
+        return key_age, mx.arange(step - 1, -1, -1)
 
     def index(self, behind: mx.array, step: int) -> mx.array:
         """Which of the visible columns it is that lies so many tokens behind the newest of a step.

@@ -95,7 +95,10 @@ def fused_in_blocks(
 
 
 def by_head(mask: Any, key_heads: int) -> Any:
-    """A mask, MLX's or NumPy's, as ``[rows, key heads, query heads of each, step, columns]``; any axis may be 1."""
+    """A mask, MLX's or NumPy's, as ``[rows, key heads, query heads of each, step, columns]``.
+
+    Any of its axes may be 1.
+    """
     if mask.ndim >= 5:
         return mask
     mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape)
@@ -107,11 +110,8 @@ def by_head(mask: Any, key_heads: int) -> Any:
 
 def part_of(mask: Any, block: Block) -> Any:
     """A block's part of a mask that ``by_head`` gave."""
-    return mask[
-        tuple(
-            own if size > 1 else slice(0, 1) for own, size in zip(block, mask.shape, strict=False)
-        )
-    ]
+    sliced = zip(block, mask.shape, strict=False)
+    return mask[tuple(own if size > 1 else slice(0, 1) for own, size in sliced)]
 
 
 def _flat(mask: mx.array, queries: tuple[int, ...]) -> mx.array:

@@ -22,8 +22,9 @@ class EngineConfig:
     ``dtype`` is "auto", "float32", "float16" or "bfloat16"; auto means float32 on the CPU and the
     model's own type elsewhere; on a CPU that multiplies bfloat16, quantized weights are rounded to
     that. ``threads`` is how many threads compute matrix products on the CPU; None means as many as
-    there are cores, and fewer while other processes want these. ``max_step_tokens`` bounds the prompt and decode tokens computed in one step; None chooses
-    by device. ``max_step_ms`` is how long a step may take beside running rows, in milliseconds, as
+    there are cores, and fewer while other processes want these. ``max_step_tokens`` bounds the
+    prompt and decode tokens computed in one step; None chooses by device. ``max_step_ms`` is how
+    long a step may take beside running rows, in milliseconds, as
     far as can be foreseen: prompts are cut accordingly; None chooses by device, and lets prompts
     take about as long as the rows themselves. ``kv_memory`` is in bytes; None takes a share of what
     the machine has left once the weights are loaded. ``max_context`` None is the model's own limit.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from chairlift.engine.blocks import SCORE_BYTES
 from chairlift.engine.config import EngineConfig
 
 # Parts of the free memory that KV may take: an accelerator's is ours alone; on the CPU the rest of
@@ -38,6 +39,13 @@ CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}
 # Of the logits of prompts whose log-probabilities are wanted, in float32, that a step holds at
 # once; beside what KV and prefixes may take.
 SCORED_BYTES = {"cpu": 128 << 20, "gpu": 512 << 20}
+# Of one number of a step's logits, what sampling has at once: penalties' counts, the logits as they
+# are and changed, weights (41 bytes measured with all parameters in use).
+SAMPLER_BYTES = 42
+# Buffers that MLX keeps for arrays to come: that part of the free memory, and no more than this.
+# Without a limit it keeps any number of them, which no budget counts.
+CACHE_SHARE = {"cpu": 1 / 16, "gpu": 1 / 10}
+CACHE_BYTES = {"cpu": 512 << 20, "gpu": 16 << 30}
 # A prompt more in a step costs launches, which an accelerator waits for.
 WHOLE = {"cpu": False, "gpu": True}
 
@@ -97,15 +105,29 @@ def step_seconds(config: EngineConfig) -> float:
     return DEFAULT_STEP_SECONDS[kind()]
 
 
-def kv_and_prefix_bytes(config: EngineConfig) -> tuple[int, int]:
+def cache_bytes() -> int:
+    """What MLX may keep of freed buffers. To be asked once the weights are loaded."""
+    return min(CACHE_BYTES[kind()], int(free_memory() * CACHE_SHARE[kind()]))
+
+
+def step_bytes(config: EngineConfig, vocabulary: int) -> int:
+    """Most bytes of a step's logits, sampling and attention scores, which no cache accounts for."""
+    sampled = max_rows(config) * vocabulary * SAMPLER_BYTES
+    return sampled + SCORED_BYTES[kind()] + (SCORE_BYTES if kind() == "cpu" else 0)
+
+
+def kv_and_prefix_bytes(config: EngineConfig, vocabulary: int) -> tuple[int, int]:
     """Bytes for rows and for the prefix cache: as configured, else shares of what is free.
 
-    To be asked once the weights are loaded. The prefix cache takes a quarter of what both may have.
+    A step's own memory and MLX's cache of buffers are left free. To be asked once the weights are
+    loaded. The prefix cache takes a quarter of what both may have.
     """
     if config.kv_memory is not None:
         prefix = config.prefix_cache_bytes
         return config.kv_memory, config.kv_memory // 3 if prefix is None else prefix
-    share = int(free_memory() * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE))
+    free = free_memory()
+    left = free - step_bytes(config, vocabulary) - cache_bytes()
+    share = min(int(free * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE)), max(0, left))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return max(0, share - prefix), prefix
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 
+import mlx.core as mx
 import msgspec
 
 from chairlift.cache.quantized import Quantization
@@ -61,7 +62,8 @@ def serve_loaded(
     eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
-    kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config)
+    kv_bytes, prefix_bytes = device.kv_and_prefix_bytes(config, vocabulary)
+    mx.set_cache_limit(device.cache_bytes())
     try:
         limits = Limits(
             max_rows=device.max_rows(config),

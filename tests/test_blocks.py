@@ -1,0 +1,152 @@
+"""Attention in blocks: what it gives does not depend on them, and what it takes is bounded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.engine import device
+from chairlift.engine.blocks import SCORE_BYTES, blocks, fused_in_blocks
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.cpu_attention import attended
+from chairlift.engine.host import view
+
+shapes = st.tuples(*[st.integers(1, 6)] * 4)
+
+
+@given(shapes, st.integers(1, 40), st.integers(1, 4000))
+def test_blocks_are_runs_of_all_queries_and_small(
+    shape: tuple[int, int, int, int], seen: int, score_bytes: int
+) -> None:
+    order = np.arange(math.prod(shape)).reshape(shape)
+    runs = [order[block].reshape(-1) for block in blocks(shape, seen, score_bytes)]
+    assert np.array_equal(np.concatenate(runs), np.arange(order.size))
+    assert all(4 * seen * run.size <= max(score_bytes, 4 * seen) for run in runs)
+    assert len(runs) <= 2 * max(1, 4 * seen * order.size // score_bytes) * max(shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes,
+    st.integers(0, 20),
+    st.sampled_from(["none", "causal", "rows", "heads", "grouped"]),
+    st.integers(16, 3000),
+    st.booleans(),
+    st.sampled_from([1.0, 30.0]),
+)
+def test_blocks_change_nothing(
+    shape: tuple[int, int, int, int],
+    before: int,
+    mask: str,
+    score_bytes: int,
+    sinks: bool,
+    size: float,
+) -> None:
+    rows, key_heads, shared, step = shape
+    seen, heads = before + step, key_heads * shared
+    key = mx.random.key(sum(shape) + before)
+    queries = mx.random.normal((rows, heads, step, 8), key=key) * size
+    keys = mx.random.normal((rows, key_heads, seen + 3, 8), key=key + 1)[:, :, 2 : 2 + seen]
+    values = mx.random.normal((rows, key_heads, seen + 3, 4), key=key + 2)[:, :, 1 : 1 + seen]
+    own = None if mask == "none" else "causal" if mask == "causal" else _shown(mask, shape, seen)
+    flat = own.reshape(rows, -1, step, seen) if mask == "grouped" else own
+    theirs = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=flat)
+    grouped = view(queries).reshape(rows, key_heads, shared * step, 8)
+    ours = attended(grouped, keys, values, own, step, 0.3, score_bytes)
+    assert np.allclose(ours.reshape(rows, heads, step, 4), theirs, rtol=1e-3, atol=1e-4)
+    given_sinks = mx.random.normal((heads,), key=key + 3) if sinks else None
+    theirs = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=0.3, mask=flat, sinks=given_sinks
+    )
+    fused = fused_in_blocks(queries, keys, values, own, 0.3, given_sinks, score_bytes)
+    assert mx.allclose(fused, theirs, rtol=1e-3, atol=1e-4)
+
+
+def _shown(mask: str, shape: tuple[int, int, int, int], seen: int) -> mx.array:
+    rows, key_heads, shared, step = shape
+    heads = {"rows": (1,), "heads": (key_heads * shared,), "grouped": (1, 1)}[mask]
+    shown = mx.random.uniform(shape=(rows, *heads, step, seen), key=mx.random.key(seen)) < 0.7
+    shown[..., 0] = True
+    return shown
+
+
+# 32 heads of a chunk of 512 behind 7,680 tokens: 537 MB of scores in float32.
+_PROMPT = """
+import json, resource, sys
+sys.path.insert(0, {tests!r})
+from chairlift.engine.blas import load_fast_blas
+load_fast_blas()
+import mlx.core as mx
+from mlx_lm.models import {model}
+from tiny import tiny_config
+from chairlift.cache.kinds import make_batch
+from chairlift.engine.acceleration import accelerate
+config = tiny_config("llama", layers=1) | {{
+    "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 16384}}
+model = {model}.Model({model}.ModelArgs.from_dict(config))
+model.set_dtype(mx.{dtype})
+mx.eval(model.parameters())
+accelerate(model)
+cache = make_batch(model)
+cache.join(columns={context})
+rss = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def step(tokens):
+    with cache.step(tokens):
+        logits = model(mx.zeros((1, tokens), mx.int32), cache=cache.layers)[:, -1]
+    mx.eval(logits, cache.state)
+# Only the last chunk has to be large.
+step(1)
+for layer in cache.attention:
+    layer.ring.lengths, layer.ring.cursor = [{context} - 512], {context} - 512
+cache.offsets = [{context} - 512]
+before = rss()
+mx.reset_peak_memory()
+active = mx.get_active_memory()
+step(512)
+print(json.dumps([mx.get_peak_memory() - active, rss() - before]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
+@pytest.mark.parametrize(("model", "dtype"), [("llama", "float32"), ("llama", "bfloat16")])
+def test_a_chunk_behind_a_long_context_takes_bounded_memory(model: str, dtype: str) -> None:
+    tests = os.path.dirname(__file__)
+    code = _PROMPT.format(tests=tests, model=model, dtype=dtype, context=8192)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    arrays, resident = json.loads(done.stdout)
+    whole = 4 * 32 * 512 * 8192
+    # A block's scores, copies of them in MLX's own form, and all that is not scores.
+    bound = 4 * SCORE_BYTES + (16 << 20)
+    assert bound < whole / 3
+    assert arrays < bound
+    assert resident < bound + (16 << 20)
+
+
+def test_what_a_step_takes_is_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "kind", lambda: "cpu")
+    for free, rows, vocabulary in itertools.product(
+        (1 << 28, 1 << 30, 1 << 33, 1 << 36), (1, 32, 512), (1000, 152_000)
+    ):
+        monkeypatch.setattr(device, "free_memory", lambda free=free: free)
+        config = EngineConfig(max_rows=rows)
+        kv, prefix = device.kv_and_prefix_bytes(config, vocabulary)
+        step = device.step_bytes(config, vocabulary)
+        assert step >= rows * vocabulary * 42 + SCORE_BYTES
+        assert kv >= 0
+        assert prefix >= 0
+        assert kv + prefix == 0 or kv + prefix + step + device.cache_bytes() <= free
+        assert device.cache_bytes() <= min(512 << 20, free // 16)
+    given = EngineConfig(kv_memory=1 << 30, prefix_cache_bytes=5)
+    assert device.kv_and_prefix_bytes(given, 1000) == (1 << 30, 5)
