@@ -130,11 +130,13 @@ class Workers:
 
     def _work(self, process: WorkerProcess) -> None:
         """Does one job after the other, on a thread of its own."""
+        ready = 0.0
         while True:
             # At once after one was ended, so that the next job finds it ready. That job tries again
             # if it does not start, and learns of it.
             with suppress(WorkerFailed):
-                process.start()
+                if process.start():
+                    ready = time.monotonic()
             with self._changed:
                 self._idle += 1
                 while not len(self._turns) and not self._closed:
@@ -145,7 +147,8 @@ class Workers:
                     return
                 job, since, future = self._turns.take()
             if future.set_running_or_notify_cancel():
-                _fulfil(future, process, job, time.monotonic() - since)
+                # The start of a process is no reason to refuse a job.
+                _fulfil(future, process, job, time.monotonic() - max(since, ready))
 
 
 def _fulfil(future: Future[Any], process: WorkerProcess, job: Job, waited: float) -> None:

@@ -58,8 +58,8 @@ class WorkerProcess:
         """The process's id, None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Starts the process, if there is none.
+    def start(self) -> bool:
+        """Starts the process, if there is none; whether there was none.
 
         Raises:
             WorkerFailed: it does not start.
@@ -67,7 +67,7 @@ class WorkerProcess:
         if self._process is not None and self._process.poll() is not None:
             self._end()  # something else has ended it
         if self._process is not None:
-            return
+            return False
         with self._lock:
             if self._closed:
                 raise WorkerFailed("the workers are closed")
@@ -86,6 +86,7 @@ class WorkerProcess:
         except (TimeoutError, EOFError):
             self._end()
             raise WorkerFailed("a worker process does not start") from None
+        return True
 
     def run(self, job: Job) -> Any:
         """What the job returns.
