@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
-from chairlift.api.cli_doors import KEY_VARIABLE
 from chairlift.api.flags import positive
+from chairlift.api.keys import KEY_VARIABLE
 from chairlift.api.settings import ServerSettings
 
 _SERVER = ServerSettings()
