@@ -32,7 +32,7 @@ class EngineFolder:
 
     def __init__(self) -> None:
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_root()))
             with suppress(FileNotFoundError):
                 self._directory = os.open(self.path, _FLAGS)
                 # It waits for a ``remove_abandoned`` that found the folder before it was locked.
@@ -63,11 +63,21 @@ def remove_abandoned() -> None:
 
     Only real directories of this user count, and only those that no server has locked.
     """
-    root = Path(tempfile.gettempdir())
+    root = _root()
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
                 _remove_if_abandoned(root / entry.name)
+
+
+def _root() -> Path:
+    """The temporary folder, also one on a disk that is full: ``tempfile`` takes none in which it
+    cannot write a file, and ours may stay empty.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def _remove_if_abandoned(path: Path) -> None:

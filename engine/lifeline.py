@@ -33,9 +33,8 @@ def follow_parent(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        sigkill = ctypes.c_ulong(signal.SIGKILL)
-        zero = ctypes.c_ulong(0)
-        if libc.prctl(_PR_SET_PDEATHSIG, sigkill, zero, zero, zero):
+        arguments = map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0))
+        if libc.prctl(_PR_SET_PDEATHSIG, *arguments):
             error = ctypes.get_errno()
             raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != parent:  # it ended before the kernel was asked

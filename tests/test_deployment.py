@@ -19,8 +19,8 @@ import yaml
 from prometheus import promtool
 
 from chairlift.api.cli import add_serve_arguments
-from chairlift.api.cli_doors import KEY_VARIABLE
 from chairlift.api.config_sources import Resolved, resolve
+from chairlift.api.keys import KEY_VARIABLE
 from chairlift.api.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
