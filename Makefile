@@ -72,14 +72,10 @@ chromium: | setup
 conformance: setup
 	cd tests && ../$(BIN)/python -m conformance --out ../docs/conformance.md $(ARGS)
 
-# mypy does not follow an editable install's mapping, so types are checked in the built wheel.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build && $(BIN)/pip wheel --quiet --no-deps --wheel-dir build/lint .
-	$(BIN)/python -m zipfile -e build/lint/chairlift-*.whl build/lint/wheel
-	cd build/lint/wheel && MYPYPATH=. ../../../$(BIN)/mypy --config-file ../../../pyproject.toml \
-		--explicit-package-bases --namespace-packages -p chairlift
+	MYPYPATH=src $(BIN)/mypy -p chairlift
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
