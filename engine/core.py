@@ -14,8 +14,8 @@ import mlx.core as mx
 
 from chairlift.cache.kinds import PLAIN, Layers, make_batch
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.store import PrefixStore
-from chairlift.cache.swap import Swap
+from chairlift.cache.store.store import PrefixStore
+from chairlift.cache.swap.swap import Swap
 from chairlift.engine.decode import DecodeBatch
 from chairlift.engine.failures import explained, failed, refusal, refused
 from chairlift.engine.forward import Makers, fitted, hidden_size

@@ -9,12 +9,12 @@ from collections.abc import Sequence as Seq
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.prefix import PrefixTree
-from chairlift.cache.prefix_match import Evicted
+from chairlift.cache.prefix.match import Evicted
+from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
-from chairlift.cache.store import PrefixStore
-from chairlift.cache.store_index import Segment
-from chairlift.cache.store_reader import Load
+from chairlift.cache.store.index import Segment
+from chairlift.cache.store.reader import Load
+from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.messages import StepStats
 from chairlift.engine.store_report import StoreReport
 from chairlift.scheduler.sequence import Sequence

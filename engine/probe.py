@@ -9,7 +9,7 @@ import mlx.core as mx
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.kinds import UnsupportedKind, make_batch
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.saved_layers import LayerTemplate, template_of
+from chairlift.cache.saved.layers import LayerTemplate, template_of
 from chairlift.engine.errors import UnsupportedModel
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
-from chairlift.cache.swap import Swap
+from chairlift.cache.swap.swap import Swap
 from chairlift.engine.forward import Chunk
 from chairlift.engine.prefixes import Prefixes
 from chairlift.scheduler.limits import Limits

@@ -10,11 +10,11 @@ import mlx.core as mx
 import msgspec
 
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.saved import fingerprint, weights_sample
-from chairlift.cache.saved_layers import LayerTemplate
-from chairlift.cache.store import PrefixStore
-from chairlift.cache.swap import Swap
-from chairlift.cache.swap_files import SwapFiles
+from chairlift.cache.saved.layers import LayerTemplate
+from chairlift.cache.saved.nodes import fingerprint, weights_sample
+from chairlift.cache.store.store import PrefixStore
+from chairlift.cache.swap.files import SwapFiles
+from chairlift.cache.swap.swap import Swap
 from chairlift.engine import device
 from chairlift.engine.acceleration import accelerate
 from chairlift.engine.config import EngineConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from chairlift.cache.store import PrefixStore
-from chairlift.cache.store_stats import StoreStats
+from chairlift.cache.store.stats import StoreStats
+from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.messages import StepStats
 
 

@@ -20,12 +20,12 @@ from test_engine import Bench
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.chunked import QuantizedChunkedLayer
-from chairlift.cache.container import SavedStateError
 from chairlift.cache.kinds import layer_kinds, make_batch
-from chairlift.cache.promptfile import read_prompt_cache
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.saved import fingerprint, make_node, read_node, write_node
-from chairlift.cache.saved_layers import LayerTemplate, pack, template_of
+from chairlift.cache.saved.layers import LayerTemplate, pack, template_of
+from chairlift.cache.saved.nodes import fingerprint, make_node, read_node, write_node
+from chairlift.cache.saved.promptfile import read_prompt_cache
+from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.cache.speculation import Speculation
 from chairlift.engine.adapters import adapt

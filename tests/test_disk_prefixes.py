@@ -18,8 +18,8 @@ from test_client import PATIENCE, Client, _cpu_seconds, drained, request, tokens
 from test_engine import Bench
 from tiny import TinyKind, tiny_model, tiny_model_dir
 
-from chairlift.cache import store_files
-from chairlift.cache.container import SavedStateError
+from chairlift.cache.saved.safetensors import SavedStateError
+from chairlift.cache.store import files as store_files
 from chairlift.engine.client import ProcessClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.local import LocalClient

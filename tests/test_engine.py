@@ -21,10 +21,10 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import Part
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.ring import Ring
-from chairlift.cache.saved import fingerprint
-from chairlift.cache.store import PrefixStore
-from chairlift.cache.swap import Swap
-from chairlift.cache.swap_files import SwapFiles
+from chairlift.cache.saved.nodes import fingerprint
+from chairlift.cache.store.store import PrefixStore
+from chairlift.cache.swap.files import SwapFiles
+from chairlift.cache.swap.swap import Swap
 from chairlift.engine import cpu, cpu_attention
 from chairlift.engine.core import EngineCore
 from chairlift.engine.grammar.compiler import Compiler

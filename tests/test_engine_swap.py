@@ -20,7 +20,7 @@ from tiny import tiny_model, tiny_model_dir
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.swap_files import SwapFiles
+from chairlift.cache.swap.files import SwapFiles
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
 from chairlift.engine.local import LocalClient

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from chairlift.cache import path_digest
 from chairlift.cache.path_digest import PathDigest
-from chairlift.cache.prefix import PrefixTree
-from chairlift.cache.prefix_match import Evicted, Match
-from chairlift.cache.prefix_node import Walk, walk
+from chairlift.cache.prefix.match import Evicted, Match
+from chairlift.cache.prefix.node import Walk, walk
+from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import (
     KVPiece,
     LayerKind,

@@ -26,20 +26,9 @@ from mlx_lm.models.cache import (
 )
 from tiny import tiny_model
 
-from chairlift.cache.container import SavedStateError, Tensor
 from chairlift.cache.kinds import layer_kinds, make_batch
 from chairlift.cache.path_digest import prefix_digests, salt_digest
-from chairlift.cache.promptfile import read_prompt_cache
-from chairlift.cache.saved import (
-    SavedNode,
-    fingerprint,
-    make_node,
-    read_head,
-    read_node,
-    weights_sample,
-    write_node,
-)
-from chairlift.cache.saved_layers import (
+from chairlift.cache.saved.layers import (
     KNOWN,
     ArraySpec,
     LayerTemplate,
@@ -49,6 +38,17 @@ from chairlift.cache.saved_layers import (
     pack,
     template_of,
 )
+from chairlift.cache.saved.nodes import (
+    SavedNode,
+    fingerprint,
+    make_node,
+    read_head,
+    read_node,
+    weights_sample,
+    write_node,
+)
+from chairlift.cache.saved.promptfile import read_prompt_cache
+from chairlift.cache.saved.safetensors import SavedStateError, Tensor
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 
 KINDS = (LayerKind(), LayerKind(window=4), LayerKind(recurrent=True))

@@ -18,16 +18,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from chairlift.cache import store_files
 from chairlift.cache.path_digest import PathDigest
-from chairlift.cache.prefix import PrefixTree
-from chairlift.cache.prefix_match import Evicted
-from chairlift.cache.saved import SavedNode, fingerprint
-from chairlift.cache.saved_layers import template_of
+from chairlift.cache.prefix.match import Evicted
+from chairlift.cache.prefix.tree import PrefixTree
+from chairlift.cache.saved.layers import template_of
+from chairlift.cache.saved.nodes import SavedNode, fingerprint
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
-from chairlift.cache.store import PrefixStore
-from chairlift.cache.store_index import Segment
-from chairlift.cache.store_parts import new_part, remove_abandoned
+from chairlift.cache.store import files as store_files
+from chairlift.cache.store.index import Segment
+from chairlift.cache.store.parts import new_part, remove_abandoned
+from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.token_ids import ids_of
 
 KINDS = (LayerKind(), LayerKind(window=4))
@@ -315,7 +315,7 @@ def test_vanished_files_are_a_miss(make: MakeStore, caplog: pytest.LogCaptureFix
 WRITING = """
 import sys, time
 from pathlib import Path
-from chairlift.cache.store_parts import new_part
+from chairlift.cache.store.parts import new_part
 with new_part(Path(sys.argv[1]), sys.argv[2]) as (file, part):
     file.write(b"half")
     file.flush()

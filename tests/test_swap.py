@@ -14,10 +14,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chairlift.cache import swap_files
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
-from chairlift.cache.swap import TOKEN_BYTES, Swap
-from chairlift.cache.swap_files import SwapFiles
+from chairlift.cache.swap import files as swap_files
+from chairlift.cache.swap.files import SwapFiles
+from chairlift.cache.swap.swap import TOKEN_BYTES, Swap
 
 KINDS = (LayerKind(), LayerKind(4), LayerKind(recurrent=True, slots=2))
 TOKENS = 8

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.container import NUMPY, SavedStateError, Tensor, require
+from chairlift.cache.saved.safetensors import NUMPY, SavedStateError, Tensor, require
 from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece
 
 FULL, ROTATING, CHUNKED = "KVCache", "RotatingKVCache", "ChunkedKVCache"

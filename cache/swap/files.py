@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
-from chairlift.cache.saved import SavedNode, node_of, write_node
+from chairlift.cache.saved.nodes import SavedNode, node_of, write_node
 
 Done = TypeVar("Done")
 

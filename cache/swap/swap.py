@@ -16,11 +16,11 @@ from typing import Any, BinaryIO, Generic, Literal, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from chairlift.cache.container import SavedStateError
-from chairlift.cache.saved import SavedNode, make_node
-from chairlift.cache.saved_layers import own, pack
+from chairlift.cache.saved.layers import own, pack
+from chairlift.cache.saved.nodes import SavedNode, make_node
+from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import LayerKind, Snapshot, merged
-from chairlift.cache.swap_files import SwapFiles
+from chairlift.cache.swap.files import SwapFiles
 
 log = logging.getLogger(__name__)
 

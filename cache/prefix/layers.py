@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chairlift.cache.prefix_node import Node, Walk
+from chairlift.cache.prefix.node import Node, Walk
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 
 

@@ -10,9 +10,9 @@ from threading import Condition, Thread
 from typing import NamedTuple
 
 from chairlift.cache.path_digest import PathDigest
-from chairlift.cache.saved_layers import SavedLayer
-from chairlift.cache.store_files import NodeFiles
-from chairlift.cache.store_stats import StoreStats
+from chairlift.cache.saved.layers import SavedLayer
+from chairlift.cache.store.files import NodeFiles
+from chairlift.cache.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,16 @@ from typing import BinaryIO
 
 import numpy as np
 
-from chairlift.cache.container import (
+from chairlift.cache.path_digest import PathDigest, int32
+from chairlift.cache.saved.layers import (
+    ARRAYS,
+    SavedLayer,
+    Template,
+    canonical,
+    check_layers,
+    unpack,
+)
+from chairlift.cache.saved.safetensors import (
     MAX_RANK,
     Array,
     Header,
@@ -29,15 +38,6 @@ from chairlift.cache.container import (
     opened,
     read_header,
     require,
-)
-from chairlift.cache.path_digest import PathDigest, int32
-from chairlift.cache.saved_layers import (
-    ARRAYS,
-    SavedLayer,
-    Template,
-    canonical,
-    check_layers,
-    unpack,
 )
 from chairlift.cache.snapshot import Snapshot
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.cache.path_digest import PathDigest
-from chairlift.cache.prefix_node import Node
+from chairlift.cache.prefix.node import Node
 from chairlift.cache.snapshot import LayerKind, Snapshot, merged
 
 

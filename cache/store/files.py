@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chairlift.cache.container import SavedStateError
 from chairlift.cache.path_digest import PathDigest
-from chairlift.cache.saved import (
+from chairlift.cache.saved.layers import SavedLayer, Template
+from chairlift.cache.saved.nodes import (
     NodeHead,
     SavedNode,
     node_behind,
@@ -27,10 +27,10 @@ from chairlift.cache.saved import (
     read_node,
     write_node,
 )
-from chairlift.cache.saved_layers import SavedLayer, Template
-from chairlift.cache.store_index import Entry, Index
-from chairlift.cache.store_parts import new_part, remove_abandoned
-from chairlift.cache.store_stats import StoreStats
+from chairlift.cache.saved.safetensors import SavedStateError
+from chairlift.cache.store.index import Entry, Index
+from chairlift.cache.store.parts import new_part, remove_abandoned
+from chairlift.cache.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from chairlift.cache.path_digest import Ids, prefix_digests
-from chairlift.cache.saved import NodeHead
+from chairlift.cache.saved.nodes import NodeHead
 
 
 class Entry(NamedTuple):

@@ -7,17 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chairlift.cache.container import (
-    MAX_RANK,
-    MAX_TOKENS,
-    SavedStateError,
-    Tensor,
-    integer,
-    opened,
-    read_header,
-    require,
-)
-from chairlift.cache.saved_layers import (
+from chairlift.cache.saved.layers import (
     ARRAYS,
     CHUNKED,
     FULL,
@@ -29,6 +19,16 @@ from chairlift.cache.saved_layers import (
     check_kv,
     check_layers,
     unpack,
+)
+from chairlift.cache.saved.safetensors import (
+    MAX_RANK,
+    MAX_TOKENS,
+    SavedStateError,
+    Tensor,
+    integer,
+    opened,
+    read_header,
+    require,
 )
 from chairlift.cache.snapshot import Snapshot
 

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from chairlift.cache.container import SavedStateError
 from chairlift.cache.path_digest import int32, salt_digest
-from chairlift.cache.prefix_match import Evicted
-from chairlift.cache.saved_layers import Template, pack
+from chairlift.cache.prefix.match import Evicted
+from chairlift.cache.saved.layers import Template, pack
+from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import LayerKind
-from chairlift.cache.store_files import NodeFiles
-from chairlift.cache.store_index import Segment
-from chairlift.cache.store_reader import Load, Reader
-from chairlift.cache.store_stats import StoreStats
-from chairlift.cache.store_writer import Job, Writer
+from chairlift.cache.store.files import NodeFiles
+from chairlift.cache.store.index import Segment
+from chairlift.cache.store.reader import Load, Reader
+from chairlift.cache.store.stats import StoreStats
+from chairlift.cache.store.writer import Job, Writer
 
 # Of a token's id on an edge.
 _TOKEN_BYTES = 8

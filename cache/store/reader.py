@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from chairlift.cache.saved import SavedNode
+from chairlift.cache.saved.nodes import SavedNode
 from chairlift.cache.snapshot import Snapshot
-from chairlift.cache.store_files import NodeFiles
-from chairlift.cache.store_index import Segment
-from chairlift.cache.store_stats import StoreStats
+from chairlift.cache.store.files import NodeFiles
+from chairlift.cache.store.index import Segment
+from chairlift.cache.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chairlift.cache.prefix_node import Node, Walk
+from chairlift.cache.prefix.node import Node, Walk
 from chairlift.cache.snapshot import Snapshot
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from chairlift.cache.prefix_insertion import insertion
-from chairlift.cache.prefix_layers import Layers
-from chairlift.cache.prefix_match import Evicted, Match
-from chairlift.cache.prefix_node import Node, walk
+from chairlift.cache.prefix.insertion import insertion
+from chairlift.cache.prefix.layers import Layers
+from chairlift.cache.prefix.match import Evicted, Match
+from chairlift.cache.prefix.node import Node, walk
 from chairlift.cache.snapshot import LayerKind, Snapshot
 from chairlift.cache.token_ids import ids_of
 
