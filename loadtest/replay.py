@@ -11,7 +11,7 @@ import numpy as np
 
 from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.workload import Request, TokenCounter, random_requests
-from chairlift.scheduler import trace
+from chairlift.scheduler.simulate import trace
 
 
 def read_requests(path: Path, count: int, seconds: float | None) -> list[trace.Request]:

@@ -11,11 +11,11 @@ from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.bands import ONE_BAND, Bands
+from chairlift.scheduler.capacity_planner import MOVES, Room
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.queue import Queue
-from chairlift.scheduler.room import MOVES, Room
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
 

@@ -19,15 +19,15 @@ from tiny import TinyKind, tiny_model
 from chairlift.cache.capacity import Capacity, KVGeometry, resize_order
 from chairlift.engine import attention
 from chairlift.scheduler.bands import ONE_BAND, Band, Bands, numbers_of, recut
+from chairlift.scheduler.capacity_planner import MOVES
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.machine import StepCost, factors
-from chairlift.scheduler.report import figures
-from chairlift.scheduler.room import MOVES
 from chairlift.scheduler.scheduler import NOTHING, Plan
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.simulation import Simulation
-from chairlift.scheduler.trace import Request
-from chairlift.scheduler.traffic import Lengths, Traffic
+from chairlift.scheduler.simulate.machine import StepCost, factors
+from chairlift.scheduler.simulate.report import figures
+from chairlift.scheduler.simulate.simulation import Simulation
+from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.traffic import Lengths, Traffic
 
 ANY = sys.maxsize
 BYTES = 100

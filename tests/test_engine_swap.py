@@ -27,7 +27,7 @@ from chairlift.engine.local import LocalClient
 from chairlift.engine.messages import Abort, StepStats
 from chairlift.engine.probe import probe
 from chairlift.engine.source import ModelSource
-from chairlift.scheduler.room import Room
+from chairlift.scheduler.capacity_planner import Room
 from chairlift.scheduler.sequence import Sequence
 
 PLENTY = 1 << 26

@@ -18,15 +18,15 @@ import pytest
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.machine import MACHINES, StepCost, factors
-from chairlift.scheduler.measurements import Measurements, Served
-from chairlift.scheduler.report import figures, text
 from chairlift.scheduler.scheduler import NOTHING, Scheduler
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.simulate import main
-from chairlift.scheduler.simulation import Simulation
-from chairlift.scheduler.trace import Request, TraceError, read_trace
-from chairlift.scheduler.traffic import Lengths, Traffic
+from chairlift.scheduler.simulate.__main__ import main
+from chairlift.scheduler.simulate.machine import MACHINES, StepCost, factors
+from chairlift.scheduler.simulate.measurements import Measurements, Served
+from chairlift.scheduler.simulate.report import figures, text
+from chairlift.scheduler.simulate.simulation import Simulation
+from chairlift.scheduler.simulate.trace import Request, TraceError, read_trace
+from chairlift.scheduler.simulate.traffic import Lengths, Traffic
 
 LIMITS = Limits(8, 64, 2_000_000, KVGeometry(100, {32: 50}))
 # A step takes a second, whatever it computes.
@@ -349,7 +349,7 @@ def _run(seed: int, folder: Path, hashes: str) -> tuple[bytes, bytes]:
     """What the command prints and writes, in a process that must do without MLX."""
     out = folder / f"{seed}-{hashes}.json"
     script = (
-        "import sys; from chairlift.scheduler.simulate import main; assert main() == 0;"
+        "import sys; from chairlift.scheduler.simulate.__main__ import main; assert main() == 0;"
         "assert not any(name.startswith('mlx') for name in sys.modules)"
     )
     flags = ["--requests", "150", "--rate", "12", "--seed", str(seed), "--json", str(out)]

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from chairlift.cache.capacity import Capacity
-from chairlift.scheduler.budget import Budget
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.machine import StepCost
-from chairlift.scheduler.measurements import Measurements, Served
 from chairlift.scheduler.scheduler import NO_WORK, NOTHING, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.trace import Request
+from chairlift.scheduler.simulate.budget import Budget
+from chairlift.scheduler.simulate.machine import StepCost
+from chairlift.scheduler.simulate.measurements import Measurements, Served
+from chairlift.scheduler.simulate.trace import Request
 
 # What every prompt and every output consists of: the scheduler minds lengths only.
 TOKEN = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from chairlift.scheduler.trace import Request
+from chairlift.scheduler.simulate.trace import Request
 
 
 @dataclass(frozen=True, slots=True)

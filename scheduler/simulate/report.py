@@ -9,8 +9,8 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import Any
 
-from chairlift.scheduler.budget import Budget
-from chairlift.scheduler.measurements import (
+from chairlift.scheduler.simulate.budget import Budget
+from chairlift.scheduler.simulate.measurements import (
     MICROSECONDS,
     SLICE_SECONDS,
     Measurements,

@@ -19,11 +19,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.machine import MACHINES, factors
-from chairlift.scheduler.report import figures, text
-from chairlift.scheduler.simulation import Simulation
-from chairlift.scheduler.trace import Request, TraceError, read_trace
-from chairlift.scheduler.traffic import Traffic
+from chairlift.scheduler.simulate.machine import MACHINES, factors
+from chairlift.scheduler.simulate.report import figures, text
+from chairlift.scheduler.simulate.simulation import Simulation
+from chairlift.scheduler.simulate.trace import Request, TraceError, read_trace
+from chairlift.scheduler.simulate.traffic import Traffic
 
 DEFAULTS = Traffic(requests=10_000, rate=10.0)
 
