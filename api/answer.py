@@ -23,7 +23,7 @@ from chairlift.api.replies import Finish, Usage
 from chairlift.api.schemas import Generate
 from chairlift.api.service import SERVICE
 from chairlift.api.sse import EventStream, Framing
-from chairlift.engine.trace import trace_of
+from chairlift.engine.logs.redacted_traceback import trace_of
 
 logger = logging.getLogger(__name__)
 

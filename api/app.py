@@ -23,7 +23,7 @@ from chairlift.api.page import EVENTS, add_page
 from chairlift.api.routes import ROUTES, Handler
 from chairlift.api.scrape import metrics
 from chairlift.api.service import SERVICE, Service
-from chairlift.engine.logs import REQUEST_ID
+from chairlift.engine.logs.setup import REQUEST_ID
 
 # What a client's own request id must look like to be sent back and logged.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

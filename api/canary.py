@@ -18,11 +18,11 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.api.errors import GenerationFailed
+from chairlift.engine.client.interface import EngineClient, TokenStream
 from chairlift.engine.errors import ChairliftError
-from chairlift.engine.interface import EngineClient, TokenStream
-from chairlift.engine.logs import REQUEST_ID
+from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.setup import REQUEST_ID
 from chairlift.engine.messages import MAX_PRIORITY, Submit, TokenOutput
-from chairlift.engine.trace import trace_of
 from chairlift.metrics.recorder import Recorder
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from chairlift.api.settings import ServerSettings
 from chairlift.api.sockets import bind_all
 from chairlift.api.tls import Certificate
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
-from chairlift.engine.logs import set_up_logs
-from chairlift.engine.open_files import import_mlx_lm
+from chairlift.engine.logs.setup import set_up_logs
+from chairlift.engine.process.open_files import import_mlx_lm
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Looks and tells; returns 0 or 1."""
-    from chairlift.engine.diagnosis import diagnose
+    from chairlift.engine.device.diagnosis import diagnose
 
     findings = list(diagnose(options.host, options.port))
     serves = all(finding.serves for finding in findings)

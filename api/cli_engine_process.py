@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from chairlift.api.flags import positive_seconds
-from chairlift.engine.supervision import Supervision
+from chairlift.engine.client.supervision import Supervision
 
 _DEFAULTS = Supervision()
 

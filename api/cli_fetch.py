@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fetches it; returns 0, 1 if it cannot be or is not whole, 130 when interrupted."""
-    from chairlift.engine.source import fetch
+    from chairlift.engine.hub.source import fetch
 
     try:
         print(fetch(options.model).path)

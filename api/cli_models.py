@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chairlift.engine.inventory import StoredModel
+    from chairlift.engine.hub.inventory import StoredModel
 
 _HEADS = ("NAME", "ARCHITECTURE", "SIZE", "WHERE")
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints them; returns 0, also where there is none."""
-    from chairlift.engine.inventory import stored_models
+    from chairlift.engine.hub.inventory import stored_models
 
     models = stored_models(options.folders)
     if options.json:

@@ -6,7 +6,7 @@ import argparse
 from importlib.util import find_spec
 
 from chairlift.api.settings import ServerSettings
-from chairlift.engine.logs import LOG_FORMATS
+from chairlift.engine.logs.setup import LOG_FORMATS
 
 _DEFAULTS = ServerSettings()
 

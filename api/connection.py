@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from chairlift.api.errors import Problem
-from chairlift.engine.trace import trace_of
+from chairlift.engine.logs.redacted_traceback import trace_of
 
 logger = logging.getLogger(__name__)
 

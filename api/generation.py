@@ -18,7 +18,7 @@ from chairlift.api.service import ServedModel
 from chairlift.api.stops import StopMatcher, Stops
 from chairlift.api.text import TextStream
 from chairlift.api.timing import Detokenizing, PromptTimes
-from chairlift.engine.interface import TokenStream
+from chairlift.engine.client.interface import TokenStream
 from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
 from chairlift.scheduler.sequence import Pooling

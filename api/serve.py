@@ -20,12 +20,12 @@ from chairlift.api.settings import ServerSettings
 from chairlift.api.signals import INTERRUPTED, handled
 from chairlift.api.sockets import Sockets
 from chairlift.api.tls import Certificate
-from chairlift.engine.client import ProcessClient
+from chairlift.engine.client.interface import EngineClient
+from chairlift.engine.client.process_client import ProcessClient
+from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
-from chairlift.engine.interface import EngineClient
-from chairlift.engine.source import resolve
-from chairlift.engine.supervision import Supervision
+from chairlift.engine.hub.source import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Server:
         # NOTE: they import MLX (it computes nothing here). Were that done in a thread, MLX would
         # end the process with "terminate called without an active exception" now and then.
         from chairlift.api.vocabulary import Vocabulary
-        from chairlift.engine.tokenizer import load_tokenizer
+        from chairlift.engine.model.tokenizer import load_tokenizer
 
         info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
         name = self._settings.served_model_name or source.name

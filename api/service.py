@@ -18,7 +18,7 @@ from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.live import Live
 from chairlift.api.responses.store import ResponseStore
 from chairlift.api.settings import ServerSettings
-from chairlift.engine.interface import EngineClient, TokenStream
+from chairlift.engine.client.interface import EngineClient, TokenStream
 from chairlift.engine.messages import ModelInfo, StepStats, Submit
 from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder

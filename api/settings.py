@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chairlift.api.chat_format import ThinkTags
 from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits
-from chairlift.engine.logs import LogFormat
+from chairlift.engine.logs.setup import LogFormat
 from chairlift.scheduler.sequence import Pooling
 
 

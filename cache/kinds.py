@@ -59,7 +59,7 @@ def make_batch(
     """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind.
 
     NOTE: a model file that takes a single sequence for granted has to be adapted before
-    (``engine.adapters``), or may go wrong without a word.
+    (``engine.model.adapters``), or may go wrong without a word.
     """
     caches = _wanted(model)
     kinds = [_kind(cache) for cache in _flat(caches)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from chairlift.engine.lifeline import follow_parent
+from chairlift.engine.process.lifeline import follow_parent
 
 
 def main() -> None:
@@ -17,9 +17,9 @@ def main() -> None:
     except OSError as error:
         warning = f"this process outlives its server if it is stopped while that is killed: {error}"
     # After it: the imports take a while.
-    from chairlift.engine import process
+    from chairlift.engine.process import engine_process
 
-    process.main(Path(folder), warning)
+    engine_process.main(Path(folder), warning)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from chairlift.engine.errors import GrammarError, RowFailed
+from chairlift.engine.logs.redacted_traceback import trace_of
 from chairlift.engine.messages import FinishedChoice, StepStats, Submit, TokenOutput
-from chairlift.engine.trace import trace_of
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)

@@ -114,7 +114,7 @@ def _model_path(args: argparse.Namespace) -> Path:
             raise UsageError(f"--gguf: {path} does not exist")
         return path
     from chairlift.engine.config import DEFAULT_MODEL
-    from chairlift.engine.source import resolve
+    from chairlift.engine.hub.source import resolve
 
     return Path(resolve(DEFAULT_MODEL).path)
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from chairlift.engine.blas import load_fast_blas
+from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.errors import ChairliftError
-from chairlift.engine.fetch import cache_dir
+from chairlift.engine.hub.fetch import cache_dir
 
 # Bump when what is written changes, so that old folders are made anew.
 _FORMAT = 1
@@ -35,9 +35,9 @@ def convert(model: str) -> Path:
     load_fast_blas()  # before anything imports mlx
     from mlx_lm.utils import save_config, save_model
 
-    from chairlift.engine.loader import load_model
-    from chairlift.engine.source import resolve
-    from chairlift.engine.tokenizer import load_tokenizer
+    from chairlift.engine.hub.source import resolve
+    from chairlift.engine.model.loader import load_model
+    from chairlift.engine.model.tokenizer import load_tokenizer
 
     source = resolve(model)
     path = Path(source.path)

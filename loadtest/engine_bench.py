@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from chairlift.engine.blas import load_fast_blas
+from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
 
@@ -31,9 +31,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.engine.acceleration import Acceleration, accelerate
-from chairlift.engine.core import EngineCore
-from chairlift.engine.device import (
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.device.acceleration import Acceleration, accelerate
+from chairlift.engine.device.profile import (
     AHEAD,
     BAND_BYTES,
     BANDS,
@@ -45,7 +45,7 @@ from chairlift.engine.device import (
     kind,
 )
 from chairlift.engine.messages import SamplingParams, Submit
-from chairlift.engine.probe import Probed, probe
+from chairlift.engine.model.probe import Probed, probe
 from chairlift.loadtest.shapes import SHAPES, config_of, random_model
 from chairlift.loadtest.timeline import Timeline, record
 from chairlift.scheduler.limits import Limits

@@ -15,7 +15,7 @@ from chairlift.loadtest.errors import ServerError
 _CONTEXT_BLOCK = 256
 
 _MLX_LM_LAUNCHER = (
-    "from chairlift.engine.blas import load_fast_blas; load_fast_blas(); "
+    "from chairlift.engine.cpu.blas import load_fast_blas; load_fast_blas(); "
     "from mlx_lm.server import main; main()"
 )
 

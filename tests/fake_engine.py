@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.engine.detokenizer import byte_detokenizer
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
     Begun,
@@ -31,6 +30,7 @@ from chairlift.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
+from chairlift.engine.model.detokenizer import byte_detokenizer
 from chairlift.scheduler.limits import Limits
 
 END = "<|im_end|>"

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from chairlift.engine.core import EngineCore
-from chairlift.engine.forward import Chunk, Outcome
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.model.forward import Chunk, Outcome
 
 VALUES = {
     "nan": lambda row: mx.where(mx.arange(row.size) == row.size // 3, mx.nan, row),

@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as GGMLType
 from mlx.utils import tree_flatten
 from tiny import BYTES, CHAT_TEMPLATE, SPECIALS, VOCAB_SIZE, TinyKind, tiny_config
 
-from chairlift.engine.fetch import fetch_default_model
+from chairlift.engine.hub.fetch import fetch_default_model
 
 _STEMS = {
     "model.embed_tokens": "token_embd",

@@ -271,7 +271,7 @@ class Fuzz:
         self._count(plan)
 
     def _check_chunk(self, sequence: Sequence, tokens: int, ends: bool) -> None:
-        """As ``engine.forward`` pads the last chunk of a prompt."""
+        """As ``engine.model.forward`` pads the last chunk of a prompt."""
         cache, multiple = self.caches[sequence], self.limits.chunk_multiple
         assert 0 < tokens <= sequence.wanted - cache.tokens
         begun = sequence.computed or cache.tokens

@@ -19,11 +19,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from reference import solo_tokens
 from test_engine import Bench
 
-from chairlift.engine import attention, cpu
-from chairlift.engine.adapters import ADAPTED, adapt
-from chairlift.engine.loader import load_model
-from chairlift.engine.probe import probe
-from chairlift.engine.source import ModelSource
+from chairlift.engine.cpu import kernels
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model import attention
+from chairlift.engine.model.adapters import ADAPTED, adapt
+from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.probe import probe
 
 
 @pytest.mark.parametrize("name", ADAPTED)
@@ -77,7 +78,7 @@ def test_random_traffic_gets_the_solo_tokens(name: str, eager: bool) -> None:
     adapt(model)
     attention.install(model)
     if eager:
-        cpu.install(model)
+        kernels.install(model)
     drawn = random.Random(2)
     bench = Bench(model, prefix=1 << 24, eager=eager)
     shared = [drawn.randrange(VOCAB) for _ in range(50)]

@@ -17,7 +17,7 @@ from test_engine_swap import KINDS, assert_same, squeeze
 from tiny import TinyKind, tiny_model
 
 from chairlift.cache.capacity import Capacity, KVGeometry, resize_order
-from chairlift.engine import attention
+from chairlift.engine.model import attention
 from chairlift.scheduler.bands import ONE_BAND, Band, Bands, numbers_of, recut
 from chairlift.scheduler.capacity_planner import MOVES
 from chairlift.scheduler.limits import Limits

@@ -10,8 +10,8 @@ import pytest
 from test_engine import Bench
 from tiny import tiny_model
 
-from chairlift.engine.blackbox import BlackBox, BlackBoxReader
 from chairlift.engine.messages import SamplingParams, Submit
+from chairlift.engine.process.blackbox import BlackBox, BlackBoxReader
 
 
 def submit(bench: Bench, name: str, priority: int) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fast BLAS is 
 
 _REPORT = """
 import dataclasses, json
-from chairlift.engine import blas
+from chairlift.engine.cpu import blas
 {setup}
 report = blas.load_fast_blas()
 assert blas.load_fast_blas() is report
@@ -119,6 +119,6 @@ def test_nothing_is_loaded_for_an_accelerator() -> None:
 
 
 def test_the_module_imports_no_mlx() -> None:
-    modules = "sys, chairlift.engine.blas, chairlift.engine.source"
+    modules = "sys, chairlift.engine.cpu.blas, chairlift.engine.hub.source"
     code = f"import {modules}; assert 'mlx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

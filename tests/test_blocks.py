@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine import device
-from chairlift.engine.blocks import SCORE_BYTES, blocks, fused_in_blocks
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.cpu_attention import attended
-from chairlift.engine.host import view
+from chairlift.engine.cpu.attention import attended
+from chairlift.engine.cpu.views import view
+from chairlift.engine.device import profile
+from chairlift.engine.model.attention_blocks import SCORE_BYTES, blocks, fused_in_blocks
 
 shapes = st.tuples(*[st.integers(1, 6)] * 4)
 
@@ -84,13 +84,13 @@ def _shown(mask: str, shape: tuple[int, int, int, int], seen: int) -> mx.array:
 _PROMPT = """
 import json, resource, sys
 sys.path.insert(0, {tests!r})
-from chairlift.engine.blas import load_fast_blas
+from chairlift.engine.cpu.blas import load_fast_blas
 load_fast_blas()
 import mlx.core as mx
 from mlx_lm.models import {model}
 from tiny import tiny_config
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.acceleration import accelerate
+from chairlift.engine.device.acceleration import accelerate
 config = tiny_config("llama", layers=1) | {{
     "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 8,
     "max_position_embeddings": 16384}}
@@ -135,18 +135,18 @@ def test_a_chunk_behind_a_long_context_takes_bounded_memory(model: str, dtype: s
 
 
 def test_what_a_step_takes_is_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "kind", lambda: "cpu")
+    monkeypatch.setattr(profile, "kind", lambda: "cpu")
     for free, rows, vocabulary in itertools.product(
         (1 << 28, 1 << 30, 1 << 33, 1 << 36), (1, 32, 512), (1000, 152_000)
     ):
-        monkeypatch.setattr(device, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(profile, "free_memory", lambda free=free: free)
         config = EngineConfig(max_rows=rows)
-        kv, prefix = device.kv_and_prefix_bytes(config, vocabulary)
-        step = device.step_bytes(config, vocabulary)
+        kv, prefix = profile.kv_and_prefix_bytes(config, vocabulary)
+        step = profile.step_bytes(config, vocabulary)
         assert step >= rows * vocabulary * 42 + SCORE_BYTES
         assert kv >= 0
         assert prefix >= 0
-        assert kv + prefix == 0 or kv + prefix + step + device.cache_bytes() <= free
-        assert device.cache_bytes() <= min(512 << 20, free // 16)
+        assert kv + prefix == 0 or kv + prefix + step + profile.cache_bytes() <= free
+        assert profile.cache_bytes() <= min(512 << 20, free // 16)
     given = EngineConfig(kv_memory=1 << 30, prefix_cache_bytes=5)
-    assert device.kv_and_prefix_bytes(given, 1000) == (1 << 30, 5)
+    assert profile.kv_and_prefix_bytes(given, 1000) == (1 << 30, 5)

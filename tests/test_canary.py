@@ -17,12 +17,12 @@ from test_engine import Bench
 from tiny import tiny_model, tiny_model_dir
 
 from chairlift.api.canary import ATTEMPTS, MOST_TOKENS, POLL_SECONDS, Canary, FinishedRow
+from chairlift.engine.client.interface import TokenStream
+from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.interface import TokenStream
-from chairlift.engine.local import LocalClient
-from chairlift.engine.logs import REQUEST_ID
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.logs.setup import REQUEST_ID
 from chairlift.engine.messages import SamplingParams, StepStats, Submit
-from chairlift.engine.source import ModelSource
 from chairlift.metrics.recorder import Recorder
 
 INTERVAL = 0.05

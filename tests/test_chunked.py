@@ -28,7 +28,7 @@ from chairlift.cache.saved.promptfile import read_prompt_cache
 from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot
 from chairlift.cache.speculation import Speculation
-from chairlift.engine.adapters import adapt
+from chairlift.engine.model.adapters import adapt
 
 CHUNK = 8
 CHUNKED = LayerKind(CHUNK, chunked=True)

@@ -15,10 +15,10 @@ import pytest
 
 from chairlift.api.cli import add_serve_arguments, engine_config, main
 from chairlift.api.flags import byte_size
-from chairlift.engine import device
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.process import Start, decode_path, encode_path
-from chairlift.engine.source import ModelSource
+from chairlift.engine.device import profile
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.process.engine_process import Start, decode_path, encode_path
 
 FLAG = re.compile(r"--[a-z][a-z-]*")
 
@@ -106,8 +106,8 @@ def test_without_flags_the_settings_are_the_defaults() -> None:
 def test_the_time_of_a_step_is_given_in_milliseconds() -> None:
     config = config_of("--max-step-ms", "40")
     assert config == EngineConfig(max_step_ms=40)
-    assert device.step_seconds(config) == pytest.approx(0.04)
-    assert device.step_seconds(EngineConfig()) == device.DEFAULT_STEP_SECONDS[device.kind()]
+    assert profile.step_seconds(config) == pytest.approx(0.04)
+    assert profile.step_seconds(EngineConfig()) == profile.DEFAULT_STEP_SECONDS[profile.kind()]
 
 
 def test_the_flags_of_the_caches_reach_the_engine_process(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_the_defaults_of_the_caches() -> None:
     assert config.prefix_cache_dir_bytes == 10 << 30
     assert config_of("--prefix-cache-bytes", "0").prefix_cache_bytes == 0
     assert config.swap_dir_bytes == 10 << 30
-    assert 0 < device.swap_bytes(config) <= 4 << 30
-    assert device.swap_bytes(config_of("--swap-memory", "0")) == 0
+    assert 0 < profile.swap_bytes(config) <= 4 << 30
+    assert profile.swap_bytes(config_of("--swap-memory", "0")) == 0
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,15 @@ from mlx_lm.utils import load_model
 from reference import solo_tokens
 from tiny import VOCAB_SIZE, tiny_model_dir
 
-from chairlift.engine.client import ProcessClient
+from chairlift.engine.client.base import MAX_RETRY_AFTER
+from chairlift.engine.client.local import LocalClient
+from chairlift.engine.client.process_client import ProcessClient
+from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
-from chairlift.engine.local import LocalClient
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import ModelInfo, SamplingParams, StepStats, Submit, TokenOutput
-from chairlift.engine.source import ModelSource
-from chairlift.engine.stream import Stream
-from chairlift.engine.streams import MAX_RETRY_AFTER
-from chairlift.engine.supervision import Supervision
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,9 +49,9 @@ IDLE_SECONDS = 3.0
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from chairlift.engine.client import ProcessClient
+from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.source import ModelSource
+from chairlift.engine.hub.source import ModelSource
 
 async def main():
     source = ModelSource("tiny", "directory", Path(sys.argv[1]))

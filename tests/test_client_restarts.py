@@ -11,9 +11,12 @@ from api_server import until
 from fake_engine import model_info
 
 from chairlift.api.canary import ATTEMPTS, Canary
-from chairlift.engine import client as clients
-from chairlift.engine.client import ProcessClient
+from chairlift.engine.client import process_client as clients
+from chairlift.engine.client.process_client import ProcessClient
+from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import (
     FromEngine,
     SamplingParams,
@@ -23,10 +26,7 @@ from chairlift.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from chairlift.engine.process import Start
-from chairlift.engine.source import ModelSource
-from chairlift.engine.stream import Stream
-from chairlift.engine.supervision import Supervision
+from chairlift.engine.process.engine_process import Start
 from chairlift.metrics.recorder import Recorder
 
 SUPERVISION = Supervision(backoff=0.01, longest_backoff=0.01)

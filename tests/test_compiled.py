@@ -8,13 +8,14 @@ from reference import solo_tokens
 from test_cuda_layer import ON_CUDA, _decode, on_cuda
 from tiny import TinyKind, tiny_model
 
-from chairlift.engine import attention, cuda_attention
-from chairlift.engine.attention import names_of
-from chairlift.engine.compiled import MOST, STEADY, CompiledSteps, alike
-from chairlift.engine.core import EngineCore
-from chairlift.engine.cuda_kernel import KeysValues
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.cuda import attention as cuda_attention
+from chairlift.engine.cuda.kernel import KeysValues
 from chairlift.engine.messages import SamplingParams, Submit
-from chairlift.engine.probe import probe
+from chairlift.engine.model import attention
+from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.compiled import MOST, STEADY, CompiledSteps, alike
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
 __all__ = ["on_cuda"]

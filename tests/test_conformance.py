@@ -11,9 +11,9 @@ from conformance.schedule import random_schedule
 from conformance.values import WINDOW
 from conformance.weights import tiny_model
 
-from chairlift.engine.adapters import adapt
 from chairlift.engine.errors import UnsupportedModel
-from chairlift.engine.probe import probe
+from chairlift.engine.model.adapters import adapt
+from chairlift.engine.model.probe import probe
 
 SLICE = {
     "llama": "windows and full attention",

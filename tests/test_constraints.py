@@ -15,12 +15,12 @@ from tiny import EOS_ID, IM_END_ID, SPECIALS, VOCAB_SIZE, tiny_model, tiny_token
 
 from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.constraint import Constraint
+from chairlift.engine.grammar.effort import SECONDS, SECONDS_PER_TOKEN, Effort
 from chairlift.engine.grammar.language import Lexicon
 from chairlift.engine.grammar.trial import walk
 from chairlift.engine.messages import Grammar, Resumed, SamplingParams, Submit, Thinking
-from chairlift.engine.probe import probe
-from chairlift.engine.sampling.constraint import Constraint
-from chairlift.engine.sampling.effort import SECONDS, SECONDS_PER_TOKEN, Effort
+from chairlift.engine.model.probe import probe
 
 TOKENIZER = tiny_tokenizer()
 PROMPT = [7, 8, 9]

@@ -7,7 +7,7 @@ import pytest
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine import cuda_attention
+from chairlift.engine.cuda import attention as cuda_attention
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30])

@@ -10,11 +10,12 @@ from mlx_lm.models.rope_utils import YarnRoPE
 from reference import solo_tokens
 from tiny import TinyKind, tiny_model
 
-from chairlift.engine import attention, cuda_block
-from chairlift.engine.core import EngineCore
-from chairlift.engine.cuda_heads import Heads, SplitHeads
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.cuda import block as cuda_block
+from chairlift.engine.cuda.heads import Heads, SplitHeads
 from chairlift.engine.messages import SamplingParams, Submit
-from chairlift.engine.probe import probe
+from chairlift.engine.model import attention
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
 

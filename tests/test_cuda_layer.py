@@ -13,13 +13,16 @@ from reference import solo_tokens
 from tiny import TinyKind, tiny_model
 
 from chairlift.cache.kinds import Layers
-from chairlift.engine import attention, cuda_attention, cuda_layer, cuda_rows
-from chairlift.engine.core import EngineCore
-from chairlift.engine.cuda_kernel import KeysValues
-from chairlift.engine.cuda_layer import CudaLayer, CudaPrompt
-from chairlift.engine.cuda_rows import RowMove
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.cuda import attention as cuda_attention
+from chairlift.engine.cuda import layer as cuda_layer
+from chairlift.engine.cuda import rows as cuda_rows
+from chairlift.engine.cuda.kernel import KeysValues
+from chairlift.engine.cuda.layer import CudaLayer, CudaPrompt
+from chairlift.engine.cuda.rows import RowMove
 from chairlift.engine.messages import Abort, SamplingParams, Submit
-from chairlift.engine.probe import probe
+from chairlift.engine.model import attention
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
 ON_CUDA = Layers(CudaLayer, CudaPrompt)

@@ -20,11 +20,11 @@ from tiny import TinyKind, tiny_model, tiny_model_dir
 
 from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.store import files as store_files
-from chairlift.engine.client import ProcessClient
+from chairlift.engine.client.local import LocalClient
+from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.local import LocalClient
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Abort, StepStats
-from chairlift.engine.source import ModelSource
 from chairlift.metrics.recorder import Recorder
 
 PREFIX_BYTES = 1 << 26

@@ -25,8 +25,8 @@ from chairlift.api.settings import ServerSettings
 from chairlift.api.sockets import bind
 from chairlift.api.tls import Certificate
 from chairlift.engine.errors import RequestError
+from chairlift.engine.logs.redacted_traceback import trace_of
 from chairlift.engine.messages import Submit
-from chairlift.engine.trace import trace_of
 
 ALICE, BOB = "sk-alice-secret", "sk-bob-secret"
 PROMPT = {"prompt": "x"}

@@ -25,10 +25,11 @@ from chairlift.cache.saved.nodes import fingerprint
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
-from chairlift.engine import cpu, cpu_attention
-from chairlift.engine.core import EngineCore
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.warm import warm
+from chairlift.engine.cpu import attention, kernels
 from chairlift.engine.grammar.compiler import Compiler
-from chairlift.engine.loader import load_model
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import (
     Abort,
     FinishedChoice,
@@ -37,9 +38,8 @@ from chairlift.engine.messages import (
     Submit,
     TokenOutput,
 )
-from chairlift.engine.probe import probe
-from chairlift.engine.source import ModelSource
-from chairlift.engine.warm import warm
+from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
 
@@ -164,7 +164,7 @@ def test_batched_tokens_are_the_solo_tokens_on_the_default_model() -> None:
     # The reference runs mlx-lm's own attention and activation, the batch the engine's.
     before = llama.swiglu, llama.scaled_dot_product_attention
     expected = [solo_tokens(loaded.model, prompt, 12) for prompt in prompts]
-    cpu.install(loaded.model)
+    kernels.install(loaded.model)
     try:
         bench = Bench(loaded.model, tokens=72)
         for i, prompt in enumerate(prompts):
@@ -339,7 +339,7 @@ def test_shared_rotary_tables_rotate_as_mlx_does() -> None:
     mx.random.seed(0)
     theirs = nn.RoPE(12, base=5000.0, scale=0.5)
     tables: dict[str, Any] = {}
-    one, two = cpu.SharedRope(theirs, tables), cpu.SharedRope(theirs, tables)
+    one, two = kernels.SharedRope(theirs, tables), kernels.SharedRope(theirs, tables)
     for offset in (mx.array([0, 700, 31]), mx.array([1, 701, 32]), 3, 70_000):
         for length in (1, 4):
             x = mx.random.normal((3, 2, length, 16))
@@ -350,11 +350,11 @@ def test_shared_rotary_tables_rotate_as_mlx_does() -> None:
 
 @pytest.mark.parametrize("block", [64, 1 << 17])
 def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_attention, "BLOCK", block)
+    monkeypatch.setattr(attention, "BLOCK", block)
     mx.random.seed(0)
     gate, x = mx.random.normal((4, 50)) * 10, mx.random.normal((4, 50))
     gate[0, 0] = -1e4
-    assert mx.allclose(cpu.swiglu(gate, x), gate * mx.sigmoid(gate) * x, rtol=1e-5, atol=1e-6)
+    assert mx.allclose(kernels.swiglu(gate, x), gate * mx.sigmoid(gate) * x, rtol=1e-5, atol=1e-6)
     for rows, length, size in itertools.product((1, 2), (1, 5), (1, 200)):
         queries = mx.random.normal((rows, 6, length, 16)) * size  # scores of a few, or hundreds
         buffers = mx.random.normal((rows, 2, 12, 16)), mx.random.normal((rows, 2, 12, 12))
@@ -366,7 +366,7 @@ def test_the_fast_cpu_functions_are_mlx_s(block: int, monkeypatch: pytest.Monkey
                 queries, keys, values, scale=0.3, mask=mask
             )
             part = Part(LayerCache(Ring()), queries, keys, values, mask)
-            [ours] = cpu_attention.attend([part], 0.3, None)
+            [ours] = attention.attend([part], 0.3, None)
             assert ours is not None
             assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 

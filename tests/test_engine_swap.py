@@ -21,12 +21,12 @@ from tiny import tiny_model, tiny_model_dir
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.swap.files import SwapFiles
+from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
-from chairlift.engine.local import LocalClient
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Abort, StepStats
-from chairlift.engine.probe import probe
-from chairlift.engine.source import ModelSource
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.capacity_planner import Room
 from chairlift.scheduler.sequence import Sequence
 

@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.engine.folder import BLACK_BOX, SOCKET, EngineFolder, remove, remove_abandoned
+from chairlift.engine.process.folder import (
+    BLACK_BOX,
+    SOCKET,
+    EngineFolder,
+    remove,
+    remove_abandoned,
+)
 
 NAME = "chairlift-engine-abcdefgh"
 SERVER = """
 import time
-from chairlift.engine.folder import EngineFolder
+from chairlift.engine.process.folder import EngineFolder
 folder = EngineFolder()
 (folder.path / "computing").touch()
 (folder.path / "socket").touch()

@@ -14,10 +14,10 @@ from tiny import TinyKind, tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
-from chairlift.engine import attention
-from chairlift.engine.acceleration import accelerate
-from chairlift.engine.forward import Chunk, Forward, Makers, fitted
-from chairlift.engine.head import Head
+from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.model import attention
+from chairlift.engine.model.forward import Chunk, Forward, Makers, fitted
+from chairlift.engine.model.head import Head
 
 
 def _model(kind: TinyKind, tied: bool = True) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chairlift.engine.gemm import Floats, products
+from chairlift.engine.cpu.gemm import Floats, products
 
 
 def _tokens_first(rows: int, heads: int, k: int, n: int) -> Floats:

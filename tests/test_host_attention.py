@@ -11,16 +11,17 @@ from conformance.weights import tiny_model
 from mlx_lm.models import llama, qwen3
 
 from chairlift.cache.kinds import make_batch
-from chairlift.engine import bfloat16, cpu, host_attention, narrow
+from chairlift.engine.cpu import bf16_linear, bf16_matmul, kernels
+from chairlift.engine.cpu import decode_attention as host_attention
 
 pytestmark = pytest.mark.skipif(
-    not bfloat16.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
+    not bf16_matmul.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
 )
 
 
 @pytest.fixture(autouse=True)
 def _any_layer_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "LEAST", 0)
+    monkeypatch.setattr(bf16_linear, "LEAST", 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "ministral3"])
@@ -58,7 +59,7 @@ def test_a_layer_that_does_something_else_is_not_taken_over(
 
 def _model(name: str) -> Any:
     model = tiny_model(name)
-    cpu.install(model, exactly=False)
+    kernels.install(model, exactly=False)
     return model
 
 

@@ -27,8 +27,8 @@ from chairlift.api.cli import main
 from chairlift.api.keys import NO_LIMITS, ApiKey
 from chairlift.api.settings import ServerSettings
 from chairlift.api.sockets import bind_all
+from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.supervision import Supervision
 from chairlift.loadtest.child import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from server_process import PATIENCE, linux
 
-from chairlift.engine.log_writer import LogWriter
+from chairlift.engine.logs.writer import LogWriter
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_lost_and_nothing_else(place: str) -> None:
 
 SCRIPT = """
 import logging
-from chairlift.engine.logs import set_up_logs
+from chairlift.engine.logs.setup import set_up_logs
 set_up_logs("info", "json", "api")
 for number in range(2000):
     logging.getLogger("chairlift").info("x" * 200, extra={"number": number})

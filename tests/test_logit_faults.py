@@ -19,11 +19,13 @@ from test_cuda_layer import ON_CUDA, on_cuda
 from tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.cache.kinds import PLAIN
-from chairlift.engine import attention, cpu, cuda_attention
-from chairlift.engine.attention import names_of
-from chairlift.engine.core import EngineCore
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.cpu import kernels
+from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.messages import FinishReason, Grammar, SamplingParams, StepStats, Submit
-from chairlift.engine.probe import probe
+from chairlift.engine.model import attention
+from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
 __all__ = ["on_cuda"]
@@ -49,7 +51,7 @@ class Run:
         names = names_of(model)
         names["swiglu"] = getattr(names["swiglu"], "replaces", names["swiglu"])
         if path == "cpu":
-            cpu.install(model)
+            kernels.install(model)
         elif path == "packed":
             attention.install(model)
         else:

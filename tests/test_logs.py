@@ -16,7 +16,7 @@ from api_server import END, Running, ids, running
 from fake_engine import FakeEngine, Scripted, model_info
 
 from chairlift.engine.errors import QueueFull
-from chairlift.engine.logs import REQUEST_ID, TextFormatter, log_handler
+from chairlift.engine.logs.setup import REQUEST_ID, TextFormatter, log_handler
 
 SECRET = "Ljubljana"
 BODY = {"messages": [{"role": "user", "content": SECRET}], "temperature": 0}
@@ -143,7 +143,7 @@ def test_lines_for_people() -> None:
 
 ENGINE = """
 import logging
-from chairlift.engine.logs import set_up_logs
+from chairlift.engine.logs.setup import set_up_logs
 set_up_logs("info", "json", "engine")
 logging.getLogger("chairlift.engine").info("ready", extra={"seconds": 1.5})
 logging.getLogger("chairlift.engine").debug("hidden")

@@ -10,11 +10,12 @@ from conformance.weights import tiny_model
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
-from chairlift.engine import bfloat16, device, narrow
-from chairlift.engine.bfloat16 import Matrix, _Room
+from chairlift.engine.cpu import bf16_linear, bf16_matmul
+from chairlift.engine.cpu.bf16_matmul import Matrix, _Room
+from chairlift.engine.device import profile
 
 has_units = pytest.mark.skipif(
-    not bfloat16.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
+    not bf16_matmul.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
 )
 # Of a product's terms rounding may lose so much: they are added in float32, in some order.
 LOST = 2.0**-21
@@ -63,8 +64,8 @@ def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
     lossless.weight = lossless.weight.astype(mx.bfloat16).astype(mx.float32)
     other = model.layers[1].mlp.up_proj
     weight = other.weight
-    assert narrow.install(model, exactly=True)
-    assert type(lossless) is narrow.NarrowLinear
+    assert bf16_linear.install(model, exactly=True)
+    assert type(lossless) is bf16_linear.NarrowLinear
     assert type(other) is nn.Linear
     assert mx.array_equal(other.weight, weight).item()
     # In a step of embeddings alone nobody asks for the output layer's numbers.
@@ -73,9 +74,9 @@ def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
 
 @has_units
 def test_weights_are_not_kept_twice_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(profile, "free_memory", lambda: 1 << 20)
     model = _llama()
-    assert not narrow.install(model, exactly=False)
+    assert not bf16_linear.install(model, exactly=False)
     assert type(model.layers[0].mlp.up_proj) is nn.Linear
 
 
@@ -89,7 +90,7 @@ def test_a_narrow_model_is_the_model_with_rounded_weights(
     model, reference = _llama(tied, bias), _llama(tied, bias)
     reference.apply(lambda array: array.astype(mx.bfloat16).astype(mx.float32))
     model.update(reference.parameters())
-    assert narrow.install(model, exactly=False)
+    assert bf16_linear.install(model, exactly=False)
     inputs = mx.random.randint(0, 512, (2, tokens), key=mx.random.key(3))
     apart = mx.abs(model(inputs) - reference(inputs)).max() / mx.abs(reference(inputs)).max()
     assert apart.item() < 1e-4
@@ -108,7 +109,7 @@ def test_three_layers_around_swiglu_are_one_but_not_around_another_activation() 
     other.__class__ = Squared
     x = mx.random.normal((1, 5, 256), key=mx.random.key(1))
     expected = other(x)
-    assert narrow.install(model, exactly=False)
+    assert bf16_linear.install(model, exactly=False)
     assert type(other) is Squared
     assert type(model.layers[0].mlp) is not llama.MLP
     assert mx.allclose(other(x), expected, rtol=0.05, atol=0.02).item()
@@ -117,12 +118,12 @@ def test_three_layers_around_swiglu_are_one_but_not_around_another_activation() 
 @has_units
 @pytest.mark.parametrize("name", ["gemma3", "mixtral", "deepseek_v3", "mamba2", "qwen3_next"])
 def test_other_model_files_allow_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "LEAST", 0)
+    monkeypatch.setattr(bf16_linear, "LEAST", 0)
     model = tiny_model(name)
     model.apply(lambda array: array.astype(mx.bfloat16).astype(mx.float32))
     tokens = mx.array([[1, 5, 2, 7, 3]])
     expected = model(tokens, cache=make_prompt_cache(model))
-    assert narrow.install(model, exactly=True)
+    assert bf16_linear.install(model, exactly=True)
     apart = mx.abs(model(tokens, cache=make_prompt_cache(model)) - expected).max()
     assert apart.item() < 1e-3 * mx.abs(expected).max().item()
 
@@ -130,7 +131,7 @@ def test_other_model_files_allow_it(name: str, monkeypatch: pytest.MonkeyPatch) 
 @has_units
 def test_a_model_without_large_layers_is_left_alone() -> None:
     model = _llama(width=64)
-    assert not narrow.install(model, exactly=False)
+    assert not bf16_linear.install(model, exactly=False)
 
 
 def _pieces(x: np.ndarray) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine import cpu
+from chairlift.engine.cpu import kernels
 
 # The model's embedding of this one is NaN.
 BROKEN = 200
@@ -33,7 +33,7 @@ def broken_model() -> Any:
 def make_bench(eager: bool) -> Bench:
     model = broken_model()
     if eager:
-        cpu.install(model)
+        kernels.install(model)
     return Bench(model, eager=eager, rows=3, tokens=80)
 
 

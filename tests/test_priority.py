@@ -11,6 +11,7 @@ from api_server import CHAT, Running, ending, running
 from fake_engine import FakeEngine, model_info
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.engine.client.base import MAX_RETRY_AFTER, StreamingClient
 from chairlift.engine.errors import PromptTooLong
 from chairlift.engine.messages import (
     SamplingParams,
@@ -20,7 +21,6 @@ from chairlift.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from chairlift.engine.streams import MAX_RETRY_AFTER, StreamingClient
 from chairlift.scheduler.limits import Limits
 
 BODIES = {

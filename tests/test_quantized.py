@@ -15,10 +15,10 @@ from chairlift.cache.kinds import make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind
 from chairlift.engine.errors import UnsupportedModel
-from chairlift.engine.loader import load_model
-from chairlift.engine.probe import probe
-from chairlift.engine.source import ModelSource
-from chairlift.engine.tokenizer import load_tokenizer
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.probe import probe
+from chairlift.engine.model.tokenizer import load_tokenizer
 
 TEXT = (
     "A chairlift never stops: riders board and leave a moving line. The server does the same with "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from chairlift.engine.quarantine import CLEARED_TOKENS, Quarantine
+from chairlift.engine.client.quarantine import CLEARED_TOKENS, Quarantine
 
 LENGTH = 60
 ROWS = 6

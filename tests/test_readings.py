@@ -14,7 +14,7 @@ from test_engine import Bench
 from tiny import TinyKind, tiny_model
 
 from chairlift.engine.messages import Resumed, SamplingParams, Submit, TokenOutput
-from chairlift.engine.probe import probe
+from chairlift.engine.model.probe import probe
 from chairlift.scheduler.cost import CostModel, Work
 
 TOLERANCE = 1e-4

@@ -21,13 +21,13 @@ from tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.api.stops import StopMatcher
 from chairlift.api.text import TextStream
-from chairlift.engine import loop
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.detokenizer import ByteDetokenizer
+from chairlift.engine.core import loop
+from chairlift.engine.core.requests import Request
 from chairlift.engine.errors import EngineDead
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import SamplingParams, Submit, Thinking, ToEngine, TokenOutput
-from chairlift.engine.requests import Request
-from chairlift.engine.source import ModelSource
+from chairlift.engine.model.detokenizer import ByteDetokenizer
 from chairlift.metrics.recorder import Recorder
 
 PROMPT = [7, 8, 9]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.checks import MOST, check_params
+from chairlift.engine.core.checks import MOST, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import PARTS, chosen_part, drawn

@@ -11,8 +11,8 @@ from models import default_model_path
 from soak import Soak
 from tiny import TinyKind, tiny_model
 
-from chairlift.engine.loader import load_model
-from chairlift.engine.source import ModelSource
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.loader import load_model
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])

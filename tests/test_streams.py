@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from fake_engine import model_info
 
+from chairlift.engine.client.base import StreamingClient
+from chairlift.engine.client.stream import Stream
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.messages import (
     SamplingParams,
@@ -16,8 +18,6 @@ from chairlift.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from chairlift.engine.stream import Stream
-from chairlift.engine.streams import StreamingClient
 
 
 class Scripted(StreamingClient):

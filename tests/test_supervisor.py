@@ -22,9 +22,12 @@ import pytest_asyncio
 from poison import POISON, poisonable_model_dir
 from tiny import VOCAB_SIZE, tiny_model_dir
 
-from chairlift.engine.client import ProcessClient
+from chairlift.engine.client.process_client import ProcessClient
+from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
+from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import (
     Grammar,
     SamplingParams,
@@ -33,9 +36,6 @@ from chairlift.engine.messages import (
     Thinking,
     TokenOutput,
 )
-from chairlift.engine.source import ModelSource
-from chairlift.engine.stream import Stream
-from chairlift.engine.supervision import Supervision
 from chairlift.loadtest.faults.server import FaultServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

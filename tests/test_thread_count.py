@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.engine import cores
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.cores import Usage
-from chairlift.engine.thread_count import INTERVAL, MOST_PATIENCE, Policy, ThreadWatch
+from chairlift.engine.cpu import cores
+from chairlift.engine.cpu.cores import Usage
+from chairlift.engine.cpu.thread_count import INTERVAL, MOST_PATIENCE, Policy, ThreadWatch
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -174,15 +174,15 @@ def test_what_others_use_is_seen() -> None:
 _DECODE = """
 import json, sys, time
 sys.path.insert(0, {tests!r})
-from chairlift.engine import blas
+from chairlift.engine.cpu import blas
 blas._accelerator_expected = lambda: False
 if {openblas}:
     blas._SYSTEM_LIBRARIES, blas._installed_mkl = (), lambda: []
 name = blas.load_fast_blas().name
 import mlx.core as mx
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.acceleration import accelerate
-from chairlift.engine.thread_count import ThreadWatch, blas_threads
+from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.loadtest.shapes import SHAPES, random_model
 config = SHAPES["smollm2-135m"] | {{"num_hidden_layers": 6, "vocab_size": 4000}}
 model = random_model(config, mx.float32)

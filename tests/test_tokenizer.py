@@ -11,10 +11,10 @@ from models import GGUF_VOCAB_SIZE, default_model_path, write_tiny_gguf
 from tiny import BYTES, EOS_ID, IM_END_ID, SPECIALS, tiny_model, tiny_model_dir
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.gguf_file import GGUFFile
-from chairlift.engine.gguf_tokenizer import build_tokenizer
-from chairlift.engine.source import ModelSource
-from chairlift.engine.tokenizer import load_tokenizer
+from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.gguf.tokenizer import build_tokenizer
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.tokenizer import load_tokenizer
 
 TEXTS = [
     "Hello, world!",

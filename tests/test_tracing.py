@@ -25,11 +25,11 @@ from chairlift.api.cli import main
 from chairlift.api.service import ServedModel
 from chairlift.api.tracing import Tracing, otlp_processor
 from chairlift.api.vocabulary import Vocabulary
+from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull
-from chairlift.engine.local import LocalClient
-from chairlift.engine.source import ModelSource
-from chairlift.engine.tokenizer import load_tokenizer
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.tokenizer import load_tokenizer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 COMPLETION = {"prompt": "Where is", "max_tokens": 6, "temperature": 0, "ignore_eos": True}

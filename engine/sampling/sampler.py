@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from chairlift.engine import cpu
+from chairlift.engine.cpu import kernels
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import drawn
 from chairlift.engine.sampling.filters import thresholds
@@ -188,7 +188,7 @@ class Sampler:
         """
         params = [self._rows[row].params for row in rows]
         # Relative to the highest first: so nothing overflows, whatever the temperature.
-        weights = cpu.exp((logits - best) / self._column(lambda p: p.temperature, rows))
+        weights = kernels.exp((logits - best) / self._column(lambda p: p.temperature, rows))
         top_k = top_p = min_p = None
         if any(p.top_k > 0 for p in params):
             top_k = self._column(lambda p: p.top_k, rows)

@@ -64,7 +64,7 @@ def _report(name: str, outcome: Outcome, out: Path | None) -> None:
 
 def _default_model() -> Path:
     from chairlift.engine.config import DEFAULT_MODEL
-    from chairlift.engine.source import resolve
+    from chairlift.engine.hub.source import resolve
 
     return Path(resolve(DEFAULT_MODEL).path)
 

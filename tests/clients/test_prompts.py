@@ -19,9 +19,9 @@ from reference import solo_hidden, solo_logprobs
 from test_server import Server, serving
 
 from chairlift.engine.config import DEFAULT_MODEL
-from chairlift.engine.loader import load_model
-from chairlift.engine.source import ModelSource
-from chairlift.engine.tokenizer import load_tokenizer
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.tokenizer import load_tokenizer
 
 SOURCE = ModelSource(DEFAULT_MODEL, "gguf", default_model_path())
 TEXT = (

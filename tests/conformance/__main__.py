@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from chairlift.engine.blas import load_fast_blas
+from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.kinds import UnsupportedKind, make_batch
-from chairlift.engine.adapters import adapt
+from chairlift.engine.model.adapters import adapt
 
 __all__ = ["Batch", "UnsupportedKind"]
 

@@ -1,0 +1,298 @@
+"""An engine in a process of its own, which is supervised."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Literal, NamedTuple
+
+from chairlift.engine.client.base import StreamingClient, silent
+from chairlift.engine.client.quarantine import Quarantine
+from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import STEADY_SECONDS, Supervision
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.setup import LogFormat
+from chairlift.engine.messages import (
+    FinishedChoice,
+    FromEngine,
+    ModelInfo,
+    StartFailed,
+    StepOutput,
+    StepStats,
+    ToEngine,
+    Withdraw,
+)
+from chairlift.engine.process.child import EngineProcess
+from chairlift.engine.process.engine_process import Start
+from chairlift.engine.process.folder import remove_abandoned
+
+log = logging.getLogger(__name__)
+
+# In so many parts the time is cut in which a step has to end. Only parts that this process was
+# awake for count: what the engine has sent may be unread when it wakes.
+TICKS = 20
+
+RestartReason = Literal["crash", "hang", "start"]
+
+
+class _End(NamedTuple):
+    """How an engine process has ended: ``reason`` "start" is before it was ready. ``steady``: it
+    had served for a while.
+    """
+
+    reason: RestartReason
+    how: str
+    steady: bool = False
+
+
+class ProcessClient(StreamingClient):
+    """An engine in its own process, which is supervised: when it dies or hangs, another is started,
+    and unfinished requests go on in that with the tokens they have.
+
+    ``on_restart`` is called with the reason whenever another is about to be started. Settable.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: ModelSource,
+        log_level: str = "info",
+        log_format: LogFormat = "text",
+        supervision: Supervision | None = None,
+    ) -> None:
+        super().__init__()
+        self.on_restart: Callable[[RestartReason], None] = lambda reason: None
+        self._start = Start(config, source, log_level, log_format)
+        self._supervision = supervision or Supervision()
+        self._quarantine: Quarantine[Stream] = Quarantine()
+        self._engine: EngineProcess | None = None
+        self._ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        # What was wrong with the last process; why this one could not start, in its own words.
+        self._trouble = ""
+        self._refusal: str | None = None
+        self._first_start: float | None = None
+        self._served_since = 0.0
+        self._withdrawals = count(1)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, while there is one."""
+        return self._engine.pid if self._engine else None
+
+    @property
+    def unhealthy(self) -> str | None:
+        """See ``interface.EngineClient.unhealthy``."""
+        if self.info is not None and self.dead is None and not self._ready.is_set():
+            return f"the engine is being restarted: {self._trouble}"
+        return super().unhealthy
+
+    @property
+    def accepts(self) -> bool:
+        """See ``interface.EngineClient.accepts``."""
+        return self.info is not None and self.dead is None
+
+    async def start(self, on_progress: Callable[[str], None] = silent) -> ModelInfo:
+        """See ``interface.EngineClient.start``."""
+        remove_abandoned()
+        started = self.begin(on_progress)
+        self._supervisor = asyncio.create_task(self._supervise())
+        return await started
+
+    def send(self, message: ToEngine) -> None:
+        """See ``StreamingClient.send``."""
+        if self._engine is not None and self._ready.is_set():
+            self._engine.send(message)
+
+    async def stop(self) -> None:
+        """See ``interface.EngineClient.stop``."""
+        self._stopping.set()
+        if self._engine is not None:
+            if not self._ready.is_set():
+                self._engine.kill()  # it loads, hears nothing, and has nothing to keep
+            await self._engine.stop()
+        if self._supervisor is not None:
+            await self._supervisor
+
+    def receive(self, message: FromEngine) -> None:
+        """See ``StreamingClient.receive``."""
+        super().receive(message)
+        match message:
+            case ModelInfo():
+                self._begin_serving(message)
+            case StepOutput():
+                self._arrange()
+            case StartFailed():
+                self._refusal = message.message
+
+    def admit(self, stream: Stream) -> None:
+        """See ``StreamingClient.admit``; it waits while there is no engine that it may be in."""
+        if not self._ready.is_set():
+            self.record(StepStats(waiting=self.unfinished))  # there are no steps to tell it
+        elif self._quarantine.admits(stream):
+            super().admit(stream)
+
+    def forget(self, request_id: str) -> None:
+        """See ``StreamingClient.forget``."""
+        super().forget(request_id)
+        self._arrange()
+
+    def report(self, choices: list[FinishedChoice]) -> None:
+        """See ``StreamingClient.report``; at once, when there are no steps."""
+        super().report(choices)
+        if choices and not self._ready.is_set():
+            self.record(StepStats(waiting=self.unfinished))
+
+    async def _supervise(self) -> None:
+        """Runs one engine process after the other."""
+        failures = early = 0
+        why = "it was stopped"
+        try:
+            while not self._stopping.is_set():
+                end = await self._run()
+                why = self._trouble = end.how
+                if self._stopping.is_set() or (self._refusal and self.info is None):
+                    break
+                failures = failures + 1 if end.reason == "start" else 0
+                early = 0 if end.steady else early + 1
+                if failures == self._supervision.attempts:
+                    why = f"{why}; it was started {failures} times in vain"
+                    break
+                await self._pause(end, failures, self._supervision.delay(early))
+        except Exception as error:  # a bug of ours: nobody must wait for ever
+            log.error("the engine's supervision has failed: %s", trace_of(error))
+            why = f"supervising it failed: {type(error).__name__}"
+        finally:
+            self.end(why)
+
+    async def _run(self) -> _End:
+        """One engine process, from its start to its end."""
+        began = time.monotonic()
+        self._refusal = None
+        try:
+            engine = self._engine = EngineProcess(self.receive)
+        except OSError as error:
+            return _End("start", f"the engine process cannot be started: {error}")
+        try:
+            try:
+                await engine.spawn(self._start)
+            except OSError as error:
+                return _End("start", f"the engine process cannot be started: {error}")
+            if self._stopping.is_set():
+                engine.kill()
+            ended = asyncio.create_task(engine.ended())
+            watch = asyncio.create_task(self._watch(began))
+            await asyncio.wait({ended, watch}, return_when=asyncio.FIRST_COMPLETED)
+            hangs = watch.done() and not ended.done()
+            watch.cancel()
+            if hangs:
+                engine.kill()
+            code = await ended
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            how = f"hung: {watch.result()}" if hangs else f"ended with {how}"
+            how = f"the engine process {how}"
+            if not self._ready.is_set():
+                return _End("start", self._refusal or how)
+            self._ready.clear()
+            if not self._stopping.is_set():
+                self._take_stock(engine, killed=code == -signal.SIGKILL)
+            steady = time.monotonic() - self._served_since > STEADY_SECONDS
+            return _End("hang" if hangs else "crash", how, steady)
+        finally:
+            self._engine = None
+            engine.kill()
+            engine.close()
+
+    async def _watch(self, began: float) -> str:
+        """Returns once the engine hangs, with what shows it."""
+        limit = self._supervision.start_limit(self._first_start)
+        try:
+            await asyncio.wait_for(self._ready.wait(), limit)
+        except TimeoutError:
+            return f"not ready after {limit:.0f} s"
+        if self._first_start is None:
+            self._first_start = time.monotonic() - began
+        silent = 0
+        while silent < TICKS:
+            heard = self.last_step
+            await asyncio.sleep(self._supervision.timeout / TICKS)
+            idle = not any(stream.admitted for stream in self._streams.values())
+            silent = 0 if idle or heard != self.last_step else silent + 1
+        return f"no step for {self._supervision.timeout:g} s"
+
+    async def _pause(self, end: _End, failures: int, seconds: float) -> None:
+        """Waits before the next start, unless the client is stopped meanwhile."""
+        counted = f", attempt {failures + 1} of {self._supervision.attempts}" if failures else ""
+        log.warning(
+            "%s; starting another in %g s%s; %d choices wait",
+            *(end.how, seconds, counted, self.unfinished),
+        )
+        if self.info is None:
+            self._on_progress(f"{end.how}; starting another{counted}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        if not self._stopping.is_set():
+            self.on_restart(end.reason)
+
+    def _take_stock(self, engine: EngineProcess, killed: bool) -> None:
+        """The engine has died: replays end, and who is to blame; all others in it wait."""
+        for replay in [stream for stream in self._streams.values() if stream.replay]:
+            replay.give_up("the engine died while it was computing this replay")
+        begun = engine.computing
+        computing = [stream for stream in self._streams.values() if stream.request_id in begun]
+        for stream in computing:
+            stream.scheduled = stream.scheduled or begun[stream.request_id]
+        for stream in self._streams.values():
+            stream.admitted = False
+        guilty = self._quarantine.crashed(computing, killed)
+        self.record(StepStats(waiting=self.unfinished))
+        if guilty is not None:
+            log.error("request %s has brought the engine down again", guilty.request_id)
+            guilty.give_up("the engine died twice while it was computing this request")
+
+    def _begin_serving(self, info: ModelInfo) -> None:
+        """An engine is ready: whoever waits goes on in it."""
+        self._served_since = self.last_step = time.monotonic()
+        for stream in list(self._streams.values()):
+            if stream.tokens > info.max_context:
+                stream.give_up(
+                    f"the engine was restarted with room for {info.max_context} tokens, and this "
+                    f"request may need {stream.tokens}"
+                )
+        self._ready.set()
+        self._admit_all()
+
+    def _arrange(self) -> None:
+        """After a crash, lets those into the engine that may be there now, and nobody else."""
+        if not self._quarantine.active:
+            return
+        # While there is no engine, too: who leaves meanwhile keeps nobody from the next one.
+        self._quarantine.tidy()
+        if self._ready.is_set():
+            for stream in list(self._streams.values()):
+                if stream.admitted and not self._quarantine.admits(stream):
+                    self._withdraw(stream)
+            self._admit_all()
+
+    def _admit_all(self) -> None:
+        for stream in self._streams.values():
+            if not stream.admitted:
+                self.admit(stream)
+
+    def _withdraw(self, stream: Stream) -> None:
+        """Takes a request out of the engine, to come back later under another name: what the
+        engine still sends of it is not taken for what it sends then.
+        """
+        self.send(Withdraw(stream.request_id))
+        del self._streams[stream.request_id]
+        stream.admitted = False
+        stream.rename(f"{stream.request_id}.{next(self._withdrawals)}")
+        self._streams[stream.request_id] = stream

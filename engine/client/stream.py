@@ -1,0 +1,148 @@
+"""One request's stream in the API process: what it has of its choices, and who waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from chairlift.engine.client.choices import RunningChoice
+from chairlift.engine.failures import failure
+from chairlift.engine.messages import Abort, FinishedChoice, FinishReason, Submit, TokenOutput
+from chairlift.scheduler.forecast import Claim
+
+if TYPE_CHECKING:  # it imports this
+    from chairlift.engine.client.base import StreamingClient
+
+
+class Stream:
+    """The outputs of one request; see ``interface.TokenStream``.
+
+    ``admitted`` tells whether an engine has it; ``scheduled`` is when one first began it, as far as
+    that is known, in seconds of ``time.monotonic()``.
+    """
+
+    def __init__(self, request: Submit, client: StreamingClient, claim: Claim) -> None:
+        self.admitted = False
+        self.scheduled: float | None = None
+        self._request = request
+        self._client = client
+        self._claim = claim
+        self._running = {index: RunningChoice() for index in range(request.n)}
+        self._arrived: list[TokenOutput] = []
+        self._death: Exception | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        """What the engine knows it by."""
+        return self._request.request_id
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and output that it may reach."""
+        return len(self._request.prompt) + self._request.params.max_tokens
+
+    @property
+    def replay(self) -> bool:
+        """Whether it is the server's own."""
+        return self._request.replay
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that still run."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """See ``interface.TokenStream.waiting``."""
+        return len(self._arrived)
+
+    @property
+    def progress(self) -> dict[int, int]:
+        """Output tokens of each choice that still runs."""
+        return {index: len(choice.output) for index, choice in self._running.items()}
+
+    def submission(self) -> Submit:
+        """What an engine has to be told: the request, and what it has of its output."""
+        running, request = self._running, self._request
+        if len(running) == request.n and not any(choice.output for choice in running.values()):
+            return request
+        resumed = (choice.resumed(index, self.scheduled) for index, choice in running.items())
+        return msgspec.structs.replace(request, resumed=tuple(resumed))
+
+    def rename(self, request_id: str) -> None:
+        """What the engine still sends under the old id is not for this stream any more."""
+        self._request = msgspec.structs.replace(self._request, request_id=request_id)
+
+    def put(self, output: TokenOutput) -> None:
+        """Takes an output from the engine; one of a choice that has ended is dropped."""
+        choice = self._running.get(output.index)
+        if choice is None:
+            return
+        if self._claim.prompt:
+            self._client.forecast.begin(self._claim)
+        self._claim.spend(len(output.token_ids))
+        choice.add(output, self._client.last_step)
+        if output.finish is not None:
+            self._end(output.index)
+        self._arrived.append(output)
+        self._wake.set()
+
+    def give_up(self, why: str) -> None:
+        """Ends all that runs as "error"; the engine is not told."""
+        running = list(self._running)
+        ended = self._finished(running, "error")
+        for index in running:
+            self.put(failure(self.request_id, index, why))
+        self._client.report(ended)
+
+    def fail(self, death: Exception) -> None:
+        """Nothing more will come."""
+        self._death = death
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
+        while self._running or self._arrived:
+            await self._wake.wait()
+            self._wake.clear()
+            arrived, self._arrived = self._arrived, []
+            if arrived:
+                yield arrived
+            if self._death is not None and self._running:
+                raise self._death
+
+    def stop(self, index: int) -> None:
+        """See ``interface.TokenStream.stop``."""
+        if index in self._running:
+            self._abort(Abort(self.request_id, index, "stop"), [index])
+
+    def close(self) -> None:
+        """See ``interface.TokenStream.close``."""
+        if self._running:
+            self._abort(Abort(self.request_id), list(self._running))
+            self._wake.set()
+
+    def _abort(self, abort: Abort, choices: list[int]) -> None:
+        """Ends choices in the engine, which reports it; or reports what no engine has."""
+        if self.admitted:
+            self._client.send(abort)
+        ended = [] if self.admitted else self._finished(choices, abort.reason)
+        for index in choices:
+            self._end(index)
+        self._client.report(ended)
+
+    def _finished(self, choices: list[int], reason: FinishReason) -> list[FinishedChoice]:
+        now = time.monotonic()
+        running = (self._running[index] for index in choices if not self.replay)
+        return [choice.finished(self._request, reason, self.scheduled, now) for choice in running]
+
+    def _end(self, index: int) -> None:
+        choice = self._running.pop(index)
+        self._claim.spend(self._request.params.max_tokens - len(choice.output))
+        if not self._running:
+            self._client.forecast.remove(self._claim)
+            self._client.forget(self.request_id)

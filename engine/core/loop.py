@@ -1,0 +1,91 @@
+"""What keeps the machine turning: receive, step, send."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.start import start_core
+from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
+from chairlift.engine.errors import ChairliftError, EngineDead
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.messages import (
+    Abort,
+    FromEngine,
+    Loading,
+    Shutdown,
+    StartFailed,
+    Submit,
+    ToEngine,
+    Withdraw,
+)
+from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+# Within what ``client.STOP_SECONDS`` allows.
+CLOSE_SECONDS = 8.0
+
+
+class Inbox(Protocol):
+    """Where an engine's messages arrive."""
+
+    def receive(self, block: bool) -> Iterable[ToEngine]:
+        """All messages that have arrived; with ``block``, waits for one, or for ``wake``."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a ``receive`` that waits, or the next one that would; for any thread."""
+        ...
+
+
+def run(
+    config: EngineConfig,
+    source: ModelSource,
+    inbox: Inbox,
+    send: Callable[[FromEngine], None],
+    on_compute: Callable[[list[Sequence]], None] = lambda sequences: None,
+) -> None:
+    """Starts an engine and works until told to shut down. ``on_compute`` learns whose tokens are
+    about to be computed.
+
+    Raises:
+        EngineDead: a step has failed, and nobody can tell whose fault it is. It is in the log.
+    """
+    with ThreadWatch(blas_threads(), config.threads):
+        try:
+            core, info = start_core(config, source, lambda text: send(Loading(text)))
+        except ChairliftError as error:
+            send(StartFailed(str(error)))
+            return
+        core.on_compute = on_compute
+        core.on_due(inbox.wake)
+        send(info)
+        try:
+            turn(core, inbox, send)
+        except Exception as error:  # of any type; its message may quote a user: told to nobody
+            log.error("a step has failed: %s", trace_of(error))
+            raise EngineDead(f"a step has failed: {type(error).__name__}") from None
+        core.close(CLOSE_SECONDS)
+
+
+def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
+    """The loop. An idle engine sleeps in ``receive``."""
+    while True:
+        for message in inbox.receive(block=core.idle):
+            match message:
+                case Submit():
+                    core.submit(message)
+                case Abort():
+                    core.abort(message)
+                case Withdraw():
+                    core.withdraw(message.request_id)
+                case Shutdown():
+                    return
+        if not core.idle:
+            send(core.step())

@@ -1,0 +1,188 @@
+"""The prefix cache as the engine uses it: looked up, taken from, and fed by sequences."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import mlx.core as mx
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.prefix.match import Evicted
+from chairlift.cache.prefix.tree import PrefixTree
+from chairlift.cache.snapshot import LayerKind, Snapshot
+from chairlift.cache.store.index import Segment
+from chairlift.cache.store.reader import Load
+from chairlift.cache.store.store import PrefixStore
+from chairlift.engine.core.store_stats import StoreReport
+from chairlift.engine.messages import StepStats
+from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+class Prefixes:
+    """Between sequences, which have tokens and a tenant's salt, and the tree of snapshots.
+
+    Args:
+        kinds: what each layer keeps.
+        budget: bytes held in memory at most; 0 turns the prefix cache off.
+        store: takes what memory has no room for; None forgets it.
+    """
+
+    def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
+        self._tree = PrefixTree(kinds, budget, self._dropped if store else None)
+        self._whole = all(kind.window is None for kind in kinds)
+        self._store = store
+        # What steps have told: entries dropped, and of the store.
+        self._evictions = 0
+        self._on_store = None if store is None else StoreReport(store)
+        # Who waits for the disk, by request; the first one's load is under way. One at a time, so
+        # that those behind it, who often want the same, find in memory what it brings.
+        self._fetching: dict[str, Sequence] = {}
+        self._load: Load | None = None
+        self._closing: list[Evicted] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything can be held at all."""
+        return self._tree.budget > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in memory."""
+        return self._tree.nbytes
+
+    @property
+    def due(self) -> bool:
+        """Whether a step has something to take in or to tell, even if there is none to compute."""
+        arrived = self._load is not None and self._load.ended.is_set()
+        return arrived or (self._on_store is not None and self._on_store.due)
+
+    def on_due(self, wake: Callable[[], None]) -> None:
+        """Has ``wake`` called, from other threads, whenever something may have become ``due``."""
+        if self._store is not None:
+            self._store.on_change = wake
+
+    def fetch(self, sequence: Sequence) -> None:
+        """Begins to bring back from disk what leads further than what is in memory.
+
+        The sequence is ``fetching`` until ``take_fetched`` has put it there, or it proves to be
+        gone or broken.
+        """
+        if sequence.apart:
+            return
+        if segments := self._on_disk(sequence):
+            self._fetching[sequence.request_id] = sequence
+            if self._store is not None and self._load is None:
+                self._load = self._store.load(segments)
+
+    def fetching(self, sequence: Sequence) -> bool:
+        """Whether a sequence, or the one that it was forked from, waits for the disk."""
+        return sequence.request_id in self._fetching
+
+    def take_fetched(self) -> None:
+        """Puts into memory what has been read, and goes on with the next."""
+        while self._load is not None and self._load.ended.is_set():
+            load, self._load = self._load, None
+            sequence = self._fetching.pop(next(iter(self._fetching)))
+            for snapshot in load.snapshots():
+                tokens = sequence.ids[: snapshot.stop]
+                if not self._tree.insert(tokens, snapshot, sequence.cache_salt):
+                    break
+            if load.nbytes:
+                log.info(
+                    "read %d bytes of prefixes in %.2f s",
+                    load.nbytes,
+                    load.seconds,
+                    extra={"completion_id": sequence.request_id},
+                )
+            self._read_on()
+
+    def drop(self, request_id: str) -> None:
+        """Nobody waits for a request's prefix any more."""
+        if self._load is not None and request_id == next(iter(self._fetching)):
+            self._load.cancel()
+            self._load = None
+        self._fetching.pop(request_id, None)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Begins the next load. Whose prefix is in memory by now does not need one."""
+        while self._store is not None and self._load is None and self._fetching:
+            request_id, sequence = next(iter(self._fetching.items()))
+            if segments := self._on_disk(sequence):
+                self._load = self._store.load(segments)
+            else:
+                del self._fetching[request_id]
+
+    def _on_disk(self, sequence: Sequence) -> list[Segment]:
+        if self._store is None:
+            return []
+        tokens, salt = sequence.ids[:-1], sequence.cache_salt
+        have = self._tree.match(tokens, salt=salt).length
+        return self._store.find(tokens, have, salt)
+
+    def report(self, stats: StepStats) -> None:
+        """Tells a step's stats what has been seen since the step before, and what is held now."""
+        stats.prefix_bytes = self.nbytes
+        stats.prefix_evictions = self._tree.evictions - self._evictions
+        self._evictions = self._tree.evictions
+        if self._on_store is not None:
+            self._on_store.tell(stats)
+
+    def cached(self, sequence: Sequence) -> int:
+        """How many first tokens of a sequence are held; its last one is computed in any case.
+
+        Notes on it how many it shares with others, held in a usable form or not; and the answer,
+        which stands until the tree changes.
+        """
+        version, length = sequence.match
+        if version != self._tree.version:
+            match = self._tree.match(sequence.ids, len(sequence.tokens) - 1, sequence.cache_salt)
+            sequence.shared, length = match.known, match.length
+            sequence.match = self._tree.version, length
+        return length
+
+    def state(self, sequence: Sequence, length: int) -> Snapshot | None:
+        """The caches after a sequence's first ``length`` tokens, which ``cached`` promised."""
+        if not length:
+            return None
+        match = self._tree.match(sequence.ids, length, sequence.cache_salt)
+        assert match.length == length, (match.length, length)
+        return match.snapshot()
+
+    def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
+        """Takes over what is new in the caches of a sequence's row."""
+        if sequence.replay or sequence.apart or sequence.nonfinite:
+            return  # nobody will ask for it, or not before its row leaves, or may have it
+        # A token may have been in flight when the sequence was ended.
+        tokens = sequence.ids[: cache.offsets[row]]
+        # A window may lack older tokens at a position that the tree has.
+        known = self._tree.match(tokens, salt=sequence.cache_salt).known if self._whole else 0
+        snapshot = cache.extract(row, known).part(known, len(tokens))
+        self._tree.insert(tokens, snapshot, sequence.cache_salt)
+
+    def take_pending(self) -> list[mx.array]:
+        """Copies that have to be evaluated before the buffers they are taken from change."""
+        return self._tree.take_pending()
+
+    def close(self, timeout: float) -> None:
+        """Writes all that is in memory to disk, for so many seconds at most."""
+        if self._store is None:
+            return
+        if self._load is not None:
+            self._load.cancel()
+        mx.eval(self._tree.take_pending())
+        self._closing = []
+        self._tree.evict(self._tree.nbytes)
+        saved = self._store.save_all(self._closing, timeout)
+        log.info("saved %d of %d prefixes in memory", saved, len(self._closing))
+        self._store.close(timeout)
+
+    def _dropped(self, node: Evicted) -> None:
+        if self._closing is not None:
+            self._closing.append(node)
+        elif self._store is not None:
+            self._store.put(node)

@@ -1,0 +1,164 @@
+"""What requests ask of their prompts themselves: gathered chunk by chunk, told when they end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.engine.errors import RowFailed
+from chairlift.engine.messages import PromptLogprobs, TokenOutput
+from chairlift.engine.model.forward import Chunk, Outcome
+from chairlift.engine.sampling.logprobs import Likely, likely_of_many
+from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.sequence import Sequence
+
+
+class Reading(Protocol):
+    """What one prompt is asked for."""
+
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+        """Takes what a chunk adds; nothing is computed yet.
+
+        Args:
+            tokens: all those of the prompt that follow the chunk's first.
+            scored: logits ``[scored, vocabulary]``, if any are wanted of this chunk.
+            hidden: ``[tokens of the chunk, hidden size]``, if the prompt is pooled.
+        """
+        ...
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is to be evaluated with the step of the chunk that was added last."""
+        ...
+
+    def tell(self, output: TokenOutput) -> None:
+        """Adds the whole, evaluated, to what the request is told.
+
+        Raises:
+            RowFailed: the model's numbers are not finite.
+        """
+        ...
+
+
+class Readings:
+    """Of the sequences whose prompts are under way.
+
+    What was gathered belongs to a prompt's first tokens, as its cache does: a prompt that was
+    preempted goes on with both, or begins anew with both.
+    """
+
+    def __init__(self) -> None:
+        self._readings: dict[Sequence, Reading] = {}
+
+    def take(self, plan: Plan, chunks: list[Chunk], outcome: Outcome) -> list[mx.array]:
+        """Takes what a plan's chunks add; returns what is to be evaluated with the step."""
+        self._readings = {s: own for s, own in self._readings.items() if not s.finished}
+        arrays: list[mx.array] = []
+        for number, sequence in enumerate(plan.chunks):
+            begun = plan.cached.get(sequence, sequence.computed)
+            if not begun or sequence not in self._readings:
+                reading = _reading_of(sequence)
+                if reading is None:
+                    continue
+                self._readings[sequence] = reading
+            self._readings[sequence].add(
+                sequence.tokens[begun + 1 :],
+                outcome.scored.get(number),
+                outcome.hidden.get(number),
+            )
+            arrays += self._readings[sequence].arrays
+        return arrays
+
+    def ended(self, plan: Plan) -> dict[Sequence, Reading]:
+        """By choice, those of the prompts that end with a plan; they are under way no more."""
+        ends = {**plan.joins, **plan.ends}
+        whole = {s: self._readings.pop(s) for s in set(ends.values()) if s in self._readings}
+        return {choice: whole[s] for choice, s in ends.items() if s in whole}
+
+
+def _reading_of(sequence: Sequence) -> Reading | None:
+    if sequence.prompt_logprobs is not None:
+        return _Scores(sequence.prompt_logprobs)
+    match sequence.pooling:
+        case "mean":
+            return _Mean()
+        case "last":
+            return _Last()
+    return None
+
+
+class _Scores:
+    """Log-probabilities of a prompt's tokens and of the ``most`` likely ones at their places."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: list[Likely] = []
+
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+        if scored is not None:
+            following = mx.array(tokens[: scored.shape[0]], mx.int32)
+            most = min(self._most, scored.shape[1])
+            self._parts.append(likely_of_many(scored, following, most))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [*self._parts[-1]] if self._parts else []
+
+    def tell(self, output: TokenOutput) -> None:
+        chosen = [np.array(part.chosen, np.float32) for part in self._parts]
+        top = [np.array(part.top, np.float32) for part in self._parts]
+        # -inf is a token that the model rules out; what is not finite in any other way gives NaN.
+        if any(np.isnan(part).any() for part in (*chosen, *top)):
+            raise RowFailed("the model's logits for the prompt are not finite", "nonfinite_logits")
+        output.prompt_logprobs = PromptLogprobs(
+            b"".join(part.tobytes() for part in chosen),
+            b"".join(np.array(part.top_ids, np.int32).tobytes() for part in self._parts),
+            b"".join(part.tobytes() for part in top),
+        )
+
+
+class _Last:
+    """The hidden state of a prompt's last token."""
+
+    def __init__(self) -> None:
+        self._state = mx.zeros((0,))
+
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+        assert hidden is not None
+        self._state = hidden[-1].astype(mx.float32)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self._state]
+
+    def tell(self, output: TokenOutput) -> None:
+        output.embedding = _vector(self._state)
+
+
+class _Mean:
+    """The mean of the hidden states of all a prompt's tokens; added up in float32."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._sum = mx.array(0.0)
+
+    def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
+        assert hidden is not None
+        self._tokens += hidden.shape[0]
+        self._sum = self._sum + hidden.astype(mx.float32).sum(axis=0)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self._sum]
+
+    def tell(self, output: TokenOutput) -> None:
+        output.embedding = _vector(self._sum / self._tokens)
+
+
+def _vector(values: mx.array) -> bytes:
+    vector = np.array(values, np.float32)
+    if not np.isfinite(vector).all():
+        raise RowFailed("the model's hidden states are not finite", "nonfinite_hidden")
+    return vector.tobytes()

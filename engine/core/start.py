@@ -1,0 +1,156 @@
+"""From a configuration to a machine that can take requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+import msgspec
+
+from chairlift.cache.quantized import Quantization
+from chairlift.cache.saved.layers import LayerTemplate
+from chairlift.cache.saved.nodes import fingerprint, weights_sample
+from chairlift.cache.store.store import PrefixStore
+from chairlift.cache.swap.files import SwapFiles
+from chairlift.cache.swap.swap import Swap
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.warm import warm
+from chairlift.engine.device import profile
+from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.errors import ModelError
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.language import Lexicon, lexicon
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.messages import ModelInfo
+from chairlift.engine.model.loader import LoadedModel, load_model
+from chairlift.engine.model.probe import probe
+from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.sequence import Sequence
+
+# How far apart a prompt's recurrent states are kept, in tokens: who is the first to share a prefix
+# shares it up to the last one.
+CHECKPOINT_TOKENS = {"cpu": 128, "gpu": 256}
+
+
+def start_core(
+    config: EngineConfig, source: ModelSource, on_progress: Callable[[str], None]
+) -> tuple[EngineCore, ModelInfo]:
+    """Loads the model, tries it, and sizes the batch to the machine.
+
+    Raises:
+        ModelError: the model cannot be loaded or served, or the limits leave it no room.
+    """
+    loaded = load_model(source, config.dtype, on_progress)
+    return serve_loaded(config, loaded, on_progress, source)
+
+
+def serve_loaded(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    on_progress: Callable[[str], None],
+    source: ModelSource | None = None,
+) -> tuple[EngineCore, ModelInfo]:
+    """The same for a model that is in memory already; prefixes on disk need its ``source``."""
+    on_progress("first step")
+    # Weights that were rounded to a few bits lose next to nothing by a little more rounding, which
+    # who asks for a type is spared.
+    exactly = config.dtype != "auto" or not loaded.quantized
+    eager, own_layers = accelerate(loaded.model, exactly)
+    quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
+    geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
+    kv_bytes, prefix_bytes = profile.kv_and_prefix_bytes(config, vocabulary)
+    mx.set_cache_limit(profile.cache_bytes())
+    try:
+        limits = Limits(
+            max_rows=profile.max_rows(config),
+            max_step_tokens=profile.max_step_tokens(config),
+            kv_bytes=kv_bytes,
+            geometry=geometry,
+            checkpoint=None
+            if geometry.pads or not prefix_bytes
+            else CHECKPOINT_TOKENS[profile.kind()],
+            chunk_multiple=profile.CHUNK_MULTIPLE[profile.kind()],
+            max_scored=profile.max_scored(vocabulary),
+            whole=profile.WHOLE[profile.kind()],
+            ahead=profile.AHEAD[profile.kind()],
+            step_seconds=profile.step_seconds(config),
+            stretch=0.0 if config.max_step_ms else profile.STRETCH[profile.kind()],
+            bands=profile.BANDS,
+            band_bytes=profile.BAND_BYTES[profile.kind()],
+            ageing=config.priority_ageing,
+        )
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    contexts = (limits.max_context, loaded.max_context, config.max_context)
+    info = ModelInfo(
+        architecture=loaded.architecture,
+        dtype=loaded.dtype,
+        device=profile.name(),
+        vocab_size=vocabulary,
+        max_context=min(length for length in contexts if length is not None),
+        max_rows=limits.max_rows,
+        max_queue=config.max_queue,
+        kv_limit_bytes=limits.kv_bytes,
+        kv_bytes_per_token=geometry.bytes_per_token,
+        weight_bytes=loaded.weight_bytes,
+        limits=limits,
+        kv_bits=config.kv_bits,
+        kv_group_size=config.kv_group_size if config.kv_bits else None,
+    )
+    compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
+    store = _store(config, loaded, source, layers)
+    swap = _swap(config, layers)
+    if profile.kind() == "gpu":
+        on_progress("compiling kernels")
+        warm(
+            EngineCore(
+                loaded.model, vocabulary, limits, quantization=quantization, layers=own_layers
+            )
+        )
+    core = EngineCore(
+        *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
+        layers=own_layers,
+        compiler=compiler,
+    )
+    return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)
+
+
+def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
+    return lexicon(load_tokenizer(source), vocabulary)
+
+
+def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:
+    directory = config.swap_dir
+    try:
+        files = None if directory is None else SwapFiles(directory, config.swap_dir_bytes)
+    except OSError as error:
+        raise ModelError(f"swap-dir {directory}: {error}") from error
+    kinds = [layer.kind for layer in layers]
+    offloads = profile.kind() == "gpu"
+    return Swap(kinds, profile.swap_bytes(config), files, offloads, lambda sequence: sequence.rank)
+
+
+def _store(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    source: ModelSource | None,
+    layers: list[LayerTemplate],
+) -> PrefixStore | None:
+    directory = config.prefix_cache_dir
+    if directory is None or source is None:
+        return None
+    weights = [source.path] if source.kind == "gguf" else sorted(source.path.glob("*.safetensors"))
+    quantized = (config.kv_bits, config.kv_group_size) if config.kv_bits else ()
+    configuration = json.dumps(loaded.config, sort_keys=True, default=str)
+    try:
+        model = fingerprint(
+            loaded.architecture, loaded.dtype, configuration, weights_sample(weights), *quantized
+        )
+        kinds = [layer.kind for layer in layers]
+        return PrefixStore(directory, config.prefix_cache_dir_bytes, model, kinds, layers)
+    except OSError as error:
+        raise ModelError(f"prefix-cache-dir {directory}: {error}") from error

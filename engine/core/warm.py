@@ -1,0 +1,36 @@
+"""Steps that nobody waits for: an accelerator compiles its kernels when they are first called."""
+
+from __future__ import annotations
+
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.messages import SamplingParams, Submit, Thinking
+
+_EVERYTHING = SamplingParams(
+    max_tokens=4,
+    seed=0,
+    temperature=0.8,
+    top_k=8,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={0: 1.0},
+    logprobs=1,
+    stop_token_ids=(0,),
+    min_tokens=1,
+)
+_GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
+_HELD = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), budget=1))
+
+
+def warm(core: EngineCore) -> None:
+    """Has a few short requests served, of every kind of sampling, by an engine to be thrown away.
+
+    They join and leave in different steps, alone and beside others.
+    """
+    for number, params in enumerate((_GREEDY, _EVERYTHING, _GREEDY, _HELD)):
+        core.submit(Submit(str(number), [1, 0] * (1 + number), params))
+        core.step()
+    while not core.idle:
+        core.step()

@@ -1,0 +1,202 @@
+"""Attention of float32 models on the host: NumPy between the BLAS's products, block by block.
+
+Exact to float32 rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.cache.layer import Mask
+from chairlift.cache.packed import Part
+from chairlift.engine.cpu.gemm import Floats, products
+from chairlift.engine.cpu.views import BLOCK, view
+from chairlift.engine.model.attention_blocks import (
+    SCORE_BYTES,
+    Block,
+    blocks,
+    by_head,
+    fused_in_blocks,
+    part_of,
+)
+
+# Far below any score, and finite, so that a query that sees nothing gives no NaN.
+MASKED = np.float32(-1e30)
+# Scores within this of 0 need not be taken relative to their row's highest: neither e to the power
+# of 60 nor a sum of a billion of them is too large for float32, nor is their inverse too small.
+MODEST = 60
+# Scores of one row and head up to which its products go to the BLAS all at once.
+FEW = 1 << 18
+
+
+def attend(
+    parts: Sequence[Part], scale: float, sinks: mx.array | None
+) -> Sequence[mx.array | None]:
+    """Grouped-query attention; see ``engine.model.attention.Attend``.
+
+    In float32 and without sinks it evaluates all that it is given, and one matrix product serves
+    all query heads that share a key head. What is otherwise is left to mlx-lm, but for scores that
+    are too many to be there at once.
+    """
+    if sinks is not None or not all(map(_plain, parts)):
+        return [_in_blocks(part, scale, sinks) for part in parts]
+    grouped = [_grouped(part) for part in parts]
+    masks = [part.mask for part in parts if isinstance(part.mask, mx.array)]
+    mx.eval(grouped, masks, [(part.keys, part.values) for part in parts])
+    return [_attended(part, queries, scale) for part, queries in zip(parts, grouped, strict=True)]
+
+
+def _plain(part: Part) -> bool:
+    arrays = (part.queries, part.keys, part.values)
+    mask = part.mask
+    return all(array.dtype == mx.float32 for array in arrays) and (
+        not isinstance(mask, mx.array) or mask.dtype == mx.bool_
+    )
+
+
+def _in_blocks(part: Part, scale: float, sinks: mx.array | None) -> mx.array | None:
+    rows, heads, step, _ = part.queries.shape
+    if 4 * rows * heads * step * part.keys.shape[2] <= SCORE_BYTES:
+        return None
+    return fused_in_blocks(part.queries, part.keys, part.values, part.mask, scale, sinks)
+
+
+def _grouped(part: Part) -> mx.array:
+    """Queries as ``[rows, key heads, query heads of each * step, dim]``."""
+    rows, heads, step, dim = part.queries.shape
+    shared = part.keys.shape[1]
+    return part.queries.reshape(rows, shared, heads // shared * step, dim)
+
+
+def _attended(part: Part, grouped: mx.array, scale: float) -> mx.array:
+    rows, heads, step, _ = part.queries.shape
+    mixed = attended(view(grouped), part.keys, part.values, part.mask, step, scale)
+    return mx.array(mixed.reshape(rows, heads, step, -1))
+
+
+def attended(
+    grouped: Floats,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    step: int,
+    scale: float,
+    score_bytes: int = SCORE_BYTES,
+) -> Floats:
+    """Attention where the host computes it.
+
+    Args:
+        grouped: queries ``[rows, key heads, query heads of each * step, dim]``.
+        keys, values: ``[rows, key heads, columns, dim]``.
+        mask: None, "causal", or booleans ``[rows, heads or 1, step, columns]``, with an axis more
+            in the form of ``LayerCache.grouped_masks``.
+        score_bytes: see ``engine.model.attention_blocks``.
+
+    Returns:
+        ``[rows, key heads, query heads of each * step, value dim]``, in memory of its own.
+    """
+    rows, key_heads, queries, dim = grouped.shape
+    seen, width = keys.shape[2], values.shape[3]
+    shape = (rows, key_heads, queries // step, step)
+    shown = by_head(view(mask), key_heads) if isinstance(mask, mx.array) else mask
+    if 4 * rows * key_heads * queries * seen <= score_bytes:
+        return _block(grouped, keys, values, _hidden(shown, None, step, seen), shape, scale)
+    apart = grouped.reshape(*shape, dim)
+    mixed = np.empty((rows * key_heads * queries, width), np.float32)
+    done = 0
+    for block in blocks(shape, seen, score_bytes):
+        part = apart[block]
+        hidden = _hidden(shown, block, step, seen)
+        columns = slice(seen if hidden is None else hidden.first + hidden.where.shape[-1])
+        heads = (block.rows, block.key_heads, columns)
+        flat = part.reshape(*part.shape[:2], -1, dim)
+        result = _block(flat, keys[heads], values[heads], hidden, part.shape[:4], scale)
+        count = result.size // width
+        mixed[done : done + count] = result.reshape(count, width)
+        done += count
+    return mixed.reshape(rows, key_heads, queries, width)
+
+
+class _Hidden(NamedTuple):
+    """What queries do not see of the columns from ``first`` on; they see those before. ``where``
+    broadcasts to ``[rows, key heads, query heads, step, columns from first]``.
+    """
+
+    first: int
+    where: NDArray[np.bool_]
+
+
+def _block(
+    grouped: Floats,
+    keys: mx.array,
+    values: mx.array,
+    hidden: _Hidden | None,
+    shape: tuple[int, ...],
+    scale: float,
+) -> Floats:
+    """The same for queries of one block, ``shape`` being that of its axes."""
+    rows, key_heads, _, step = shape
+    seen = keys.shape[2]
+    if rows > 1 or step * seen <= FEW:
+        weights = products(grouped, view(keys).swapaxes(-1, -2), scale)
+        sums = _exponentials(weights.reshape(*shape, seen), hidden)
+        mixed = products(weights, view(values))
+    else:  # few and large products: MLX does one after the other with all cores
+        scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
+        sums = _exponentials(view(scores).reshape(*shape, seen), hidden)
+        mixed = view(scores @ values)
+    mixed /= sums.reshape(rows, key_heads, -1, 1)
+    return mixed
+
+
+def _hidden(
+    shown: NDArray[np.bool_] | str | None, block: Block | None, step: int, seen: int
+) -> _Hidden | None:
+    """What a block's queries do not see; all queries' without a block."""
+    if shown is None:
+        return None
+    if isinstance(shown, str):
+        # The first of the new tokens is the first column that not all queries see.
+        first, tokens = seen - step, slice(0, step) if block is None else block.tokens
+        columns, own = np.arange(tokens.stop), np.arange(tokens.start, tokens.stop)
+        return _Hidden(first, columns > own[:, None])
+    return _Hidden(0, ~(shown if block is None else part_of(shown, block)))
+
+
+def _exponentials(scores: Floats, hidden: _Hidden | None) -> Floats:
+    """Makes weights of scores, in place; what is hidden weighs nothing.
+
+    Returns:
+        The sums over the last axis, ``[..., 1]``, by which the weights have yet to be divided.
+    """
+    axis = int(np.argmax(scores.shape[:-1]))
+    if scores.size > BLOCK and scores.shape[axis] > 1:
+        middle = scores.shape[axis] // 2
+        before = (slice(None),) * axis
+        halves = [(*before, slice(None, middle)), (*before, slice(middle, None))]
+        if hidden is None:
+            parts = [_exponentials(scores[half], None) for half in halves]
+        else:
+            first, where = hidden
+            where = np.broadcast_to(where, (*scores.shape[:-1], where.shape[-1]))
+            parts = [_exponentials(scores[half], _Hidden(first, where[half])) for half in halves]
+        return np.concatenate(parts, axis=axis)
+    if scores.min() > -MODEST and scores.max() < MODEST:
+        np.exp(scores, out=scores)
+        _fill(scores, 0, hidden)
+    else:
+        _fill(scores, MASKED, hidden)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+    sums: Floats = np.einsum("...k->...", scores)[..., None]
+    return np.maximum(sums, np.finfo(np.float32).tiny)
+
+
+def _fill(scores: Floats, value: float | np.float32, hidden: _Hidden | None) -> None:
+    if hidden is not None:
+        np.copyto(scores[..., hidden.first :], np.float32(value), where=hidden.where)

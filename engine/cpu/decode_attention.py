@@ -1,0 +1,95 @@
+"""An attention layer's decode step on the host, from its input to its output.
+
+Between products that are computed there, rotary embedding, attention and a dozen small operations
+of MLX's take as long as the products of a small model. With few rows this is all NumPy's; MLX only
+writes the new keys and values. Layers are taken over that do what is done here, which is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.layer import LayerCache
+from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.cpu.attention import attended
+from chairlift.engine.cpu.bf16_linear import NarrowLinear, few
+from chairlift.engine.cpu.kernels import SharedRope
+from chairlift.engine.cpu.views import view
+
+log = logging.getLogger(__name__)
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def install(model: Any) -> None:
+    """Takes over the attention layers of a model that are narrow and like Llama's."""
+    count = sum(_take_over(layer) for layer in model.modules())
+    if count:
+        log.info("decode attention on the host: %d layers", count)
+
+
+def _take_over(layer: Any) -> bool:
+    children = layer.children()
+    if set(children) != {*_PROJECTIONS, "rope"} or type(layer.rope) is not SharedRope:
+        return False
+    projections = [children[name] for name in _PROJECTIONS]
+    if any(not isinstance(part, NarrowLinear) or "bias" in part for part in projections):
+        return False
+    theirs: Any = type(layer)
+
+    def decode(own: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
+        ours = type(cache) is LayerCache and not more and x.shape[1] == 1 and few(x)
+        result: mx.array = (
+            _decode(own, x, mask, cache) if ours else theirs.__call__(own, x, mask, cache, **more)
+        )
+        return result
+
+    if not _alike(layer, decode):
+        return False
+    layer.__class__ = type(theirs.__name__, (theirs,), {"__call__": decode})
+    return True
+
+
+def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
+    rows, _, width = x.shape
+    dim = layer.rope.dims
+    matrix = layer.q_proj.products.matrix
+    product = matrix(view(x).reshape(rows, width))
+    queries, _, values = matrix.apart(product)
+    heads, key_heads = queries.shape[1] // dim, values.shape[1] // dim
+    both = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
+    turned = layer.rope.rotate(both, cache.offset)
+    new = turned[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
+    seen = cache.update_and_fetch(*map(mx.array, new))
+    mx.eval(seen, [] if mask is None else mask)
+    grouped = turned[:, :heads].reshape(rows, key_heads, -1, dim)
+    mixed = attended(grouped, *seen, mask, 1, layer.scale)
+    result: mx.array = mx.array(layer.o_proj.products.matrix(mixed.reshape(rows, -1)))
+    return result[:, None]
+
+
+def _alike(layer: Any, decode: Any) -> bool:
+    """Whether a layer's own decode step gives the same, behind a few tokens."""
+    inputs = layer.q_proj.weight.shape[1]
+    prompt, token = (mx.random.normal((2, n, inputs), key=mx.random.key(n)) for n in (3, 1))
+    results = []
+    for call in (type(layer).__call__, decode):
+        batch = BatchCache([LayerKind(None)])
+        cache = batch.layers[0]
+        for _ in range(2):
+            batch.join(columns=4)
+        try:
+            with batch.step(3):
+                mx.eval(type(layer).__call__(layer, prompt, cache.make_mask(3), cache))
+            with batch.step(1):
+                results.append(call(layer, token, cache.make_mask(1), cache))
+                mx.eval(results)
+        except Exception as error:  # a model's own code, which may raise anything
+            log.debug("an attention layer is of another form: %s", error)
+            return False
+    theirs, ours = results
+    return bool(mx.allclose(ours, theirs, rtol=1e-3, atol=1e-3).item())

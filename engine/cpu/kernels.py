@@ -1,0 +1,136 @@
+"""What lies between the matrix products, computed on the host when MLX computes there anyway.
+
+MLX's CPU backend takes 12 ns a number for ``exp`` and all that is built on it (0.32.4, x86-64),
+and does the query heads that share a key head one by one; NumPy, on the same memory, takes half a
+nanosecond. So a float32 model's SwiGLU and attention are taken over by NumPy. What these need is
+evaluated while the graph is being built: such a model is *eager*, and a step of it may be built
+only when nothing else uses the buffers that it writes. Everything here is exact to float32
+rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx.utils import tree_flatten, tree_unflatten
+
+from chairlift.engine.cpu import bf16_linear, views
+from chairlift.engine.cpu.attention import attend
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.views import view
+from chairlift.engine.model.attention import install as install_attention
+from chairlift.engine.model.attention import names_of
+
+
+def exp(x: mx.array) -> mx.array:
+    """e to the power of x, elementwise and lazy: ``power`` takes a third of ``mx.exp``'s time."""
+    return mx.power(math.e, x)
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """``silu(gate) * x``, elementwise, float32. Evaluates both."""
+    mx.eval(gate, x)
+    flat = (-1, gate.shape[-1])
+    return mx.array(views.swiglu(view(gate).reshape(flat), view(x).reshape(flat))).reshape(x.shape)
+
+
+class SharedRope(Module):
+    """Rotary embedding whose sines and cosines are computed once a step, not once a layer.
+
+    Layers with the same settings share ``tables``, keyed by what they rotate for; a step rebinds
+    its offsets, so that only the last step's tables can ever be asked for.
+    """
+
+    def __init__(self, rope: RoPE, tables: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dims = rope.dims
+        self._scale = rope.scale
+        # As MLX computes them: at long positions other roundings would show.
+        step = math.log(rope.base) / (rope.dims // 2)
+        self._frequencies = mx.exp(mx.arange(0, -(rope.dims // 2), -1) * step)
+        self._tables = tables
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Rotates ``[rows, heads, length, dim]``, row r's positions starting at ``offset[r]``."""
+        cos, sin = self._table(offset, x.shape[2])
+        half = self._dims // 2
+        first, second, rest = x[..., :half], x[..., half : self._dims], x[..., self._dims :]
+        turned = [first * cos - second * sin, first * sin + second * cos]
+        whole = mx.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
+        return whole.astype(x.dtype)
+
+    def rotate(self, x: Floats, offset: mx.array) -> Floats:
+        """The same for one token a row, ``[rows, heads, dim]``, all of whose numbers turn."""
+        tables = self._tables
+        cos, sin = self._table(offset, 1)
+        if "host" not in tables:
+            tables["host"] = view(cos)[:, :, 0], view(sin)[:, :, 0]
+        cosines, sines = tables["host"]
+        half = self._dims // 2
+        first, second = x[..., :half], x[..., half:]
+        turned = np.empty(x.shape, np.float32)
+        np.multiply(first, cosines, out=turned[..., :half])
+        turned[..., :half] -= second * sines
+        np.multiply(first, sines, out=turned[..., half:])
+        turned[..., half:] += second * cosines
+        return turned
+
+    @property
+    def dims(self) -> int:
+        """How many of a head's numbers turn."""
+        return self._dims
+
+    def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
+        tables = self._tables
+        if tables.get("offset") is not offset or tables.get("length") != length:
+            start = mx.array(offset).reshape(-1)
+            positions = (start[:, None] + mx.arange(length)) * self._scale
+            angles = positions[:, None, :, None] * self._frequencies
+            tables.clear()
+            tables |= {"offset": offset, "length": length, "cos": mx.cos(angles)}
+            tables["sin"] = mx.sin(angles)
+        return tables["cos"], tables["sin"]
+
+
+def install(model: Any, exactly: bool = True) -> bool:
+    """Gives a float32 model the parts above where it has mlx-lm's: the same numbers, sooner.
+
+    Args:
+        exactly: see ``narrow.install``.
+
+    Returns:
+        Whether the model is eager now.
+    """
+    _share_ropes(model)
+    narrowed = bf16_linear.install(model, exactly)
+    names = names_of(model)
+    original = names.get("swiglu")
+    if original is not None and not hasattr(original, "replaces"):
+        names["swiglu"] = _swiglu(original)
+    return install_attention(model, attend) or original is not None or narrowed
+
+
+def _swiglu(original: Any) -> Any:
+    def host_swiglu(gate: mx.array, x: mx.array) -> mx.array:
+        plain = gate.dtype == x.dtype == mx.float32
+        result: mx.array = swiglu(gate, x) if plain else original(gate, x)
+        return result
+
+    host_swiglu.replaces = original  # type: ignore[attr-defined]
+    return host_swiglu
+
+
+def _share_ropes(model: Any) -> None:
+    tables: dict[tuple[float, ...], dict[str, Any]] = {}
+    replaced: list[tuple[str, Module]] = []
+    leaves: Any = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
+    for name, layer in leaves:
+        if type(layer) is RoPE and not layer.traditional:
+            settings = (layer.dims, layer.base, layer.scale)
+            replaced.append((name, SharedRope(layer, tables.setdefault(settings, {}))))
+    model.update_modules(tree_unflatten(replaced))

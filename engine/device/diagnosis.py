@@ -1,0 +1,165 @@
+"""What this machine has to serve with, what it lacks, and what would make it faster."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.hub.fetch import SMOLLM2
+from chairlift.engine.process.open_files import import_mlx_lm
+
+_PACKAGES = ("chairlift", "mlx", "mlx-lm")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# A connection takes one; the server keeps some more.
+_ENOUGH_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``advice`` is what would make it better, None where nothing would.
+
+    ``serves`` is False where Chairlift cannot serve because of it.
+    """
+
+    topic: str
+    value: str
+    advice: str | None = None
+    serves: bool = True
+
+
+def diagnose(host: str, port: int) -> Iterator[Finding]:
+    """Looks at everything, for a server at that address. Imports MLX and computes with it."""
+    yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
+    for package in _PACKAGES:
+        yield _installed(package)
+    # NOTE: before anything imports MLX.
+    blas = load_fast_blas()
+    try:
+        import_mlx_lm()
+        from chairlift.engine.device import profile
+
+        on_cpu = profile.kind() == "cpu"
+        yield _device()
+    except Exception as error:
+        # An import that fails, or a driver: MLX raises many kinds.
+        yield _no_device(error)
+    else:
+        if on_cpu:
+            if sys.platform == "linux":
+                yield _blas(blas.name, blas.warning)
+                yield _matrix_units(blas.name)
+            yield _cores()
+        yield _kernels(on_cpu)
+        yield _memory(profile.free_memory())
+    if _HUGE_PAGES.exists():
+        yield _huge_pages(_HUGE_PAGES.read_text())
+    yield _files()
+    yield _port(host, port)
+
+
+def _installed(package: str) -> Finding:
+    try:
+        return Finding(package, version(package))
+    except PackageNotFoundError:
+        return Finding(package, "not installed", f"pip install {package}", serves=False)
+
+
+def _device() -> Finding:
+    import mlx.core as mx
+
+    from chairlift.engine.device import profile
+
+    # What a driver or a library lacks shows when something is computed, not before.
+    total = (mx.ones((64, 64)) @ mx.ones((64, 64))).sum().item()
+    works = total == 64**3
+    advice = None if works else "MLX computes wrongly here: install it again"
+    return Finding("device", f"{profile.kind()}: {profile.name()}", advice, works)
+
+
+def _no_device(error: Exception) -> Finding:
+    advice = "install MLX's backend: pip install 'chairlift[cpu]', or [cuda12], or [cuda13]"
+    cause = " ".join(str(error).split())[:300] or type(error).__name__
+    return Finding("device", f"MLX does not work: {cause}", advice, serves=False)
+
+
+def _blas(name: str | None, warning: str | None) -> Finding:
+    advice = warning
+    if name != "mkl" and platform.machine() == "x86_64":
+        mkl = "MKL is a sixth faster than OpenBLAS: pip install 'chairlift[mkl]'"
+        advice = mkl if advice is None else f"{advice}; {mkl}"
+    return Finding("BLAS", name or "MLX's own", advice)
+
+
+def _matrix_units(blas: str | None) -> Finding:
+    from chairlift.engine.cpu import bf16_matmul
+
+    if bf16_matmul.available():
+        return Finding("matrix units", "AMX for bfloat16, used")
+    if bf16_matmul.has_units():
+        advice = f"{blas or 'this BLAS'} does not drive them: pip install 'chairlift[mkl]'"
+        return Finding("matrix units", "AMX for bfloat16, not used", advice)
+    return Finding("matrix units", "none")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = os.getloadavg()[0]
+    busy = load > 0.5 * (cores or 1)
+    advice = "other processes keep them busy, and every step waits for the slowest core"
+    return Finding("cores", f"{cores}, load {load:.1f}", advice if busy else None)
+
+
+def _kernels(on_cpu: bool) -> Finding:
+    from chairlift.engine.device.acceleration import cuda_kernels_work
+
+    if on_cpu:
+        return Finding("kernels", "attention and activations on the host")
+    if cuda_kernels_work():
+        return Finding("kernels", "CUDA: attention of rows, joins and moves")
+    if sys.platform == "darwin":
+        return Finding("kernels", "MLX's own, on Metal")
+    advice = "ours for CUDA did not compile, or were wrong here; the log says why"
+    return Finding("kernels", "MLX's own", advice)
+
+
+def _memory(free: int) -> Finding:
+    enough = free > SMOLLM2.size
+    advice = None if enough else "not even the default model fits: end something else"
+    return Finding("free memory", f"{free / 1e9:.1f} GB where MLX computes", advice, enough)
+
+
+def _huge_pages(setting: str) -> Finding:
+    chosen = setting[setting.find("[") + 1 : setting.find("]")]
+    advice = f"3 % more tokens a second on the CPU: echo madvise > {_HUGE_PAGES}"
+    return Finding("huge pages", chosen, advice if chosen == "never" else None)
+
+
+def _files() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    enough = limit == resource.RLIM_INFINITY or limit >= _ENOUGH_FILES
+    shown = "no limit" if limit == resource.RLIM_INFINITY else str(limit)
+    advice = f"each connection takes one: ulimit -n {_ENOUGH_FILES}"
+    return Finding("open files", shown, None if enough else advice)
+
+
+def _port(host: str, port: int) -> Finding:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As the server does, to which connections that have just ended are no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        advice = "another server may be running there: end it, or choose another --port"
+        return Finding("port", f"{host}:{port}: {error.strerror}", advice, serves=False)
+    return Finding("port", f"{host}:{port} is free")

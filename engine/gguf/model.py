@@ -1,0 +1,243 @@
+"""A GGUF file's tensors in mlx-lm's model classes, quantized blocks kept where MLX has the like."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType as GGMLType
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
+from mlx_lm.models.rope_utils import initialize_rope
+
+from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.gguf.config import model_config
+from chairlift.engine.gguf.file import GGUFFile, GGUFTensor
+
+_MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3_text": gemma3_text}
+
+_TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_LAYER_NAMES = _LAYER_NAMES | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Frequency factors of Llama 3; they become its rope_scaling instead of a parameter.
+_ROPE_FACTORS = "rope_freqs.weight"
+
+# MLX's affine groups hold as many weights as a block of these formats.
+_GROUP = 32
+_KEPT_BITS = {GGMLType.Q4_0: 4, GGMLType.Q4_1: 4, GGMLType.Q8_0: 8}
+_FLOATING = {GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64}
+_PROGRESS_SECONDS = 0.5
+
+
+def own_dtype(file: GGUFFile) -> mx.Dtype:
+    """The type to compute in on an accelerator, where the operator named none.
+
+    float16 holds the block scales of quantized files exactly, but only llama was made to run in
+    it: the others' activations leave its range, so they get bfloat16, whose rounding of a scale
+    (0.2 %) is below the quantization's own error.
+    """
+    types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if types == {GGMLType.F32}:
+        return mx.float32
+    if GGMLType.BF16 in types or file.get("general.architecture", str, "") != "llama":
+        return mx.bfloat16
+    return mx.float16
+
+
+def is_quantized(file: GGUFFile) -> bool:
+    """Whether there are blocks of fewer bits than a floating-point type has."""
+    return not {tensor.type for tensor in file.tensors.values()} <= _FLOATING
+
+
+def build_model(
+    file: GGUFFile, *, keep_quantized: bool, dtype: mx.Dtype, on_progress: Callable[[str], None]
+) -> tuple[Module, dict[str, Any]]:
+    """mlx-lm's model with the file's weights, and its configuration.
+
+    Floating-point parameters, scales and biases of quantized ones too, are of ``dtype``.
+    ``keep_quantized`` keeps Q4_0, Q4_1 and Q8_0 blocks as MLX's affine groups of 32, of the same
+    values (exactly, where ``dtype`` is float32 or float16); all else is dequantized.
+
+    Raises:
+        ModelError: metadata or tensors are missing or do not fit together.
+        UnsupportedModel: the architecture or a tensor is not supported.
+    """
+    config = model_config(file)
+    if _ROPE_FACTORS in file.tensors:
+        config["rope_scaling"] = _llama3_scaling(file, config)
+    weights: dict[str, mx.array] = {}
+    kept: dict[str, int] = {}
+    next_report = time.monotonic()
+    for done, (tensor, name) in enumerate(_named_tensors(file, config)):
+        if time.monotonic() >= next_report:
+            next_report = time.monotonic() + _PROGRESS_SECONDS
+            on_progress(f"loading weights: {done} of {len(file.tensors)} tensors")
+        rows = file.raw(tensor)
+        if config["model_type"] == "llama":
+            rows = _unpermute(file, rows, name, config)
+        if keep_quantized and tensor.type in _KEPT_BITS and name.endswith(".weight"):
+            module = name.removesuffix(".weight")
+            kept[module] = _KEPT_BITS[tensor.type]
+            packed, scales, biases = pack_affine(rows, tensor.type)
+            new = {name: packed}
+            new[f"{module}.scales"] = scales.astype(dtype)
+            new[f"{module}.biases"] = biases.astype(dtype)
+        else:
+            values = _dequantize(file, tensor, rows)
+            if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+                values = values - 1.0  # llama.cpp's norms multiply by w, Gemma's by 1 + w
+            new = {name: mx.array(values).astype(dtype)}
+        mx.eval(new)  # now, so that no more than one tensor exists twice
+        weights |= new
+    return _assemble(file, config, weights, kept), config
+
+
+def pack_affine(
+    rows: npt.NDArray[np.uint8], type_: GGMLType
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Q4_0, Q4_1 or Q8_0 blocks, [rows, bytes], as MLX's packed weight, scales and biases.
+
+    Loses nothing: a weight is scale * q + bias, where scale and Q4_1's bias are the block's own
+    float16, and the bias of Q4_0 (-8 scales) and Q8_0 (-128 scales) differs from it by a power of
+    two. Those of Q8_0 can leave float16's range, so scales and biases are returned in float32.
+    """
+    n = rows.shape[0]
+    if type_ == GGMLType.Q8_0:
+        blocks = rows.reshape(n, -1, 2 + _GROUP)
+        scales = _float16_at(blocks, 0)
+        biases = -128.0 * scales
+        # Two's complement to offset binary: int8 q as uint8 q + 128.
+        codes = blocks[..., 2:] ^ 0x80
+    else:
+        header = 2 if type_ == GGMLType.Q4_0 else 4
+        blocks = rows.reshape(n, -1, header + _GROUP // 2)
+        scales = _float16_at(blocks, 0)
+        biases = -8.0 * scales if type_ == GGMLType.Q4_0 else _float16_at(blocks, 2)
+        # GGML: low nibbles hold weights 0-15, high ones 16-31. MLX: two neighbours a byte.
+        packed = blocks[..., header:]
+        nibbles = np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
+        codes = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+    words = np.ascontiguousarray(codes).reshape(n, -1).view("<u4")
+    return mx.array(words), mx.array(scales), mx.array(biases)
+
+
+def _float16_at(blocks: npt.NDArray[np.uint8], byte: int) -> npt.NDArray[np.float32]:
+    field = np.ascontiguousarray(blocks[..., byte : byte + 2])
+    return field.view("<f2")[..., 0].astype(np.float32)
+
+
+def _named_tensors(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[GGUFTensor, str]]:
+    """Each tensor that becomes a parameter, with the parameter's name."""
+    layer_names = _GEMMA3_LAYER_NAMES if config["model_type"] == "gemma3_text" else _LAYER_NAMES
+    for tensor in file.tensors.values():
+        if tensor.name == _ROPE_FACTORS:
+            continue
+        stem, _, suffix = tensor.name.rpartition(".")
+        match = _LAYER_TENSOR.fullmatch(tensor.name)
+        if match and match[2] in layer_names:
+            yield tensor, f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"
+        elif stem in _TOP_NAMES and suffix == "weight":
+            yield tensor, f"{_TOP_NAMES[stem]}.weight"
+        else:
+            raise UnsupportedModel(
+                f"{file.path}: tensor {tensor.name} has no place in a {config['model_type']} model"
+            )
+
+
+def _unpermute(
+    file: GGUFFile, rows: npt.NDArray[np.uint8], name: str, config: dict[str, Any]
+) -> npt.NDArray[np.uint8]:
+    """Undoes GGUF's interleaving of llama's RoPE pairs: within a head, rows 0 2 4 … 1 3 5 …."""
+    if name.endswith("q_proj.weight"):
+        heads = config["num_attention_heads"]
+    elif name.endswith("k_proj.weight"):
+        heads = config["num_key_value_heads"]
+    else:
+        return rows
+    if rows.shape[0] != heads * config["head_dim"]:
+        raise ModelError(f"{file.path}: tensors do not match the metadata: {name}")
+    by_head = rows.reshape(heads, config["head_dim"] // 2, 2, rows.shape[1])
+    return by_head.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _dequantize(
+    file: GGUFFile, tensor: GGUFTensor, rows: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.float32]:
+    try:
+        values: npt.NDArray[np.float32] = gguf.dequantize(rows, tensor.type)
+    except NotImplementedError:
+        raise UnsupportedModel(
+            f"{file.path}: tensor {tensor.name} has type {tensor.type.name}, "
+            "which cannot be dequantized"
+        ) from None
+    return values.reshape(tensor.shape)
+
+
+def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
+    """The rope_scaling whose frequencies are the file's: Llama 3.1's, with the file's factor."""
+    tensor = file.tensors[_ROPE_FACTORS]
+    factors = _dequantize(file, tensor, file.raw(tensor)).reshape(-1)
+    dims, base = config["head_dim"], config["rope_theta"]
+    if config["model_type"] != "llama" or factors.size != dims // 2:
+        raise UnsupportedModel(f"{file.path}: {_ROPE_FACTORS} does not fit the model")
+    scaling: dict[str, Any] = {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    wanted = base ** (np.arange(0, dims, 2) / dims) * factors
+    made = np.array(initialize_rope(dims, base, False, scaling)._freqs)
+    if not np.allclose(made, wanted, rtol=1e-3):
+        raise UnsupportedModel(f"{file.path}: {_ROPE_FACTORS} is not Llama 3's scaling")
+    return scaling
+
+
+def _assemble(
+    file: GGUFFile, config: dict[str, Any], weights: dict[str, mx.array], kept: dict[str, int]
+) -> Module:
+    module = _MODULES[config["model_type"]]
+    model: Module = module.Model(module.ModelArgs.from_dict(config))
+    weights = model.sanitize(weights)
+
+    def quantization(path: str, _: Module) -> bool | dict[str, int]:
+        return {"group_size": _GROUP, "bits": kept[path]} if path in kept else False
+
+    if kept:
+        quantize(model, class_predicate=quantization)
+    try:
+        model.load_weights(list(weights.items()), strict=True)
+    except ValueError as error:
+        cause = " ".join(str(error).split())
+        raise ModelError(f"{file.path}: tensors do not match the metadata: {cause}") from error
+    model.eval()
+    return model

@@ -1,0 +1,95 @@
+"""The models that are on disk: Chairlift's own, those of the hub's cache, and those of folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.engine.errors import ModelError
+from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.hub.fetch import SMOLLM2, cache_dir
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on disk.
+
+    ``name`` is what ``chairlift serve`` calls it by; ``architecture`` is what its configuration or
+    header says, which need not be one that is served; ``size`` is in bytes, of all its files.
+    """
+
+    name: str
+    architecture: str
+    size: int
+    path: Path
+
+
+def stored_models(folders: Iterable[Path] = ()) -> list[StoredModel]:
+    """All of them, by name; ``folders`` are searched to their depths for further ones."""
+    found = {model.path: model for model in _ours()}
+    for model in _of_hub():
+        found.setdefault(model.path, model)
+    for folder in folders:
+        for model in _below(folder):
+            found.setdefault(model.path, model)
+    return sorted(found.values(), key=lambda model: (model.name.lower(), model.path))
+
+
+def _ours() -> Iterator[StoredModel]:
+    for path in (cache_dir() / "models").glob("*.gguf"):
+        default = path.name == Path(SMOLLM2.member).name
+        yield _gguf(path, DEFAULT_MODEL if default else str(path))
+
+
+def _of_hub() -> Iterator[StoredModel]:
+    # Imported late: half a second.
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound:
+        return
+    for repository in cache.repos:
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        newest = max(repository.revisions, key=lambda revision: revision.last_modified)
+        path = newest.snapshot_path
+        if (path / "config.json").is_file():
+            yield StoredModel(repository.repo_id, _architecture(path), newest.size_on_disk, path)
+        for file in path.rglob("*.gguf"):
+            yield _gguf(file, str(file))
+
+
+def _below(folder: Path) -> Iterator[StoredModel]:
+    for file in folder.rglob("*.gguf"):
+        yield _gguf(file.absolute(), str(file))
+    for file in folder.rglob("config.json"):
+        path = file.parent
+        # Other tools have files of this name, too.
+        if any(path.glob("model*.safetensors")):
+            size = sum(part.stat().st_size for part in path.iterdir() if part.is_file())
+            yield StoredModel(str(path), _architecture(path), size, path.absolute())
+
+
+def _gguf(path: Path, name: str) -> StoredModel:
+    try:
+        architecture = GGUFFile(path).get("general.architecture", str, UNKNOWN)
+    except ModelError as error:
+        architecture = f"({str(error).removeprefix(f'{path}: ')})"
+    return StoredModel(name, architecture, path.stat().st_size, path)
+
+
+def _architecture(folder: Path) -> str:
+    try:
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "(config.json cannot be read)"
+    architecture = config.get("model_type") if isinstance(config, dict) else None
+    return architecture if isinstance(architecture, str) else UNKNOWN

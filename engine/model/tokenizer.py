@@ -1,0 +1,45 @@
+"""The tokenizer of any model source, with its chat template and the ids that end a text."""
+
+from __future__ import annotations
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_config
+from mlx_lm.utils import load_tokenizer as load_directory
+
+from chairlift.engine.errors import ModelError
+from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.gguf.tokenizer import load_gguf_tokenizer
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.detokenizer import byte_detokenizer
+
+
+def load_tokenizer(source: ModelSource) -> TokenizerWrapper:
+    """mlx-lm's wrapper: ``encode``, ``decode``, ``apply_chat_template``, ``eos_token_ids``.
+
+    Its ``detokenizer`` gives a new streaming detokenizer at each access.
+
+    Raises:
+        ModelError: the tokenizer is missing or damaged.
+        UnsupportedModel: it is of a kind that is not supported.
+    """
+    if source.kind == "gguf":
+        tokenizer = load_gguf_tokenizer(GGUFFile(source.path))
+    else:
+        tokenizer = _from_directory(source)
+    # NOTE: no parameter of mlx-lm's loaders takes a detokenizer; the wrapper copies this one.
+    if (detokenizer := byte_detokenizer(tokenizer)) is not None:
+        tokenizer._detokenizer = detokenizer
+    return tokenizer
+
+
+def _from_directory(source: ModelSource) -> TokenizerWrapper:
+    try:
+        config = load_config(source.path)
+        ends = config.get("eos_token_id")
+        if ends is None:
+            ends = (config.get("text_config") or {}).get("eos_token_id")
+        extra = {"trust_remote_code": source.trust_remote_code}
+        return load_directory(source.path, extra, eos_token_ids=ends)
+    except Exception as error:  # transformers raises whatever its parsers do
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{source.path}: the tokenizer cannot be loaded: {cause}") from error

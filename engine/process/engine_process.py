@@ -1,0 +1,124 @@
+"""The engine process: ``python -m chairlift.engine PARENT FOLDER``, started by ``ProcessClient``.
+
+PARENT is the process id of the server. In the folder are its socket and its ``blackbox``. Its first
+message is a ``Start``. It ends with a ``Shutdown``, or with its parent: the kernel ends it then
+(``lifeline``), or it sees that its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.errors import EngineDead
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.logs.setup import LogFormat, set_up_logs
+from chairlift.engine.messages import FromEngine, ToEngine
+from chairlift.engine.process.blackbox import BlackBox
+from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
+from chairlift.engine.process.open_files import import_mlx_lm
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What to serve, and how."""
+
+    config: EngineConfig
+    source: ModelSource
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+
+
+class SocketInbox:
+    """Messages from the parent's socket, which only one thread may touch; a pipe wakes it."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
+
+    def receive(self, block: bool) -> Iterable[ToEngine]:
+        """See ``Inbox.receive``."""
+        if block:
+            self._poller.poll()
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        messages: list[ToEngine] = []
+        while self._socket.poll(0):
+            messages.append(self._decoder.decode(self._socket.recv()))
+        return messages
+
+    def wake(self) -> None:
+        """See ``Inbox.wake``."""
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._waker, b"\0")
+
+
+def encode_path(value: object) -> str:
+    """Paths cross as text."""
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def decode_path(kind: type, value: object) -> object:
+    """The way back."""
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)
+
+
+def main(folder: Path, warning: str | None) -> None:
+    """Connects to the parent and serves until told to stop. ``warning`` is for the log."""
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    socket.connect(f"ipc://{folder / SOCKET}")
+    black_box = BlackBox(folder / BLACK_BOX)
+    start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
+    # The connection is there, and nobody opens either of them by its name again.
+    remove(folder)
+    set_up_logs(start.log_level, start.log_format, "engine")
+    if warning is not None:
+        logging.getLogger(__name__).warning(warning)
+    blas = load_fast_blas()
+    if blas.warning:
+        logging.getLogger(__name__).warning(blas.warning)
+    import_mlx_lm()
+    # MLX loads with this import, after the BLAS that it is to use.
+    from chairlift.engine.core.loop import run
+
+    # What has been imported stays: a full collection would hold up a step by tens of milliseconds.
+    gc.freeze()
+    encoder = msgspec.msgpack.Encoder()
+
+    def send(message: FromEngine) -> None:
+        socket.send(encoder.encode(message))
+
+    try:
+        run(start.config, start.source, SocketInbox(socket), send, black_box.note)
+    except EngineDead:
+        sys.exit(1)
+    socket.close(linger=1000)
+
+
+def _end_with_parent(folder: Path) -> None:
+    # NOTE: not by sys.stdin: the interpreter aborts at its end if a thread still reads from it.
+    while os.read(0, 1):
+        pass
+    remove(folder)
+    os._exit(0)
