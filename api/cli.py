@@ -51,7 +51,7 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "bench": _Command("chairlift.loadtest.cli", "load-test a server and check its answers"),
+    "bench": _Command("chairlift.loadtest.bench.cli", "load-test a server and check its answers"),
     "chat": _Command("chairlift.api.cli_chat", "talk to a running server in the terminal"),
     "models": _Command("chairlift.api.cli_models", "list the models on disk"),
     "doctor": _Command(

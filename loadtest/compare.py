@@ -23,17 +23,17 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import uvloop
 
-from chairlift.loadtest import peers
-from chairlift.loadtest.bench import run_load
-from chairlift.loadtest.child import ChildServer, ServerSpec
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.load import run_load
+from chairlift.loadtest.bench.metrics import compute_metrics
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.bench.verify import verification_report, verify_replies
 from chairlift.loadtest.comparison import Comparison, ServerResult, comparison_report
+from chairlift.loadtest.data.workload import Request, random_requests
 from chairlift.loadtest.errors import LoadTestError, ServerError, UsageError
-from chairlift.loadtest.metrics import compute_metrics
-from chairlift.loadtest.progress import Progress
 from chairlift.loadtest.scenarios import measure_idle, measure_long_prompt
-from chairlift.loadtest.verify import verification_report, verify_replies
-from chairlift.loadtest.workload import Request, random_requests
+from chairlift.loadtest.servers import peers
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
 
 SERVERS = ("ours", "mlx-lm", "llama")
 

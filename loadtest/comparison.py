@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from chairlift.loadtest.metrics import BenchMetrics
+from chairlift.loadtest.bench.metrics import BenchMetrics
+from chairlift.loadtest.bench.verify import Verification
 from chairlift.loadtest.scenarios import LongPromptResult
-from chairlift.loadtest.verify import Verification
 
 # What Chairlift promises on this load (the README records the figures).
 LEAST_SPEEDUP = 1.5

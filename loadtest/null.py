@@ -1,6 +1,6 @@
 """``python -m chairlift.loadtest.null``: what everything but the model costs.
 
-Serves a model whose step is next to nothing (``loadtest.null_model``) on the loopback, with all the
+Serves a model whose step is next to nothing (``loadtest.servers.null_model``) on the loopback, with all the
 rest as it always is: scheduler, caches, sampling, the border between the processes, detokenizing,
 SSE. Streams as many chats as there are rows, checks that every token arrived in an event of its
 own, and prints tokens a second and the CPU time that a token takes in each process.
@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from chairlift.loadtest import peers, procfs
-from chairlift.loadtest.bench import LoadResult, run_load
-from chairlift.loadtest.child import ChildServer, ServerSpec
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.load import LoadResult, run_load
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.data.words import WORDS
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import LoadTestError, ServerError
-from chairlift.loadtest.procfs import CpuTime
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.words import WORDS
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.servers import peers, procfs
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
+from chairlift.loadtest.servers.procfs import CpuTime
 
 ENDPOINT = "/v1/chat/completions"
 START_LIMIT = 120.0
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="chairlift-null-") as folder:
         # In a process of its own, which owns MLX.
         step = str(given.step_ms)
-        writer = [sys.executable, "-m", "chairlift.loadtest.null_model", folder, step]
+        writer = [sys.executable, "-m", "chairlift.loadtest.servers.null_model", folder, step]
         subprocess.run(writer, check=True)
         spec = peers.ours(Path(folder))
         spec = replace(

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from chairlift.loadtest import peers
-from chairlift.loadtest.child import ChildServer, ServerSpec
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.data.workload import Request, random_requests
 from chairlift.loadtest.errors import LoadTestError, ServerError
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.workload import Request, random_requests
+from chairlift.loadtest.servers import peers
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec
 
 LIMIT = 0.15
 START_LIMIT = 180.0

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from chairlift.loadtest import procfs
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.servers import procfs
 
 # Tokens that every stream must have made since all of them run, before the long prompt arrives.
 _QUIET_CHUNKS = 8

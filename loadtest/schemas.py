@@ -23,11 +23,11 @@ import aiohttp
 import uvloop
 
 from chairlift.engine.config import DEFAULT_MODEL
-from chairlift.loadtest import peers
-from chairlift.loadtest.child import ChildServer
+from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, UsageError
-from chairlift.loadtest.progress import Progress
 from chairlift.loadtest.random_schemas import Schema, random_schema
+from chairlift.loadtest.servers import peers
+from chairlift.loadtest.servers.child import ChildServer
 
 START_LIMIT = 180.0
 PATIENCE = 600.0

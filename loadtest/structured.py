@@ -23,10 +23,10 @@ import aiohttp
 import uvloop
 
 from chairlift.engine.config import DEFAULT_MODEL
-from chairlift.loadtest import peers
-from chairlift.loadtest.child import ChildServer
+from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, ServerError
-from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.servers import peers
+from chairlift.loadtest.servers.child import ChildServer
 
 LEAST = 0.85
 START_LIMIT = 180.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from chairlift.loadtest import cli
-from chairlift.loadtest.child import free_port
+from chairlift.loadtest.bench import cli
+from chairlift.loadtest.servers.child import free_port
 
 
 @dataclass

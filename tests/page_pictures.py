@@ -11,7 +11,7 @@ from typing import Any
 from browser import chromium, opened
 from playwright.sync_api import expect
 
-from chairlift.loadtest.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 DOCS = Path(__file__).parents[1] / "docs"

@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from chairlift.loadtest import procfs
-from chairlift.loadtest.child import free_port
+from chairlift.loadtest.servers import procfs
+from chairlift.loadtest.servers.child import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
 # Of a machine that is busy with other things.

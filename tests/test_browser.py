@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import PATIENCE_MS, chromium, opened
 from playwright.sync_api import Browser, Page, expect
 
-from chairlift.loadtest.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 KEY = "sk-of-the-test"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chairlift.loadtest.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 COOKBOOK = (Path(__file__).parents[1] / "docs" / "cookbook.md").read_text()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tiny import tiny_model_dir
 
+from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.faults.__main__ import main
 from chairlift.loadtest.faults.kill import _compared
-from chairlift.loadtest.metrics import Reply
 
 
 async def test_kill(tmp_path: Path) -> None:

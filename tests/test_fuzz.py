@@ -9,9 +9,9 @@ import pytest
 from api_server import ending, running, until
 from fake_engine import FakeEngine, model_info
 
-from chairlift.loadtest import procfs
 from chairlift.loadtest.faults.fuzz import fuzz
 from chairlift.loadtest.faults.soak import Soak
+from chairlift.loadtest.servers import procfs
 
 REQUESTS = 400
 

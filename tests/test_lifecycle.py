@@ -29,7 +29,7 @@ from chairlift.api.settings import ServerSettings
 from chairlift.api.sockets import bind_all
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.loadtest.child import free_port
+from chairlift.loadtest.servers.child import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
 PATIENCE = 30.0

@@ -20,17 +20,19 @@ from fake_server import SMALL, FakeServer, bench, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.loadtest import cli, compare, peers, procfs, scenarios
-from chairlift.loadtest.arrivals import arrival_offsets
-from chairlift.loadtest.child import ChildServer, ServerSpec, free_port
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest import compare, scenarios
+from chairlift.loadtest.bench import cli
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.sse import SSEParser
+from chairlift.loadtest.bench.verify import Difference, Verification, verification_report
 from chairlift.loadtest.comparison import Comparison, ServerResult, comparison_report
+from chairlift.loadtest.data.arrivals import arrival_offsets
+from chairlift.loadtest.data.workload import Request, draw_lengths, random_requests
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.metrics import Reply, compute_metrics
 from chairlift.loadtest.scenarios import measure_long_prompt
-from chairlift.loadtest.sse import SSEParser
-from chairlift.loadtest.verify import Difference, Verification, verification_report
-from chairlift.loadtest.workload import Request, draw_lengths, random_requests
+from chairlift.loadtest.servers import peers, procfs
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 # ---------------------------------------------------------------------------------------------
 # The stream parser

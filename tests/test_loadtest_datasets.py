@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, bench, serving
 
-from chairlift.loadtest import cli
-from chairlift.loadtest.child import free_port
-from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.dataset import Workload, build_workload
+from chairlift.loadtest.bench import cli
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.data.dataset import Workload, build_workload
+from chairlift.loadtest.servers.child import free_port
 
 
 async def by_words(text: str) -> int:

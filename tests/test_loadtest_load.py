@@ -13,14 +13,14 @@ import pytest
 from api_server import until
 from fake_server import SMALL, FakeServer, bench, serving
 
-from chairlift.loadtest import cli, crosscheck
-from chairlift.loadtest.arrivals import Ramp
-from chairlift.loadtest.child import free_port
-from chairlift.loadtest.client import OpenAIClient
-from chairlift.loadtest.crosscheck import compare
-from chairlift.loadtest.metrics import Reply, compute_metrics
-from chairlift.loadtest.server_metrics import parse_scrape
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.bench import cli, crosscheck
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.crosscheck import compare
+from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.server_metrics import parse_scrape
+from chairlift.loadtest.data.arrivals import Ramp
+from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.servers.child import free_port
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from datetime import datetime
 import pytest
 from page_check import check_page
 
-from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.crosscheck import Check
-from chairlift.loadtest.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.result import BenchRun
+from chairlift.loadtest.bench.server_metrics import QueueSample
 from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero, shown
 from chairlift.loadtest.plots.figures import distribution_of, queue_over_time, requests_over_time
 from chairlift.loadtest.plots.page import page
-from chairlift.loadtest.result import BenchRun
-from chairlift.loadtest.server_metrics import QueueSample
 
 
 def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:

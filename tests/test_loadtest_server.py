@@ -13,7 +13,7 @@ import pytest
 from page_check import check_page
 from tiny import tiny_model_dir
 
-from chairlift.loadtest.child import ChildServer, ServerSpec, free_port
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 PATIENCE = 120.0

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from chairlift.loadtest import null, procfs
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest import null
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.servers import procfs
 
 PROCESSES = ["engine process", "API process", "load generator"]
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import aiohttp
 
-from chairlift.loadtest import procfs
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.hostile_bodies import DOORS, Hostile, hostile_bodies
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import child, metric, request
-from chairlift.loadtest.progress import Progress
+from chairlift.loadtest.servers import procfs
 
 # An answer that has not come by then counts as none.
 PATIENCE = 120.0

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from chairlift.loadtest.bench import LoadResult, run_load
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.load import LoadResult, run_load
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.data.words import WORDS
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.server import FaultServer
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.words import WORDS
-from chairlift.loadtest.workload import Request
 
 _REPLY_LIMIT = 900.0
 _PROMPT_WORDS = (5, 60)

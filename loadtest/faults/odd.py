@@ -22,16 +22,16 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.data.words import WORDS
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.kill import RESTARTS
 from chairlift.loadtest.faults.odd_requests import OddRequest, odd_requests
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.server import FaultServer
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.words import WORDS
-from chairlift.loadtest.workload import Request
 
 FAILED = "chairlift_rows_failed_total"
 # A server that answers nothing right is not asked thousands of times more.

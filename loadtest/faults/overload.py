@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import Streams, child, metric, request, until_metric
 

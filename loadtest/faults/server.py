@@ -14,10 +14,10 @@ from typing import NamedTuple, Self
 
 import aiohttp
 
-from chairlift.loadtest import peers, procfs
-from chairlift.loadtest.child import ChildServer
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.streams import metric
+from chairlift.loadtest.servers import peers, procfs
+from chairlift.loadtest.servers.child import ChildServer
 
 START_LIMIT = 180.0
 _POLL_SECONDS = 0.02

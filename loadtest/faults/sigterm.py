@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
-from chairlift.loadtest.child import ChildServer
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import Streams, child
+from chairlift.loadtest.servers.child import ChildServer
 
 _EXIT_SECONDS = 30.0
 

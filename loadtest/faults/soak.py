@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from chairlift.loadtest import procfs
-from chairlift.loadtest.child import ChildServer
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.data.words import WORDS
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import child, drop, metric, until_metric
-from chairlift.loadtest.words import WORDS
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.servers import procfs
+from chairlift.loadtest.servers.child import ChildServer
 
 LEAVING = 0.20
 NOT_READING = 0.05

@@ -13,13 +13,13 @@ from typing import Self
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from chairlift.loadtest import peers
-from chairlift.loadtest.child import ChildServer
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.data.words import WORDS
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.words import WORDS
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.servers import peers
+from chairlift.loadtest.servers.child import ChildServer
 
 START_LIMIT = 300.0
 PROMPT_WORDS = 16

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.loadtest.metrics import METRIC_NAMES, Reply
+from chairlift.loadtest.bench.metrics import METRIC_NAMES, Reply
+from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero
 from chairlift.loadtest.plots.chart import BOTTOM, TOP, Chart, Ink, Stroke
-from chairlift.loadtest.result import BenchRun
 
 _BARS = 40
 # More lines than the picture has rows would only cover each other.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.plots.chart import Chart, Key
 from chairlift.loadtest.plots.figures import (
@@ -15,7 +16,6 @@ from chairlift.loadtest.plots.figures import (
 )
 from chairlift.loadtest.plots.markup import Element, element, html
 from chairlift.loadtest.plots.style import STYLE
-from chairlift.loadtest.result import BenchRun
 
 _HEAD = (
     *("load", "completed", "failed", "cancelled", "req/s", "output tok/s"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.bench.metrics import Reply
 
 _ERROR_LENGTH = 300
 

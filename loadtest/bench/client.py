@@ -13,11 +13,11 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.bench.sse import SSEParser
+from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder, error_text, shorten
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.sse import SSEParser
-from chairlift.loadtest.stream import ChunkListener, ReplyBuilder, error_text, shorten
-from chairlift.loadtest.workload import Request
 
 # A whole reply, in seconds; vLLM's value: no load test of interest takes longer.
 DEFAULT_TIMEOUT = 6 * 60 * 60.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.data.workload import Request
 
 
 def misbehaving(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from chairlift.loadtest.client import OpenAIClient
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.data.workload import Request
 
 # Characters shown before and after the first difference.
 _SHOWN_BEFORE = 20

@@ -8,19 +8,19 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from chairlift.loadtest.bench import LoadResult, run_load, run_loop
-from chairlift.loadtest.client import OpenAIClient
-from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.crosscheck import Check, CrossCheck, check_report
-from chairlift.loadtest.dataset import Workload, build_workload
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.crosscheck import Check, CrossCheck, check_report
+from chairlift.loadtest.bench.load import LoadResult, run_load, run_loop
+from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.bench.report import failures, result_block
+from chairlift.loadtest.bench.result import BenchRun
+from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
+from chairlift.loadtest.bench.verify import verification_report, verify_replies
+from chairlift.loadtest.data.dataset import Workload, build_workload
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.metrics import Reply, compute_metrics
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.report import failures, result_block
-from chairlift.loadtest.result import BenchRun
-from chairlift.loadtest.server_metrics import QueuePoller, QueueSample
-from chairlift.loadtest.verify import verification_report, verify_replies
-from chairlift.loadtest.workload import Request
 
 
 async def perform(config: BenchConfig) -> BenchRun:

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.loadtest.arrivals import arrival_offsets
-from chairlift.loadtest.behaviour import misbehaving
-from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.custom import custom_requests
-from chairlift.loadtest.repetition import prefix_repetition_requests
-from chairlift.loadtest.replay import read_requests, replayed
-from chairlift.loadtest.sharegpt import sharegpt_requests
-from chairlift.loadtest.workload import Request, TokenCounter, draw_lengths, random_requests
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.data.arrivals import arrival_offsets
+from chairlift.loadtest.data.behaviour import misbehaving
+from chairlift.loadtest.data.custom import custom_requests
+from chairlift.loadtest.data.repetition import prefix_repetition_requests
+from chairlift.loadtest.data.replay import read_requests, replayed
+from chairlift.loadtest.data.sharegpt import sharegpt_requests
+from chairlift.loadtest.data.workload import Request, TokenCounter, draw_lengths, random_requests
 
 
 class Workload(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.crosscheck import Check
-from chairlift.loadtest.metrics import BenchMetrics, Reply
-from chairlift.loadtest.server_metrics import QueueSample
-from chairlift.loadtest.verify import Verification
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.metrics import BenchMetrics, Reply
+from chairlift.loadtest.bench.server_metrics import QueueSample
+from chairlift.loadtest.bench.verify import Verification
 
 
 class BenchRun(NamedTuple):

@@ -1,4 +1,4 @@
-"""``python -m chairlift.loadtest.null_model DIR STEP_MS``: a model that computes next to nothing.
+"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: a model that computes next to nothing.
 
 The server loads the folder like any other model's, given ``--trust-remote-code``.
 """
@@ -16,9 +16,9 @@ from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from chairlift.loadtest import null_code
+from chairlift.loadtest.data.words import WORDS
+from chairlift.loadtest.servers import null_code
 from chairlift.loadtest.shapes import random_model
-from chairlift.loadtest.words import WORDS
 
 _SPECIALS = ("<|end|>", "<|unknown|>")
 # One narrow layer: what is left of the model's part of a step is the number of its operations.

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.errors import ServerError
 
 RUNNING = "vllm:num_requests_running"

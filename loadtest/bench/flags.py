@@ -6,8 +6,8 @@ import argparse
 import math
 from typing import Any, Protocol, get_args
 
-from chairlift.loadtest.config import DatasetName
-from chairlift.loadtest.metrics import METRIC_NAMES
+from chairlift.loadtest.bench.config import DatasetName
+from chairlift.loadtest.bench.metrics import METRIC_NAMES
 
 
 class Add(Protocol):

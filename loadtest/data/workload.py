@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chairlift.loadtest.words import WORDS
+from chairlift.loadtest.data.words import WORDS
 
 # Text is sized by adding or dropping the words that as many tokens as are wrong take on average.
 # Two rounds mostly do it; where a tokenizer never gets there, a few tokens off are no matter.

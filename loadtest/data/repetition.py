@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from chairlift.loadtest.workload import Request, TokenCounter, random_requests
+from chairlift.loadtest.data.workload import Request, TokenCounter, random_requests
 
 
 async def prefix_repetition_requests(

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from chairlift.loadtest.child import ServerSpec, free_port
 from chairlift.loadtest.errors import ServerError
+from chairlift.loadtest.servers.child import ServerSpec, free_port
 
 # llama.cpp gives every slot an equal share of the context, in whole blocks of 256.
 _CONTEXT_BLOCK = 256

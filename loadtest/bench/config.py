@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from chairlift.loadtest.arrivals import Ramp
+from chairlift.loadtest.bench.metrics import GOODPUT_METRICS, METRIC_NAMES
+from chairlift.loadtest.data.arrivals import Ramp
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.metrics import GOODPUT_METRICS, METRIC_NAMES
 
 Backend = Literal["openai", "openai-chat"]
 DatasetName = Literal["random", "prefix_repetition", "sharegpt", "custom", "trace"]

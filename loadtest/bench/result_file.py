@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chairlift.loadtest.config import BenchConfig
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.result import BenchRun
 
 
 def result_json(run: BenchRun) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Never, Self
 
 from tqdm import tqdm
 
-from chairlift.loadtest.metrics import Reply
+from chairlift.loadtest.bench.metrics import Reply
 
 _TERMINAL_PERIOD = 0.3
 _LOG_PERIOD = 5.0

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chairlift.loadtest.client import OpenAIClient
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.workload import Request
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.data.workload import Request
 
 
 class LoadResult(NamedTuple):

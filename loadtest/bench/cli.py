@@ -11,15 +11,15 @@ from typing import Any
 
 import uvloop
 
-from chairlift.loadtest.config import BenchConfig
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.flags import add_arguments
+from chairlift.loadtest.bench.report import sweep_table
+from chairlift.loadtest.bench.result import BenchRun
+from chairlift.loadtest.bench.result_file import result_json, save_result
+from chairlift.loadtest.bench.run import perform
+from chairlift.loadtest.bench.sweep import parse_sweep
 from chairlift.loadtest.errors import LoadTestError, UsageError
-from chairlift.loadtest.flags import add_arguments
 from chairlift.loadtest.plots.page import check_writable, save_page
-from chairlift.loadtest.report import sweep_table
-from chairlift.loadtest.result import BenchRun
-from chairlift.loadtest.result_file import result_json, save_result
-from chairlift.loadtest.run import perform
-from chairlift.loadtest.sweep import parse_sweep
 
 __all__ = ["add_arguments", "main", "run"]
 
@@ -97,7 +97,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
 
 
 def main() -> int:
-    """``python -m chairlift.loadtest.cli``: the same as ``chairlift bench``."""
+    """``python -m chairlift.loadtest.bench.cli``: the same as ``chairlift bench``."""
     parser = argparse.ArgumentParser(description="Load test of an OpenAI-compatible server.")
     add_arguments(parser)
     return run(parser.parse_args())

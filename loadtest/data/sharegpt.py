@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from chairlift.loadtest.data.workload import Request, TokenCounter
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.workload import Request, TokenCounter
 
 # In tokens, vLLM's: what is shorter tells nothing, what is longer costs too much time.
 MIN_LEN = 4

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from chairlift.loadtest.data.workload import Request, TokenCounter, random_requests
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.workload import Request, TokenCounter, random_requests
 from chairlift.scheduler.simulate import trace
 
 

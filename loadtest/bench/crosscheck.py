@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from chairlift.loadtest.client import OpenAIClient
+from chairlift.loadtest.bench.client import OpenAIClient
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.bench.progress import Progress
+from chairlift.loadtest.bench.server_metrics import RUNNING, Scrape, parse_scrape
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.metrics import Reply
-from chairlift.loadtest.progress import Progress
-from chairlift.loadtest.server_metrics import RUNNING, Scrape, parse_scrape
-from chairlift.loadtest.workload import Request
 
 ENDED = "vllm:request_success_total"
 PROMPT_TOKENS = "vllm:request_prompt_tokens_sum"

@@ -6,8 +6,8 @@ import itertools
 import json
 from pathlib import Path
 
+from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import UsageError
-from chairlift.loadtest.workload import Request
 
 # As vLLM's: the length of a reply where neither flag nor file gives one.
 DEFAULT_CUSTOM_OUTPUT_LEN = 256

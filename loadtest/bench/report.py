@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from chairlift.loadtest.config import BenchConfig
-from chairlift.loadtest.metrics import METRIC_NAMES, BenchMetrics, Reply
-from chairlift.loadtest.result import BenchRun
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.metrics import METRIC_NAMES, BenchMetrics, Reply
+from chairlift.loadtest.bench.result import BenchRun
 
 _WIDTH = 50
 
