@@ -10,7 +10,7 @@ import msgspec
 import pydantic
 from aiohttp import web
 
-from chairlift.api.replies import ErrorDetail, ErrorReply
+from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
 from chairlift.engine.errors import ContextOverflow, EngineDead, Overflow, QueueFull, RequestError
 
 # While a model loads or an engine is down nobody knows for how long; ask again soon.

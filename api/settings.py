@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chairlift.api.chat_format import ThinkTags
-from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
+from chairlift.api.chat.chat_format import ThinkTags
 from chairlift.engine.logs.setup import LogFormat
 from chairlift.scheduler.sequence import Pooling
 

@@ -15,11 +15,11 @@ from fake_engine import FakeEngine, Scripted, byte_tokenizer
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI
 
-from chairlift.api.listen import listen
-from chairlift.api.service import ServedModel, Service
+from chairlift.api.server.listen import listen
+from chairlift.api.server.service import ServedModel, Service
+from chairlift.api.server.sockets import bind
 from chairlift.api.settings import ServerSettings
-from chairlift.api.sockets import bind
-from chairlift.api.vocabulary import Vocabulary
+from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import Submit
 
 TOKENIZER = byte_tokenizer()

@@ -11,10 +11,10 @@ from api_server import CHAT, END, MESSAGES, TOKENIZER, Running, ending, ids, run
 from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info, step_stats
 from prometheus_client.parser import text_string_to_metric_families
 
-from chairlift.api.app import build_app
-from chairlift.api.logprobs import clamp
-from chairlift.api.service import Service
+from chairlift.api.server.app import build_app
+from chairlift.api.server.service import Service
 from chairlift.api.settings import ServerSettings
+from chairlift.api.text.logprobs import clamp
 from chairlift.engine.messages import Submit
 
 

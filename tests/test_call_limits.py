@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.api.call_limits import CallLimits, LimitedCalls
-from chairlift.api.choice import CallDelta, CallOpening
-from chairlift.api.json_text import ObjectText, is_whole, partial_object
+from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
+from chairlift.api.chat.json_text import ObjectText, is_whole, partial_object
+from chairlift.api.text.choice import CallDelta, CallOpening
 
 values = st.recursive(
     st.none()

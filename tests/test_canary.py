@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from test_engine import Bench
 from tiny import tiny_model, tiny_model_dir
 
-from chairlift.api.canary import ATTEMPTS, MOST_TOKENS, POLL_SECONDS, Canary, FinishedRow
+from chairlift.api.observe.canary import ATTEMPTS, MOST_TOKENS, POLL_SECONDS, Canary, FinishedRow
 from chairlift.engine.client.interface import TokenStream
 from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from api_server import END, TOKENIZER, ending, ids, running, until
 from fake_engine import FakeEngine, Scripted, model_info
 
-from chairlift.api.keys import NO_LIMITS, read_keys
+from chairlift.api.admission.keys import NO_LIMITS, read_keys
 from chairlift.engine.messages import Submit
 
-COMMAND = [sys.executable, "-c", "from chairlift.api.cli import main; raise SystemExit(main())"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from chairlift.api.cli.main import main; raise SystemExit(main())",
+]
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from chairlift.api.cli import add_serve_arguments, engine_config, main
-from chairlift.api.flags import byte_size
+from chairlift.api.cli.flags import byte_size
+from chairlift.api.cli.main import add_serve_arguments, engine_config, main
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device import profile
 from chairlift.engine.hub.source import ModelSource
@@ -28,7 +28,7 @@ def chairlift(*arguments: str) -> subprocess.CompletedProcess[str]:
         [
             sys.executable,
             "-c",
-            "from chairlift.api.cli import main; raise SystemExit(main())",
+            "from chairlift.api.cli.main import main; raise SystemExit(main())",
             *list(arguments),
         ],
         capture_output=True,
@@ -54,7 +54,7 @@ def test_bad_sizes(text: str) -> None:
 
 def test_the_command_line_imports_nothing_slow() -> None:
     code = (
-        "import sys, chairlift.api.cli;"
+        "import sys, chairlift.api.cli.main;"
         "slow = ('mlx', 'mlx_lm', 'transformers', 'aiohttp', 'huggingface_hub', 'shtab', 'numpy');"
         "print([m for m in slow if m in sys.modules])"
     )

@@ -10,7 +10,7 @@ import pytest
 from api_server import until
 from fake_engine import model_info
 
-from chairlift.api.canary import ATTEMPTS, Canary
+from chairlift.api.observe.canary import ATTEMPTS, Canary
 from chairlift.engine.client import process_client as clients
 from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.stream import Stream

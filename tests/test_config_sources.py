@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.api.cli import add_serve_arguments, engine_config, main
-from chairlift.api.config_sources import ConfigError, Resolved, as_toml, resolve
+from chairlift.api.cli.config_sources import ConfigError, Resolved, as_toml, resolve
+from chairlift.api.cli.main import add_serve_arguments, engine_config, main
 
 
 def resolved(*arguments: str, **environment: str) -> Resolved:

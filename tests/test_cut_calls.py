@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from test_tool_calls import FAMILIES, JSON, PYTHONIC, TOKENIZERS, Family
 
-from chairlift.api.chat_format import ThinkTags, chat_format
-from chairlift.api.dialogue import reading_of
-from chairlift.api.dialogue_choice import DialogueChoice, Reading
-from chairlift.api.schemas import ChatRequest
-from chairlift.api.text import StopMatcher
-from chairlift.api.tool_plan import tool_plan
-from chairlift.api.vocabulary import Vocabulary
+from chairlift.api.chat.chat_format import ThinkTags, chat_format
+from chairlift.api.chat.choice import DialogueChoice, Reading
+from chairlift.api.chat.prepare import reading_of
+from chairlift.api.chat.tool_plan import tool_plan
+from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.text.stream import StopMatcher
+from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import TokenLogprobs, TokenOutput
 
 FUNCTION = tool("f", {"type": "object", "properties": {"s": {"type": "string"}}})

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from prometheus import promtool
 
-from chairlift.api.cli import add_serve_arguments
-from chairlift.api.config_sources import Resolved, resolve
-from chairlift.api.keys import KEY_VARIABLE
+from chairlift.api.admission.keys import KEY_VARIABLE
+from chairlift.api.cli.config_sources import Resolved, resolve
+from chairlift.api.cli.main import add_serve_arguments
 from chairlift.api.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]

@@ -15,15 +15,22 @@ import trustme
 from api_server import CHAT, Running, ending, running, until
 from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
-from chairlift.api import vocabulary
-from chairlift.api.keys import NO_LIMITS, ApiKey, KeyFileError, KeyLimits, digest_of, read_keys
-from chairlift.api.limited import Limited, TookTooLong
-from chairlift.api.listen import is_loopback, listen, listen_for_scrapes
-from chairlift.api.ratelimit import Account, Bucket, duration
-from chairlift.api.service import Service
+from chairlift.api.admission.keys import (
+    NO_LIMITS,
+    ApiKey,
+    KeyFileError,
+    KeyLimits,
+    digest_of,
+    read_keys,
+)
+from chairlift.api.admission.ratelimit import Account, Bucket, duration
+from chairlift.api.server.listen import is_loopback, listen, listen_for_scrapes
+from chairlift.api.server.service import Service
+from chairlift.api.server.sockets import bind
+from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
-from chairlift.api.sockets import bind
-from chairlift.api.tls import Certificate
+from chairlift.api.text import vocabulary
+from chairlift.api.text.limited import Limited, TookTooLong
 from chairlift.engine.errors import RequestError
 from chairlift.engine.logs.redacted_traceback import trace_of
 from chairlift.engine.messages import Submit

@@ -18,12 +18,12 @@ from api_server import Running, running, tool
 from fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from tokenizers.processors import TemplateProcessing
 
-from chairlift.api import sampling
-from chairlift.api.field_table import DOORS, declared, fields_of, outcome, page
-from chairlift.api.harmless_fields import HARMLESS
-from chairlift.api.known_fields import ALL, Api
-from chairlift.api.routes import ROUTES
-from chairlift.api.unsupported import INSTEAD, neutral
+from chairlift.api.generate import sampling
+from chairlift.api.schemas.harmless_fields import HARMLESS
+from chairlift.api.schemas.known_fields import ALL, Api
+from chairlift.api.schemas.unsupported import INSTEAD, neutral
+from chairlift.api.server.field_table import DOORS, declared, fields_of, outcome, page
+from chairlift.api.server.routes import ROUTES
 from chairlift.engine.messages import Submit
 
 TEMPLATE = (
@@ -301,6 +301,6 @@ def test_every_request_is_in_the_table() -> None:
 
 
 def test_docs_have_the_table() -> None:
-    """Write it with ``python -m chairlift.api.field_table > docs/fields.md``."""
+    """Write it with ``python -m chairlift.api.server.field_table > docs/fields.md``."""
     docs = Path(__file__).parents[1] / "docs" / "fields.md"
     assert docs.read_text() == page()

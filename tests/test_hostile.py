@@ -19,15 +19,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tiny import tiny_model_dir
 
-from chairlift.api import vocabulary
 from chairlift.api.anthropic.history import messages_of
 from chairlift.api.anthropic.request import MessagesRequest, Turn
-from chairlift.api.bounds import MAX_ENTRIES, MAX_PARTS, MAX_VALUES, values_in, values_of, weight
-from chairlift.api.messages import Message
-from chairlift.api.request import Request
-from chairlift.api.routes import ROUTES
-from chairlift.api.schemas import parse
-from chairlift.api.tool_form import as_text
+from chairlift.api.chat.tool_form import as_text
+from chairlift.api.schemas.bounds import (
+    MAX_ENTRIES,
+    MAX_PARTS,
+    MAX_VALUES,
+    values_in,
+    values_of,
+    weight,
+)
+from chairlift.api.schemas.messages import Message
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.schemas import parse
+from chairlift.api.server.routes import ROUTES
+from chairlift.api.text import vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.loadtest.faults.__main__ import main
 from chairlift.loadtest.faults.hostile_bodies import DOORS, hostile_bodies, repeated

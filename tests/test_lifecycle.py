@@ -22,11 +22,11 @@ from api_server import CHAT, ending, running, until
 from fake_engine import FakeEngine, model_info
 from tiny import tiny_model_dir
 
-from chairlift.api import serve
-from chairlift.api.cli import main
-from chairlift.api.keys import NO_LIMITS, ApiKey
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey
+from chairlift.api.cli.main import main
+from chairlift.api.server import serve
+from chairlift.api.server.sockets import bind_all
 from chairlift.api.settings import ServerSettings
-from chairlift.api.sockets import bind_all
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.loadtest.servers.child import free_port

@@ -11,7 +11,7 @@ import pytest
 from api_server import TOKENIZER, Running, ending, ids, running
 from fake_engine import FakeEngine, Scripted, model_info
 
-from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
 
 PATH = "/v1/messages"
 MESSAGES = [{"role": "user", "content": "Hi"}]

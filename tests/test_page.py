@@ -18,9 +18,9 @@ import pytest
 from api_server import CHAT, Running, ending, running, until
 from fake_engine import FakeEngine, model_info, step_stats
 
-from chairlift.api import live, page
-from chairlift.api.cli_doors import add_arguments, door_settings
-from chairlift.api.keys import NO_LIMITS, ApiKey, digest_of
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
+from chairlift.api.cli.network_flags import add_arguments, door_settings
+from chairlift.api.observe import live, page
 from chairlift.engine.messages import StepStats
 from chairlift.metrics.window import Percentiles, Tally
 

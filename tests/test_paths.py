@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from chairlift.api.keys import ApiKey, KeyLimits, digest_of
-from chairlift.api.paths import plain_path
-from chairlift.api.routes import ROUTES
+from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
+from chairlift.api.server.paths import plain_path
+from chairlift.api.server.routes import ROUTES
 
 GETS = [
     route.path for route in ROUTES if route.method == "GET" and "{response_id}" not in route.path

@@ -14,7 +14,7 @@ import pytest
 from api_server import END, ending, ids, running, until
 from fake_engine import VECTOR, FakeEngine, Scripted, model_info
 
-from chairlift.api.keys import KeyLimits
+from chairlift.api.admission.keys import KeyLimits
 from chairlift.engine.messages import Submit
 
 

@@ -26,15 +26,15 @@ from server_process import ServerProcess, blocks, handles, linux, server_process
 from server_process import until as until_patiently
 from tiny import tiny_model_dir
 
-from chairlift.api.accounts import Accounts
-from chairlift.api.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of, read_keys
-from chairlift.api.listen import listen
-from chairlift.api.ratelimit import Account
-from chairlift.api.reload import Reloader
-from chairlift.api.service import Service
+from chairlift.api.admission.accounts import Accounts
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of, read_keys
+from chairlift.api.admission.ratelimit import Account
+from chairlift.api.server.listen import listen
+from chairlift.api.server.reload import Reloader
+from chairlift.api.server.service import Service
+from chairlift.api.server.sockets import bind
+from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
-from chairlift.api.sockets import bind
-from chairlift.api.tls import Certificate
 
 ALICE, BOB, CAROL = "sk-alice-secret", "sk-bob-secret", "sk-carol-secret"
 HUP = signal.SIGHUP

@@ -11,8 +11,8 @@ import pytest
 from api_server import TOKENIZER, Running, ending, ids, running, until
 from fake_engine import FakeEngine, Scripted, model_info
 
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
 from chairlift.api.errors import UnknownResponse
-from chairlift.api.keys import NO_LIMITS, ApiKey, digest_of
 from chairlift.api.responses.store import ENTRY_BYTES, ResponseStore, StoredResponse
 
 PATH = "/v1/responses"

@@ -16,8 +16,8 @@ from fake_engine import FakeEngine, model_info
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
 from chairlift.api.errors import UnknownItem
-from chairlift.api.keys import NO_LIMITS, ApiKey, digest_of
 from chairlift.api.responses.compaction import opened, sealed
 from chairlift.api.responses.store import ENTRY_BYTES, ITEM_BYTES, ResponseStore, StoredResponse
 

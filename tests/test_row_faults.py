@@ -19,8 +19,8 @@ from test_streams import Scripted as ScriptedClient
 from test_streams import submitted, tokens
 from tiny import VOCAB_SIZE, tiny_model
 
-from chairlift.api.stops import StopMatcher
-from chairlift.api.text import TextStream
+from chairlift.api.text.stops import StopMatcher
+from chairlift.api.text.stream import TextStream
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import loop
 from chairlift.engine.core.requests import Request

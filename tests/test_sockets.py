@@ -14,9 +14,9 @@ import pytest
 from server_process import CHAIRLIFT, PATIENCE, linux, server_process, until
 from tiny import tiny_model_dir
 
-from chairlift.api import sockets
+from chairlift.api.server import sockets
+from chairlift.api.server.sockets import bind, bind_all
 from chairlift.api.settings import ServerSettings
-from chairlift.api.sockets import bind, bind_all
 
 V4, V6 = {"127.0.0.1", "0.0.0.0", "127.0.0.2"}, {"::1", "::"}
 BOTH = {"", "both"}

@@ -10,8 +10,8 @@ from fake_engine import byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.api.stops import StopMatcher, Stops
-from chairlift.api.text import TextStream
+from chairlift.api.text.stops import StopMatcher, Stops
+from chairlift.api.text.stream import TextStream
 
 TOKENIZER = byte_tokenizer()
 

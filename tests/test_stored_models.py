@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, Hub, serving
 
-from chairlift.api.cli import main
+from chairlift.api.cli.main import main
 from chairlift.engine.cpu.blas import BlasReport
 from chairlift.engine.device import diagnosis
 from chairlift.engine.device.diagnosis import diagnose
@@ -34,7 +34,7 @@ FILES = {
 COMMAND = [
     sys.executable,
     "-c",
-    "from chairlift.api.cli import main; raise SystemExit(main())",
+    "from chairlift.api.cli.main import main; raise SystemExit(main())",
 ]
 
 

@@ -29,7 +29,7 @@ from test_tool_calls import (
     writing,
 )
 
-from chairlift.api.tool_plan import MAX_HELD_CALLS
+from chairlift.api.chat.tool_plan import MAX_HELD_CALLS
 from chairlift.engine.grammar.language import compiled, lexicon
 from chairlift.engine.messages import Grammar
 

@@ -21,10 +21,10 @@ from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 from tiny import tiny_model_dir
 
-from chairlift.api.cli import main
-from chairlift.api.service import ServedModel
-from chairlift.api.tracing import Tracing, otlp_processor
-from chairlift.api.vocabulary import Vocabulary
+from chairlift.api.cli.main import main
+from chairlift.api.observe.tracing import Tracing, otlp_processor
+from chairlift.api.server.service import ServedModel
+from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import QueueFull

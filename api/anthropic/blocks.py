@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from chairlift.api.field_types import Ignored
-from chairlift.api.fields import JsonObject, known_kind
-from chairlift.api.request import Request
-from chairlift.api.tools import Name
+from chairlift.api.schemas.field_types import Ignored
+from chairlift.api.schemas.fields import JsonObject, known_kind
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.tools import Name
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 

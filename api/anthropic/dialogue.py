@@ -15,8 +15,8 @@ from chairlift.api.anthropic.request import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from chairlift.api.schemas import ChatRequest
-from chairlift.api.tools import ToolChoice
+from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.schemas.tools import ToolChoice
 from chairlift.engine.errors import RequestError
 
 Fields = dict[str, Any]

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from chairlift.api.answer import answer, json_response
+from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.anthropic.dialogue import chat_request, prompt_request
 from chairlift.api.anthropic.replies import TokensCount
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
 from chairlift.api.anthropic.shape import MessageShape
-from chairlift.api.body import convert, read
-from chairlift.api.deadline import DEADLINE
-from chairlift.api.dialogue import prepare, prompt_of
-from chairlift.api.exchange import GIVEN_ID
-from chairlift.api.names import renamed
-from chairlift.api.service import SERVICE
+from chairlift.api.chat.prepare import prepare, prompt_of
+from chairlift.api.generate.answer import answer, json_response
+from chairlift.api.observe.request_record import GIVEN_ID
+from chairlift.api.schemas.names import renamed
+from chairlift.api.server.body import convert, read
+from chairlift.api.server.service import SERVICE
 
 _NAMES = {
     "stop": "stop_sequences",

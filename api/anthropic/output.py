@@ -18,9 +18,9 @@ from chairlift.api.anthropic.replies import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from chairlift.api.choice import CallOpening
-from chairlift.api.json_text import is_whole, partial_object
-from chairlift.api.logprobs import Scored
+from chairlift.api.chat.json_text import is_whole, partial_object
+from chairlift.api.text.choice import CallOpening
+from chairlift.api.text.logprobs import Scored
 
 # Thoughts are not signed here, but there are clients that send back none without a signature.
 SIGNATURE = "unsigned"

@@ -13,12 +13,12 @@ from chairlift.api.anthropic.blocks import (
     ToolResultBlockInput,
     ToolUseBlockInput,
 )
-from chairlift.api.field_types import Callers, Ignored, only
-from chairlift.api.fields import JsonObject, Stops, known_kind
-from chairlift.api.messages import MAX_MESSAGES
-from chairlift.api.request import Request
-from chairlift.api.schemas import MAX_SALT_CHARS
-from chairlift.api.tools import MAX_TOOLS, Name
+from chairlift.api.schemas.field_types import Callers, Ignored, only
+from chairlift.api.schemas.fields import JsonObject, Stops, known_kind
+from chairlift.api.schemas.messages import MAX_MESSAGES
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.schemas import MAX_SALT_CHARS
+from chairlift.api.schemas.tools import MAX_TOOLS, Name
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY
 

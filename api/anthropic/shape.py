@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chairlift.api.answer import WholeChoice
 from chairlift.api.anthropic.errors import error_of
 from chairlift.api.anthropic.output import ContentWriter
 from chairlift.api.anthropic.replies import (
@@ -18,12 +17,13 @@ from chairlift.api.anthropic.replies import (
     StopDelta,
     StopReason,
 )
-from chairlift.api.choice import Piece
+from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generation import Generation
-from chairlift.api.replies import Finish, Usage
-from chairlift.api.sections import Sections
-from chairlift.api.sse import MESSAGES
+from chairlift.api.generate.answer import WholeChoice
+from chairlift.api.generate.generation import Generation
+from chairlift.api.schemas.replies import Finish, Usage
+from chairlift.api.server.sse import MESSAGES
+from chairlift.api.text.choice import Piece
 
 
 class MessageShape:

@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from chairlift.api.answer import WholeChoice
-from chairlift.api.choice import Piece
 from chairlift.api.errors import GenerationFailed, Problem
-from chairlift.api.generation import Generation
-from chairlift.api.replies import Usage
+from chairlift.api.generate.answer import WholeChoice
+from chairlift.api.generate.generation import Generation
 from chairlift.api.responses.compaction import sealed
 from chairlift.api.responses.dialogue import Earlier, conversation_of
 from chairlift.api.responses.history import messages_of
@@ -19,8 +17,10 @@ from chairlift.api.responses.items import CompactionItem, MessageItem, new_id
 from chairlift.api.responses.replies import CompactedResponse
 from chairlift.api.responses.request import CompactRequest
 from chairlift.api.responses.shape import response_usage
-from chairlift.api.schemas import ChatRequest
-from chairlift.api.sse import RESPONSES
+from chairlift.api.schemas.replies import Usage
+from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.server.sse import RESPONSES
+from chairlift.api.text.choice import Piece
 
 # Longer ones would defeat their purpose.
 MAX_SUMMARY_TOKENS = 4096

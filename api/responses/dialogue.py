@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from chairlift.api.generation import Generation
-from chairlift.api.messages import MAX_MESSAGES
+from chairlift.api.generate.generation import Generation
 from chairlift.api.responses.history import messages_of
 from chairlift.api.responses.inputs import items_of, references_in
 from chairlift.api.responses.items import Item, is_own_id
@@ -23,7 +22,8 @@ from chairlift.api.responses.request import (
 )
 from chairlift.api.responses.store import ResponseStore, StoredResponse
 from chairlift.api.responses.tools import Chosen, chosen, function_of
-from chairlift.api.schemas import ChatRequest
+from chairlift.api.schemas.messages import MAX_MESSAGES
+from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.engine.errors import RequestError
 
 Fields = dict[str, Any]

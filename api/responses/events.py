@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from chairlift.api.replies import TokenLogprob
 from chairlift.api.responses.items import OutputItem, OutputText, ReasoningText
 from chairlift.api.responses.replies import Response
+from chairlift.api.schemas.replies import TokenLogprob
 
 
 class Event(Struct, tag_field="type", kw_only=True):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from chairlift.api.answer import answer, json_response
-from chairlift.api.body import convert, read
-from chairlift.api.deadline import DEADLINE
-from chairlift.api.dialogue import prepare, prompt_of
+from chairlift.api.admission.deadline import DEADLINE
+from chairlift.api.admission.ratelimit import ACCOUNT
+from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
-from chairlift.api.names import renamed
-from chairlift.api.ratelimit import ACCOUNT
+from chairlift.api.generate.answer import answer, json_response
 from chairlift.api.responses.compacting import CompactionShape, compaction_of
 from chairlift.api.responses.dialogue import (
     Earlier,
@@ -30,7 +28,9 @@ from chairlift.api.responses.request import (
 )
 from chairlift.api.responses.shape import ResponseShape
 from chairlift.api.responses.store import ResponseStore, StoredResponse
-from chairlift.api.service import SERVICE
+from chairlift.api.schemas.names import renamed
+from chairlift.api.server.body import convert, read
+from chairlift.api.server.service import SERVICE
 from chairlift.engine.errors import RequestError
 
 _NAMES = {

@@ -11,9 +11,6 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, model_validator
 
-from chairlift.api.field_types import Ignored
-from chairlift.api.fields import JsonObject
-from chairlift.api.request import Request
 from chairlift.api.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -21,7 +18,10 @@ from chairlift.api.responses.items import (
     new_id,
 )
 from chairlift.api.responses.parts import Parts, text_of
-from chairlift.api.tools import Name
+from chairlift.api.schemas.field_types import Ignored
+from chairlift.api.schemas.fields import JsonObject
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.tools import Name
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 Objects = Annotated[list[JsonObject], Field(max_length=1024)]

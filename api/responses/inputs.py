@@ -7,10 +7,6 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from chairlift.api.field_types import Ignored
-from chairlift.api.fields import known_kind
-from chairlift.api.messages import MAX_MESSAGES
-from chairlift.api.request import Request
 from chairlift.api.responses.compaction import summary_in
 from chairlift.api.responses.hosted import HostedInput, Id
 from chairlift.api.responses.items import (
@@ -34,7 +30,11 @@ from chairlift.api.responses.parts import (
     SummaryTextPart,
     text_of,
 )
-from chairlift.api.tools import Name
+from chairlift.api.schemas.field_types import Ignored
+from chairlift.api.schemas.fields import known_kind
+from chairlift.api.schemas.messages import MAX_MESSAGES
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.tools import Name
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from chairlift.api.replies import TokenLogprob
+from chairlift.api.schemas.replies import TokenLogprob
 
 _OWN_ID = re.compile(r"[a-z]+_[0-9a-f]{32}")
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chairlift.api.choice import CallOpening
-from chairlift.api.json_text import is_whole
-from chairlift.api.logprobs import Scored
-from chairlift.api.replies import TokenLogprob
+from chairlift.api.chat.json_text import is_whole
 from chairlift.api.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -31,6 +28,9 @@ from chairlift.api.responses.items import (
     ReasoningText,
     new_id,
 )
+from chairlift.api.schemas.replies import TokenLogprob
+from chairlift.api.text.choice import CallOpening
+from chairlift.api.text.logprobs import Scored
 
 Logprobs = Callable[[list[Scored] | None], list[TokenLogprob]]
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from chairlift.api.field_types import Ignored
-from chairlift.api.fields import MAX_TOKENS, known_kind
-from chairlift.api.request import Request
+from chairlift.api.schemas.field_types import Ignored
+from chairlift.api.schemas.fields import MAX_TOKENS, known_kind
+from chairlift.api.schemas.request import Request
 
 
 class InputTextPart(Request):

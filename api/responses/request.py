@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from chairlift.api.field_types import Ignored, only
-from chairlift.api.fields import JsonObject, known_kind
-from chairlift.api.request import Request
 from chairlift.api.responses.hosted import Id
 from chairlift.api.responses.inputs import Input
 from chairlift.api.responses.tools import Choosing, Tools
-from chairlift.api.schemas import MAX_SALT_CHARS
-from chairlift.api.tools import Name
+from chairlift.api.schemas.field_types import Ignored, only
+from chairlift.api.schemas.fields import JsonObject, known_kind
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.schemas import MAX_SALT_CHARS
+from chairlift.api.schemas.tools import Name
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 

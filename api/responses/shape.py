@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from chairlift.api.answer import WholeChoice
-from chairlift.api.choice import Piece
+from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.logprobs import Scored, chat_logprobs
-from chairlift.api.replies import TokenLogprob, Usage
+from chairlift.api.generate.answer import WholeChoice
 from chairlift.api.responses.events import (
     Completed,
     Created,
@@ -30,9 +28,11 @@ from chairlift.api.responses.replies import (
     ResponseError,
     ResponseUsage,
 )
-from chairlift.api.sections import Sections
-from chairlift.api.sse import RESPONSES
-from chairlift.api.vocabulary import Vocabulary
+from chairlift.api.schemas.replies import TokenLogprob, Usage
+from chairlift.api.server.sse import RESPONSES
+from chairlift.api.text.choice import Piece
+from chairlift.api.text.logprobs import Scored, chat_logprobs
+from chairlift.api.text.vocabulary import Vocabulary
 
 
 class ResponseShape:

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator
 
-from chairlift.api.field_types import Callers, Ignored
-from chairlift.api.fields import known_kind
-from chairlift.api.request import Request
-from chairlift.api.tools import MAX_TOOLS, Function, Name, ToolChoice
+from chairlift.api.schemas.field_types import Callers, Ignored
+from chairlift.api.schemas.fields import known_kind
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.tools import MAX_TOOLS, Function, Name, ToolChoice
 from chairlift.engine.errors import RequestError
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from api_server import Running, ending, running
 from fake_engine import FakeEngine, Scripted, model_info
 from thinking_caller import ANSWER, CITIES, PARAMETERS, TEXT, THOUGHT, TOKENIZER, WEATHER, playing
 
-from chairlift.api.keys import ApiKey, KeyLimits, digest_of
+from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
 
 MODEL = "org/tiny"
 KEY = "sk-alice-secret"

@@ -1,0 +1,57 @@
+"""The account of each API key, by which requests are let in and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aiohttp import hdrs
+
+from chairlift.api.admission.keys import ApiKey, KeyLimits, find_key
+from chairlift.api.admission.ratelimit import Account
+from chairlift.api.errors import Unauthorized
+
+ANONYMOUS = "anonymous"
+
+
+class Accounts:
+    """One account a key; without keys, one for everybody, with the limits ``anonymous``."""
+
+    def __init__(self, keys: Sequence[ApiKey], anonymous: KeyLimits) -> None:
+        self._keys = tuple(keys)
+        self._accounts = {key.name: Account(key.name, key.limits) for key in keys}
+        self._anonymous = Account(ANONYMOUS, anonymous)
+
+    def of(self, headers: Mapping[str, str]) -> Account:
+        """The account of the client that sends these headers.
+
+        Raises:
+            Unauthorized: there are keys, and this is none of them.
+        """
+        if not self._keys:
+            return self._anonymous
+        return self._accounts[_key_of(headers, self._keys).name]
+
+    def replace(self, keys: Sequence[ApiKey]) -> None:
+        """Lets in these keys from now on, and no others. An account goes by its key's name: what it
+        has used counts on, against its new limits. Requests that run keep their account.
+        """
+        before = self._accounts
+        self._accounts = {
+            key.name: before.get(key.name) or Account(key.name, key.limits) for key in keys
+        }
+        for key in keys:
+            self._accounts[key.name].limit(key.limits)
+        self._keys = tuple(keys)
+
+
+def _key_of(headers: Mapping[str, str], keys: tuple[ApiKey, ...]) -> ApiKey:
+    scheme, _, given = headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if scheme.lower() != "bearer":
+        given = headers.get("x-api-key", "")
+    given = given.strip()
+    if not given:
+        raise Unauthorized("an API key is needed: Authorization: Bearer KEY")
+    key = find_key(keys, given)
+    if key is None:
+        raise Unauthorized("this API key is not known here")
+    return key

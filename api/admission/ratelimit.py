@@ -1,0 +1,149 @@
+"""What each key has used of its limits: requests and tokens a minute, streams at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from chairlift.api.admission.keys import KeyLimits
+from chairlift.api.errors import RateLimited
+from chairlift.engine.errors import RequestError
+
+Clock = Callable[[], float]
+# Nobody knows when a stream ends.
+STREAM_RETRY_SECONDS = 1.0
+
+
+class Bucket:
+    """Holds up to ``limit``, full at first, and fills at ``limit`` a minute.
+
+    What is taken may be more than is there: the debt has to be filled up first.
+    """
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._level = float(limit)
+        self._at = clock()
+
+    def resize(self, limit: int) -> None:
+        """Changes the limit. What has been taken stays taken."""
+        self._level = self.level + limit - self.limit
+        self._at = self._clock()
+        self.limit = limit
+
+    @property
+    def level(self) -> float:
+        """What is there now."""
+        return min(self.limit, self._level + (self._clock() - self._at) * self.limit / 60)
+
+    def take(self, amount: int) -> None:
+        """Takes it, whether it is there or not."""
+        self._level = self.level - amount
+        self._at = self._clock()
+
+    def wait(self, amount: int) -> float:
+        """Seconds until ``amount`` is there; 0 if it is."""
+        return max(0.0, (amount - self.level) * 60 / self.limit)
+
+
+class Account:
+    """One key's use. ``check`` asks whether a request may begin, ``begin`` and ``end`` count it."""
+
+    def __init__(self, name: str, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+        self.name = name
+        self.streams = 0
+        self._clock = clock
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.limit(limits)
+
+    def limit(self, limits: KeyLimits) -> None:
+        """Sets other limits. What has been used of the limits before counts on."""
+        self._max_streams = limits.max_streams
+        self._requests = self._resized(self._requests, limits.rpm)
+        self._tokens = self._resized(self._tokens, limits.tpm)
+
+    def take_request(self) -> None:
+        """Counts a request that has come.
+
+        Raises:
+            RateLimited: it is one too many; those do not count.
+        """
+        bucket = self._requests
+        if bucket is None:
+            return
+        if wait := bucket.wait(1):
+            raise RateLimited("requests", f"{bucket.limit} requests a minute", wait)
+        bucket.take(1)
+
+    def check(self, prompt_tokens: int, streams: int) -> None:
+        """Whether a request of so many prompt tokens and streams may begin now.
+
+        Its output is not known yet: it is counted as it is produced, and what is too much of it
+        keeps the key's next request waiting.
+
+        Raises:
+            RateLimited: not now.
+            RequestError: never.
+        """
+        most = self._max_streams
+        if most is not None and self.streams + streams > most:
+            if streams > most:
+                raise RequestError(f"{streams} choices at once; this key may have {most}")
+            raise RateLimited("streams", f"{most} streams at once", STREAM_RETRY_SECONDS)
+        bucket = self._tokens
+        if bucket is None:
+            return
+        if prompt_tokens > bucket.limit:
+            raise RequestError(
+                f"{prompt_tokens} prompt tokens; this key may use {bucket.limit} tokens a minute"
+            )
+        if wait := bucket.wait(prompt_tokens):
+            raise RateLimited("tokens", f"{bucket.limit} tokens a minute", wait)
+
+    def begin(self, prompt_tokens: int, streams: int) -> None:
+        """Counts a request that begins; ``end`` must follow."""
+        self.streams += streams
+        self.spend(prompt_tokens)
+
+    def spend(self, tokens: int) -> None:
+        """Counts tokens computed."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+    def end(self, streams: int) -> None:
+        """The streams of a request have ended."""
+        self.streams -= streams
+
+    def _resized(self, bucket: Bucket | None, limit: int | None) -> Bucket | None:
+        if limit is None:
+            return None
+        if bucket is None:
+            return Bucket(limit, self._clock)
+        bucket.resize(limit)
+        return bucket
+
+    def headers(self) -> dict[str, str]:
+        """OpenAI's headers about the limits that there are."""
+        headers: dict[str, str] = {}
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level)))
+                headers[f"x-ratelimit-reset-{name}"] = duration(bucket.wait(bucket.limit))
+        return headers
+
+
+ACCOUNT: web.RequestKey[Account] = web.RequestKey("account", Account)
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{math.ceil(rest)}s" if minutes else f"{math.ceil(rest * 10) / 10:g}s"

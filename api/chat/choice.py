@@ -1,0 +1,213 @@
+"""One choice of a reply in which the model may think and call functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
+from chairlift.api.chat.calls import Calls
+from chairlift.api.chat.chat_format import CALL, THOUGHT, Tag
+from chairlift.api.chat.reply_text import ReplyText, ThoughtText
+from chairlift.api.text.choice import CallDelta, Choice, Piece
+from chairlift.api.text.logprobs import LogprobQueue, Scored
+from chairlift.api.text.stops import StopMatcher
+from chairlift.api.text.stream import Detokenizer
+from chairlift.engine.messages import TokenOutput
+
+if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
+    from chairlift.api.chat.splitter import Rules, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """How calls are read: what stands around them, and their reader, a new one for each choice.
+
+    ``is_held``: a grammar makes the model end each call that it begins.
+    """
+
+    start: Tag
+    end: Tag
+    reader: Callable[[], Calls]
+    limits: CallLimits
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a reply is read. ``calls`` is None where nothing can be called.
+
+    ``thinks``: it may hold a thought.
+    """
+
+    rules: Rules
+    thinks: bool
+    calls: CallReading | None
+
+
+class DialogueChoice(Choice):
+    """Its pieces come one kind each. Log-probabilities are those of the text for the user."""
+
+    def __init__(
+        self,
+        index: int,
+        reading: Reading,
+        detokenizer: Callable[[], Detokenizer],
+        matcher: StopMatcher,
+        with_logprobs: bool,
+    ) -> None:
+        super().__init__(index)
+        self._state = reading.rules.initial
+        after_thought = self._state == THOUGHT
+        self._reply = ReplyText(matcher, not after_thought, reading.calls is not None)
+        self._thought = ThoughtText()
+        self._reading = reading.calls
+        self._calls = self._limited = None
+        if reading.calls is not None:
+            self._calls = reading.calls.reader()
+            self._limited = LimitedCalls(reading.calls.limits)
+        self._ends = reading.rules.ends
+        is_held = reading.calls is not None and reading.calls.is_held
+        self._splitter = reading.rules.splitter(detokenizer, self._in_string if is_held else None)
+        self._queue = LogprobQueue() if with_logprobs else None
+        self._pieces: list[Piece] = []
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._reply.stop_string
+
+    def take(self, output: TokenOutput) -> list[Piece]:
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        pieces = self._pieces = []
+        self._add_tokens(output)
+        if output.finish is not None and not self._is_over:
+            self._finish(self._is_cut(output))
+        if output.finish is not None or self._is_over:
+            self._end(output)
+        return pieces
+
+    def _add_tokens(self, output: TokenOutput) -> None:
+        last = len(output.token_ids) - 1
+        for position, token in enumerate(output.token_ids):
+            self.tokens += 1
+            if output.ended_by_token and position == last:
+                return  # it is counted, but has no text
+            scored = None
+            if self._queue is not None and output.logprobs is not None:
+                held = 0 if self._state in (THOUGHT, CALL) else self._splitter.held
+                scored = Scored(token, output.logprobs[position], self._reply.read + held)
+            self._add_token(token, scored)
+            if self._is_over:
+                return
+
+    def _add_token(self, token: int, scored: Scored | None) -> None:
+        before = self._state
+        # What turns out to be a tag is dropped again.
+        if self._queue is not None and scored is not None and before not in (THOUGHT, CALL):
+            self._queue.add(scored)
+            scored = None
+        has_text = False
+        for segment in self._splitter.add(token):
+            has_text = True
+            self._take(segment)
+            if self._is_over:
+                break
+        if self._queue is not None and has_text and not self._reply.begun:
+            self._queue.drop_rest()  # blank lines that are left out
+        if self._queue is not None and scored is not None and self._reply.read > scored.start:
+            self._queue.add(scored)  # a tag ends in it, and text begins
+        self.reasoning_tokens += THOUGHT in (before, self._state)
+
+    def _take(self, segment: Segment) -> None:
+        state, text = segment
+        if state != self._state:
+            self._leave(by_tag=True, cut=False)
+            self._enter(state)
+        if not text or self._is_over:
+            return
+        if state == THOUGHT:
+            if thought := self._thought.add(text):
+                self._pieces.append(Piece(self.index, thought, None, None, thought=True))
+        elif state == CALL and self._calls is not None:
+            self._pass_on(self._calls.add(text))
+        else:
+            self._say(self._reply.add(text))
+
+    def _finish(self, cut: bool) -> None:
+        """The output has ended, and the reply had not; ``cut``: nor had the model ended it."""
+        for segment in self._splitter.finish(cut):
+            self._take(segment)
+        if self._splitter.in_tag:
+            self._interrupt()
+        self._leave(by_tag=False, cut=cut)
+
+    def _is_cut(self, output: TokenOutput) -> bool:
+        if output.finish == "length" or self._reading is None or self._state != CALL:
+            return output.finish == "length"
+        # A call is not ended by a token that the client chose, nor by the end of the reply where a
+        # grammar would have it ended first.
+        by_client = output.ended_by_token and output.token_ids[-1] not in self._ends
+        return self._reading.is_held or by_client
+
+    def _enter(self, state: str) -> None:
+        if state in (THOUGHT, CALL):
+            self._interrupt()
+        if state == CALL and self._calls is not None:
+            self._calls.begin()
+        self._state = state
+
+    def _interrupt(self) -> None:
+        """The text for the user ends here, for now."""
+        self._say(self._reply.interrupt())
+        if self._queue is not None:
+            self._queue.drop_rest()
+
+    def _leave(self, by_tag: bool, cut: bool) -> None:
+        """``by_tag``: by a tag, not by the end of the output, which may be ``cut``."""
+        if self._state != CALL or self._calls is None or self._reading is None:
+            return
+        deltas = self._calls.end(cut)
+        if deltas is not None:
+            self._pass_on(deltas, ended=True)
+        elif by_tag or self._calls.text.strip():
+            # It is no call: the user gets to see what the model wrote.
+            end = self._reading.end.text if by_tag else ""
+            self._say(self._reply.go_on(self._reading.start.text + self._calls.text + end))
+
+    def _pass_on(self, deltas: Iterable[CallDelta], ended: bool = False) -> None:
+        assert self._limited is not None
+        passed = self._limited.add(deltas)
+        if ended:
+            passed += self._limited.rest()
+        for delta in passed:
+            self._pieces.append(Piece(self.index, "", None, None, call=delta))
+
+    def _in_string(self) -> bool:
+        return self._calls is not None and self._calls.in_string
+
+    def _say(self, text: str) -> None:
+        if text:
+            scored = None if self._queue is None else self._queue.take(self._reply.sent)
+            self._pieces.append(Piece(self.index, text, scored, None))
+
+    @property
+    def _called(self) -> bool:
+        return self._limited is not None and self._limited.count > 0
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing that may still come belongs to the reply."""
+        if self._reply.stopped or self._limited is None:
+            return self._reply.stopped
+        return self._limited.exceeded or (self._limited.full and self._state != CALL)
+
+    def _end(self, output: TokenOutput) -> None:
+        self._say(self._reply.interrupt() if self._called else self._reply.finish())
+        finish = self.finish_of(output, stopped=self._is_over)
+        self.finish = "tool_calls" if self._called and finish == "stop" else finish
+        scored = None
+        # Blank space after a call is left out, and so are its log-probabilities.
+        if self._queue is not None and not self._reply.stopped and not self._called:
+            scored = self._queue.take_rest()
+        self._pieces.append(Piece(self.index, "", scored, self.finish))

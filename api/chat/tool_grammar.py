@@ -1,0 +1,109 @@
+"""Grammars for replies that are, or may be, calls in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from chairlift.api.chat.chat_format import Tag
+from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.tools import Function
+from chairlift.api.text.structured import Wanted
+from chairlift.engine.errors import RequestError
+from chairlift.engine.grammar.language import JSON_OPTIONS
+from chairlift.engine.grammar.objects import bounded as bounded_objects
+from chairlift.engine.grammar.objects import closed
+from chairlift.engine.messages import Grammar
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def call_grammar(
+    functions: Sequence[Function],
+    start: Tag,
+    end: Tag,
+    *,
+    required: bool,
+    most: int,
+    reply: Wanted | None,
+) -> Grammar:
+    """Calls of the functions, one to ``most``, or, unless ``required``, a reply.
+
+    A reply is text, which may also come before the first call, or what ``reply`` says it has to
+    be. Each call's arguments are what its function's schema says.
+
+    Raises:
+        RequestError: a function's parameters are no object, or ``reply`` is not JSON or a choice.
+    """
+    one = " | ".join(f"function_{number}" for number in range(len(functions)))
+    more = f'("\\n" open call){{0,{most - 1}}}' if most > 1 else ""
+    rules = [
+        f'call: "\\n" ({one}) "\\n" {_terminal(end)}',
+        f"open: {_terminal(start)}",
+    ]
+    if required:
+        rules.append(f"start: open call {more}")
+    elif reply is not None:
+        rules += [f"start: reply | open call {more}", f"reply: {_reply(reply)}"]
+    elif start.token is not None:
+        # No token of the text is the tag's.
+        rules += [f"start: TEXT | TEXT? open call {more}", "TEXT: /(?s:.*)/"]
+    else:
+        tag = json.dumps(start.text)
+        rules += [
+            f"start: TEXT | lead call {more}",
+            f"lead[suffix={tag}]: /(?s:.*)/",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*){_regex(start.text)}(?s:.*)/",
+        ]
+    for number, function in enumerate(functions):
+        head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
+        rules.append(f'function_{number}: {head} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {_schema(function)}")
+    return Grammar("lark", "\n".join(rules) + "\n")
+
+
+def _terminal(tag: Tag) -> str:
+    return json.dumps(tag.text) if tag.token is None else f"<[{tag.token}]>"
+
+
+def _regex(text: str) -> str:
+    """A regular expression in Lark's notation for a text of letters, "<", ">", "_" and the like."""
+    return "".join(c if c.isalnum() or c in "<>_" else f"\\{c}" for c in text)
+
+
+def _reply(wanted: Wanted) -> str:
+    kind, text = wanted.grammar.kind, wanted.grammar.text
+    if kind == "json_schema":
+        try:
+            schema = bounded(msgspec.json.decode(text, type=dict[str, Any]))
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise RequestError(f"{wanted.param}: no JSON schema: {error}", wanted.param) from error
+        return f"%json {_with_options(bounded_objects(schema), JSON_OPTIONS)}"
+    if kind == "json_object":
+        return f"%json {_with_options(bounded_objects({'type': 'object'}), JSON_OPTIONS)}"
+    if kind == "choice":
+        return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
+    raise RequestError(f"{wanted.param}: not together with tools that can be called", wanted.param)
+
+
+def _schema(function: Function) -> str:
+    schema = dict(_NO_PARAMETERS if function.parameters is None else function.parameters)
+    if schema.setdefault("type", "object") != "object":
+        raise RequestError(
+            f"tools: the parameters of {function.name} must be of type object", "tools"
+        )
+    # What is not strict may use keywords that no grammar can hold a model to.
+    options = {
+        "whitespace_flexible": False,
+        "item_separator": ", ",
+        "key_separator": ": ",
+        "lenient": not function.strict,
+    }
+    return _with_options(bounded_objects(closed(schema)), options)
+
+
+def _with_options(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)

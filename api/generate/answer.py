@@ -1,0 +1,202 @@
+"""Answers a generating request, whole or as a stream; what differs is its ``Shape``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from chairlift.api.admission.deadline import DEADLINE
+from chairlift.api.errors import Problem, problem_of
+from chairlift.api.generate.generation import Generation
+from chairlift.api.observe.request_record import GENERATION
+from chairlift.api.schemas.replies import Finish, Usage
+from chairlift.api.schemas.schemas import Generate
+from chairlift.api.server.service import SERVICE
+from chairlift.api.server.sse import EventStream, Framing
+from chairlift.api.text.choice import Piece
+from chairlift.api.text.logprobs import Scored
+from chairlift.engine.logs.redacted_traceback import trace_of
+
+logger = logging.getLogger(__name__)
+
+# To write down the log-probabilities of more would hold up everyone's streams.
+INLINE_ECHO_TOKENS = 1000
+
+T = TypeVar("T")
+
+
+class WholeCall(NamedTuple):
+    """A call that the model made; ``arguments`` is JSON, as it wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """A finished choice: all of its ``pieces``, in order."""
+
+    index: int
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def finish(self) -> Finish:
+        """How it ended."""
+        finish = self.pieces[-1].finish
+        assert finish is not None, "it is finished"
+        return finish
+
+    @property
+    def text(self) -> str:
+        """Its text for the user."""
+        return "".join(piece.text for piece in self.pieces if not piece.thought)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought, empty if it did not."""
+        return "".join(piece.text for piece in self.pieces if piece.thought)
+
+    @property
+    def scored(self) -> list[Scored]:
+        """Its text's log-probabilities, empty if they were not asked for."""
+        return [scored for piece in self.pieces for scored in piece.scored or ()]
+
+    @property
+    def calls(self) -> list[WholeCall]:
+        """The calls that the model made."""
+        deltas = [piece.call for piece in self.pieces if piece.call is not None]
+        return [
+            WholeCall(
+                *first.opening, "".join(d.arguments for d in deltas if d.number == first.number)
+            )
+            for first in deltas
+            if first.opening is not None
+        ]
+
+
+class Shape(Protocol):
+    """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
+
+    @property
+    def framing(self) -> Framing:
+        """How a stream's chunks are sent."""
+        ...
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        """The chunks before a choice's first piece."""
+        ...
+
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        """The chunks of a piece, its finish included."""
+        ...
+
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream once all choices have finished."""
+        ...
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        """The chunks that end a stream instead, once something went wrong."""
+        ...
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        """The reply to a request that does not stream."""
+        ...
+
+
+async def answer(
+    http: web.Request, request: Generate, generation: Generation, shape: Shape
+) -> web.StreamResponse:
+    """Generates and replies.
+
+    Raises:
+        QueueFull, EngineDead: the engine does not take the request now.
+        RateLimited: the client's key may not have it now.
+        EngineDead, GenerationFailed, TimedOut: it failed, and nothing was sent yet.
+        ConnectionResetError: the client left.
+    """
+    http[GENERATION] = generation
+    deadline = http[DEADLINE]
+    try:
+        with http.app[SERVICE].live.riding(generation):
+            generation.submit(deadline.arrival)
+            if request.stream:
+                return await _stream(http, generation, shape)
+            async with deadline.limit():
+                return await _whole(generation, shape)
+    finally:
+        generation.close()
+
+
+async def _whole(generation: Generation, shape: Shape) -> web.Response:
+    choices: dict[int, WholeChoice] = {}
+    async with aclosing(generation.pieces()) as steps:
+        async for pieces in steps:
+            for piece in pieces:
+                choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
+    ordered = [choices[index] for index in sorted(choices)]
+    reply = partial(shape.whole, ordered, generation.usage())
+    return json_response(await _made(generation, reply))
+
+
+async def _made(generation: Generation, make: Callable[[], T]) -> T:
+    """What ``make`` returns, made in a thread if a long prompt is told with it."""
+    if generation.echoed_tokens <= INLINE_ECHO_TOKENS:
+        return make()
+    return await asyncio.to_thread(make)
+
+
+async def _stream(http: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
+    settings = http.app[SERVICE].settings
+
+    def too_much() -> bool:
+        return generation.waiting > settings.slow_reader_tokens
+
+    async with EventStream(http, shape.framing, settings.keep_alive_seconds, too_much) as events:
+        try:
+            async with http[DEADLINE].limit():
+                await _send_pieces(events, generation, shape)
+            if closing := shape.closing(generation.usage()):
+                await events.send(closing)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            problem = problem_of(error)
+            log_failure(problem.status, error)
+            await events.send(shape.failure(problem))
+        await events.finish()
+    return events.response
+
+
+async def _send_pieces(events: EventStream, generation: Generation, shape: Shape) -> None:
+    opened: set[int] = set()
+    async with aclosing(generation.pieces()) as steps:
+        async for pieces in steps:
+            chunks: list[msgspec.Struct] = []
+            for piece in pieces:
+                if piece.choice not in opened:
+                    opened.add(piece.choice)
+                    chunks += await _made(generation, partial(shape.opening, piece.choice))
+                chunks += shape.chunks(piece)
+            await events.send(chunks)
+
+
+def json_response(reply: msgspec.Struct) -> web.Response:
+    """A 200 with ``reply`` as its body."""
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+def log_failure(status: int, error: BaseException) -> None:
+    """Logs what an operator must know of: our own bugs with their trace, but no user's text."""
+    if status == 500:
+        logger.error("a request failed: %s", trace_of(error))
+    elif status > 500:
+        logger.warning("a request was not served: %s", error)

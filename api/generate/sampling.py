@@ -1,0 +1,88 @@
+"""From a validated request to the engine's sampling parameters."""
+
+from __future__ import annotations
+
+import random
+
+from chairlift.api.errors import ContextExceeded
+from chairlift.api.schemas.schemas import Generate
+from chairlift.api.server.service import ServedModel
+from chairlift.engine.errors import Overflow, RequestError
+from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
+
+
+def sampling_params(
+    request: Generate,
+    model: ServedModel,
+    prompt_tokens: int,
+    *,
+    param: str,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+    logprobs: int | None,
+    grammar: Grammar | None,
+    thinking: Thinking | None = None,
+) -> SamplingParams:
+    """The parameters of one prompt.
+
+    ``param`` names the prompt's field. ``max_tokens`` is what the client asked for;
+    ``default_max_tokens`` None is all the room in the context. ``grammar`` is what ``grammar_of``
+    has found, ``thinking`` the thought that may go before it.
+
+    Raises:
+        ContextExceeded: prompt and output do not fit the context.
+        RequestError: a value does not fit this model.
+    """
+    vocabulary = model.vocabulary
+    vocabulary.check_ids(list(request.logit_bias), "logit_bias")
+    vocabulary.check_ids(request.stop_token_ids, "stop_token_ids")
+    if request.n > model.info.max_rows:
+        raise RequestError(f"n: at most {model.info.max_rows} choices can be computed", "n")
+    room = room_for(model.info, prompt_tokens, max_tokens, param)
+    if max_tokens is None:
+        max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
+    if request.min_tokens > max_tokens:
+        raise RequestError(f"min_tokens: must be at most max_tokens = {max_tokens}", "min_tokens")
+    seed = random.getrandbits(63) if request.seed is None else request.seed & (2**63 - 1)
+    ends = () if request.ignore_eos else vocabulary.end_ids
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=seed,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k if 0 < request.top_k < vocabulary.size else 0,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        logprobs=logprobs,
+        stop_token_ids=tuple(dict.fromkeys((*ends, *request.stop_token_ids))),
+        grammar=grammar,
+        thinking=thinking,
+    )
+
+
+def room_for(info: ModelInfo, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
+    """The output tokens that the context has room for: ``max_tokens`` at least, None: one.
+
+    Raises:
+        ContextExceeded: it has not.
+        RequestError: there is no prompt.
+    """
+    context = info.max_context
+    if prompt_tokens == 0:
+        raise RequestError(f"{param}: the prompt is empty", param)
+    wanted = 1 if max_tokens is None else max_tokens
+    if prompt_tokens + wanted > context:
+        asked = "" if not max_tokens else f" and {max_tokens} for the completion"
+        why = info.shortage(prompt_tokens + wanted)
+        limit = f"this model's maximum context length is {context} tokens" if why is None else why
+        raise ContextExceeded(
+            f"{limit}; you requested {prompt_tokens} tokens in the {param}{asked}. Please reduce "
+            "their length.",
+            Overflow(prompt_tokens, context),
+            param if prompt_tokens >= context or not max_tokens else "max_tokens",
+        )
+    return context - prompt_tokens

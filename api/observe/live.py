@@ -1,0 +1,247 @@
+"""What the page at ``/`` shows: the line, its pace, its memory, and who has left it lately.
+
+While nobody watches, a step costs one assignment and a request a set entry; nothing is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from chairlift.api.errors import TooManyWatchers
+from chairlift.engine.messages import StepStats
+from chairlift.metrics.window import Percentiles, Tally
+
+if TYPE_CHECKING:  # they import the service, which holds what is here
+    from chairlift.api.generate.generation import Generation
+    from chairlift.api.observe.request_record import Exchange
+    from chairlift.api.server.service import ServedModel, Service
+
+# Each watcher is told this often.
+PERIOD_SECONDS = 0.5
+MAX_WATCHERS = 16
+# Latencies and prefix hits are those of the last minute; the pace, of what a step may take.
+WINDOW_SECONDS = 60.0
+PACE_SECONDS = 5.0
+RECENT_REQUESTS = 12
+
+_GENERATED, _PREFILLED, _QUERIED, _HIT = range(4)
+
+
+class Facts(msgspec.Struct):
+    """The model that is served."""
+
+    name: str
+    architecture: str
+    dtype: str
+    device: str
+    max_rows: int
+    max_context: int
+
+
+class Rider(msgspec.Struct):
+    """A choice that has its first token and not its last; ``id`` is made of the completion's."""
+
+    id: str
+    tokens: int
+
+
+class Latency(msgspec.Struct):
+    """Percentiles over the window, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class KVMemory(msgspec.Struct):
+    """Bytes: what tokens take of the rows' buffers, these, prefixes kept, and the rows' limit."""
+
+    used: int
+    reserved: int
+    prefixes: int
+    limit: int
+
+
+class Prefixes(msgspec.Struct):
+    """Prompt tokens that were looked up in the prefix cache in the window, and those found."""
+
+    queried: int
+    hit: int
+
+
+class RecentRequest(msgspec.Struct):
+    """A request that has ended, without anything its client wrote. Times are in seconds.
+
+    ``id`` is the completion's, None where none was made. Tokens and times are None likewise;
+    ``first_token`` is counted from the arrival.
+    """
+
+    id: str | None
+    route: str
+    status: int
+    seconds: float
+    ago: float
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    first_token: float | None = None
+
+
+class Snapshot(msgspec.Struct):
+    """One event. ``reason`` says why requests cannot be served now.
+
+    ``running`` are rows of the batch, those included whose prompts are still computed; ``riders``
+    those of users that are generating. Paces are tokens a second.
+    """
+
+    status: Literal["ok", "unavailable"]
+    reason: str | None
+    model: Facts | None
+    running: int
+    waiting: int
+    riders: list[Rider]
+    generated_pace: float
+    prefilled_pace: float
+    ttft: Latency | None
+    itl: Latency | None
+    kv: KVMemory
+    prefixes: Prefixes
+    requests: list[RecentRequest]
+
+
+class _Watched:
+    """What is gathered while somebody watches."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.ttft = Percentiles(WINDOW_SECONDS)
+        self.itl = Percentiles(WINDOW_SECONDS)
+        self.pace = Tally(PACE_SECONDS, slot=PERIOD_SECONDS)
+        self.prefixes = Tally(WINDOW_SECONDS)
+        self.ended: deque[tuple[float, RecentRequest]] = deque(maxlen=RECENT_REQUESTS)
+
+    def add_step(self, stats: StepStats) -> None:
+        now = time.monotonic()
+        first, following = stats.first_token_latencies, stats.inter_token_latencies
+        self.ttft.add(first, now)
+        self.itl.add(following, now)
+        self.pace.add_many(_GENERATED, len(first) + len(following), now)
+        self.pace.add_many(_PREFILLED, stats.prefill_tokens, now)
+        self.prefixes.add_many(_QUERIED, stats.prefix_queries, now)
+        self.prefixes.add_many(_HIT, stats.prefix_hits, now)
+
+    def add_exchange(self, exchange: Exchange) -> None:
+        request = RecentRequest(None, exchange.route, exchange.status, exchange.seconds, 0.0)
+        if (generation := exchange.generation) is not None:
+            usage = generation.usage()
+            request.id = generation.id
+            request.prompt_tokens = usage.prompt_tokens
+            request.cached_tokens = usage.prompt_tokens_details.cached_tokens
+            request.output_tokens = usage.completion_tokens
+            request.first_token = min(
+                (t.begun.first_token - t.arrival for t in generation.times if t.begun is not None),
+                default=None,
+            )
+        self.ended.appendleft((exchange.ended, request))
+
+
+class Live:
+    """Takes in what happens, and tells watchers of it. ``closing`` is set when the server ends."""
+
+    def __init__(self) -> None:
+        self.closing = asyncio.Event()
+        self._latest = StepStats()
+        self._open: set[Generation] = set()
+        self._watchers = 0
+        self._watched: _Watched | None = None
+
+    def record_step(self, stats: StepStats) -> None:
+        """An engine step has ended."""
+        self._latest = stats
+        if self._watched is not None:
+            self._watched.add_step(stats)
+
+    def record_exchange(self, exchange: Exchange) -> None:
+        """A request that makes work has ended, or was refused."""
+        if self._watched is not None:
+            self._watched.add_exchange(exchange)
+
+    @contextmanager
+    def riding(self, generation: Generation) -> Iterator[None]:
+        """A request is in the engine as long as the ``with`` lasts."""
+        self._open.add(generation)
+        try:
+            yield
+        finally:
+            self._open.discard(generation)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Somebody watches as long as the ``with`` lasts.
+
+        Raises:
+            TooManyWatchers: ``MAX_WATCHERS`` do already.
+        """
+        if self._watchers == MAX_WATCHERS:
+            raise TooManyWatchers(f"{MAX_WATCHERS} pages watch this server already")
+        self._watchers += 1
+        self._watched = self._watched or _Watched()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self._watched = None
+
+    def snapshot(self, service: Service) -> Snapshot:
+        """What there is to tell now. Only while somebody watches."""
+        watched, stats, now = self._watched, self._latest, time.monotonic()
+        assert watched is not None
+        pace, prefixes = watched.pace.counts(now), watched.prefixes.counts(now)
+        # A page just opened has not seen a whole window yet.
+        seconds = max(PERIOD_SECONDS, min(PACE_SECONDS, now - watched.since))
+        model = service.loaded
+        reason = service.unhealthy
+        limit = 0 if model is None else model.info.kv_limit_bytes
+        return Snapshot(
+            "ok" if reason is None else "unavailable",
+            reason,
+            None if model is None else _facts(model),
+            stats.running,
+            stats.waiting,
+            self._riders(),
+            pace[_GENERATED] / seconds,
+            pace[_PREFILLED] / seconds,
+            _latency(watched.ttft, now),
+            _latency(watched.itl, now),
+            KVMemory(stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes, limit),
+            Prefixes(prefixes[_QUERIED], prefixes[_HIT]),
+            [msgspec.structs.replace(told, ago=now - ended) for ended, told in watched.ended],
+        )
+
+    def _riders(self) -> list[Rider]:
+        return [
+            Rider(f"{generation.id[-8:]}-{choice.index}", choice.tokens)
+            for generation in self._open
+            for choice in generation.choices
+            if choice.tokens and choice.finish is None
+        ]
+
+
+def _facts(model: ServedModel) -> Facts:
+    info = model.info
+    return Facts(
+        model.name, info.architecture, info.dtype, info.device, info.max_rows, info.max_context
+    )
+
+
+def _latency(values: Percentiles, now: float) -> Latency | None:
+    found = values.at((0.5, 0.95, 0.99), now)
+    return None if found is None else Latency(*found)

@@ -1,0 +1,173 @@
+"""OpenTelemetry traces: a request's spans, made when it has ended out of the times it noted.
+
+Names and attributes are OpenTelemetry's semantic conventions for generative AI and HTTP; what they
+do not have is ``chairlift.…``. Needs the extra ``otel``; imported with ``--otlp-endpoint`` only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from chairlift.api.generate.generation import Generation
+from chairlift.api.observe.request_record import CLIENT_LEFT, Exchange
+from chairlift.api.observe.timing import PromptTimes
+from chairlift.api.server.service import VERSION
+
+# The routes whose requests are traced, and what the conventions call what they do.
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+_PATH = "/v1/traces"
+# How long a batch is tried, and so how long the server's end may wait for a collector that is gone.
+EXPORT_SECONDS = 3.0
+
+
+def otlp_processor(endpoint: str) -> SpanProcessor:
+    """Sends spans to a collector, in batches and from a thread; full, it drops them."""
+    base = endpoint.rstrip("/").removesuffix(_PATH)
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=base + _PATH, timeout=EXPORT_SECONDS))
+
+
+class Tracing:
+    """Turns ended requests into spans for ``processor``.
+
+    A ``traceparent`` header makes them part of the client's trace, unless that is not sampled.
+    """
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        named = Resource({"service.name": "chairlift", "service.version": VERSION})
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES count more.
+        self._provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()))
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("chairlift", VERSION)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def record(self, exchange: Exchange, headers: Mapping[str, str]) -> None:
+        """Adds a request's spans, if it is one that generates."""
+        operation = OPERATIONS.get(exchange.route)
+        if operation is None:
+            return
+        generation = exchange.generation
+        # What happened was measured by a clock that nobody sets; spans want the one on the wall.
+        clock = _WallClock(time.time() - time.monotonic())
+        span = self._tracer.start_span(
+            operation if generation is None else f"{operation} {generation.model.name}",
+            self._propagator.extract(headers),
+            SpanKind.SERVER,
+            _http_attributes(exchange) | {"gen_ai.operation.name": operation},
+            start_time=clock.nanoseconds(exchange.started),
+        )
+        if span.is_recording() and generation is not None:
+            span.set_attributes(_generation_attributes(generation))
+            if exchange.finish_reasons:
+                span.set_attribute("gen_ai.response.finish_reasons", exchange.finish_reasons)
+            parent = set_span_in_context(span)
+            for number, times in enumerate(generation.times):
+                self._add_prompt(parent, clock, number, times, exchange.ended)
+            self._add_detokenizing(parent, clock, generation)
+        if exchange.status >= 500 or "error" in exchange.finish_reasons:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(clock.nanoseconds(exchange.ended))
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._provider.shutdown()
+
+    def _add_prompt(
+        self, parent: Context, clock: _WallClock, number: int, times: PromptTimes, ended: float
+    ) -> None:
+        begun = times.begun
+        prompt = {"chairlift.prompt.index": number}
+        queue = self._start("queue", parent, clock, times.arrival, prompt)
+        if begun is None:
+            queue.end(clock.nanoseconds(ended))
+            return
+        queue.end(clock.nanoseconds(begun.scheduled))
+        prefill = self._start("prefill", parent, clock, begun.scheduled, prompt)
+        for started, tokens in begun.chunks:
+            prefill.add_event(
+                "chunk", {"chairlift.chunk.tokens": tokens}, clock.nanoseconds(started)
+            )
+        prefill.end(clock.nanoseconds(begun.first_token))
+        decode = self._start("decode", parent, clock, begun.first_token, prompt)
+        decode.end(clock.nanoseconds(times.last_token or begun.first_token))
+
+    def _add_detokenizing(self, parent: Context, clock: _WallClock, generation: Generation) -> None:
+        detokenizing = generation.detokenizing
+        if detokenizing.started is None:
+            return
+        busy = {"chairlift.detokenize.busy_seconds": detokenizing.busy}
+        span = self._start("detokenize", parent, clock, detokenizing.started, busy)
+        span.end(clock.nanoseconds(detokenizing.ended))
+
+    def _start(
+        self,
+        name: str,
+        parent: Context,
+        clock: _WallClock,
+        started: float,
+        attributes: Mapping[str, AttributeValue],
+    ) -> Span:
+        return self._tracer.start_span(
+            name, parent, attributes=attributes, start_time=clock.nanoseconds(started)
+        )
+
+
+class _WallClock:
+    """Turns seconds of ``time.monotonic()`` into nanoseconds since 1970."""
+
+    def __init__(self, offset: float) -> None:
+        self._offset = offset
+
+    def nanoseconds(self, seconds: float) -> int:
+        return round((seconds + self._offset) * 1e9)
+
+
+def _http_attributes(exchange: Exchange) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "http.request.method": exchange.method,
+        "http.route": exchange.route,
+        "chairlift.request.id": exchange.request_id,
+    }
+    if exchange.status != CLIENT_LEFT:
+        attributes["http.response.status_code"] = exchange.status
+    if exchange.status >= 400:
+        attributes["error.type"] = str(exchange.status)
+    return attributes
+
+
+def _generation_attributes(generation: Generation) -> dict[str, AttributeValue]:
+    """What was asked for, by the first prompt's parameters, and what came of it."""
+    params = generation.prompts[0].params
+    usage = generation.usage()
+    return {
+        "gen_ai.provider.name": "chairlift",
+        "gen_ai.request.model": generation.model.name,
+        "gen_ai.response.model": generation.model.name,
+        "gen_ai.response.id": generation.id,
+        "gen_ai.request.choice.count": generation.n,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty,
+        "gen_ai.request.presence_penalty": params.presence_penalty,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.prompt_tokens_details.cached_tokens,
+    }

@@ -1,0 +1,130 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET
+
+from chairlift.api.chat.prepare import prepare
+from chairlift.api.errors import Problem
+from chairlift.api.generate.answer import WholeChoice, answer
+from chairlift.api.generate.generation import Generation
+from chairlift.api.openai.stream_usage import StreamUsage
+from chairlift.api.schemas.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    FunctionCallDelta,
+    FunctionCallReply,
+    ToolCallDelta,
+    ToolCallReply,
+    Usage,
+)
+from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.server.body import read
+from chairlift.api.server.sse import PLAIN
+from chairlift.api.text.choice import CallDelta, Piece
+from chairlift.api.text.logprobs import Scored, chat_logprobs
+
+
+async def chat_completions(http: web.Request) -> web.StreamResponse:
+    """Answers a conversation."""
+    request = await read(http, ChatRequest)
+    generation = await prepare(http, request, "chatcmpl-")
+    return await answer(http, request, generation, _ChatShape(generation, request))
+
+
+class _ChatShape:
+    """The Shape of chat completions."""
+
+    framing = PLAIN
+
+    def __init__(self, generation: Generation, request: ChatRequest) -> None:
+        self._generation = generation
+        self._usage = StreamUsage(request, generation)
+        self._with_logprobs = request.logprobs
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        return [self._chunk([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])]
+
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish, thought, call = piece
+        deltas = []
+        if call is not None:
+            deltas.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
+        elif thought:
+            deltas.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
+        elif text or scored:
+            logprobs = self._logprobs(scored or [])
+            deltas.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
+        if finish is not None:
+            deltas.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
+        return [self._chunk([delta]) for delta in deltas]
+
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        if not self._usage.at_end:
+            return []
+        chunk = self._chunk([])
+        chunk.usage = usage
+        return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        return ChatCompletion(
+            self._generation.id,
+            self._generation.created,
+            self._generation.model.name,
+            self._generation.model.fingerprint,
+            [
+                ChatChoice(
+                    choice.index, _message(choice), self._logprobs(choice.scored), choice.finish
+                )
+                for choice in choices
+            ],
+            usage,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        generation = self._generation
+        return ChatChunk(
+            generation.id,
+            generation.created,
+            generation.model.name,
+            generation.model.fingerprint,
+            choices,
+            self._usage.so_far(),
+        )
+
+    def _logprobs(self, scored: list[Scored]) -> ChatLogprobs | None:
+        if not self._with_logprobs:
+            return None
+        return chat_logprobs(scored, self._generation.model.vocabulary)
+
+
+def _message(choice: WholeChoice) -> ChatMessage:
+    calls = [
+        ToolCallReply(call.id, FunctionCallReply(call.name, call.arguments))
+        for call in choice.calls
+    ]
+    return ChatMessage(
+        choice.text or (None if calls else ""),
+        choice.reasoning or UNSET,
+        calls or UNSET,
+    )
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if call.opening is None:
+        return ToolCallDelta(call.number, FunctionCallDelta(call.arguments))
+    identity, name = call.opening
+    function = FunctionCallDelta(call.arguments, name)
+    return ToolCallDelta(call.number, function, identity, "function")

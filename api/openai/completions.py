@@ -1,0 +1,180 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from chairlift.api.admission.deadline import DEADLINE
+from chairlift.api.admission.priority import priority_of
+from chairlift.api.admission.ratelimit import ACCOUNT
+from chairlift.api.errors import Problem
+from chairlift.api.generate.answer import WholeChoice, answer
+from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.sampling import sampling_params
+from chairlift.api.openai.echo import Echo
+from chairlift.api.openai.stream_usage import StreamUsage
+from chairlift.api.schemas.fields import Prompt
+from chairlift.api.schemas.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Usage,
+)
+from chairlift.api.schemas.schemas import CompletionRequest
+from chairlift.api.server.body import read
+from chairlift.api.server.service import SERVICE, ServedModel
+from chairlift.api.server.sse import PLAIN
+from chairlift.api.text.choice import Piece, TextChoice
+from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
+from chairlift.api.text.prompt_tokens import prompt_tokens
+from chairlift.api.text.structured import grammar_of
+from chairlift.engine.errors import RequestError
+from chairlift.engine.messages import Grammar
+
+# OpenAI's own; far less than what chat gives.
+DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    """Continues one or several prompts."""
+    service = http.app[SERVICE]
+    deadline = http[DEADLINE]
+    request = await read(http, CompletionRequest)
+    deadline.tighten(request.timeout)
+    priority = priority_of(request, http.headers)
+    model = service.model(request.model)
+    most = model.info.max_rows + model.info.max_queue
+    if len(request.prompt) * request.n > most:
+        raise RequestError(f"prompt: at most {most} choices in one request", "prompt")
+    # Refusals are to cost next to nothing: before the prompts are tokenized.
+    model.client.check_room(len(request.prompt) * request.n, priority)
+    async with deadline.limit():
+        grammar = await grammar_of(request, model.vocabulary)
+        prompts = [await _token_prompt(request, model, one, grammar) for one in request.prompt]
+    name = f"cmpl-{uuid.uuid4().hex}"
+    account = http[ACCOUNT]
+    generation = Generation(model, service.recorder, request, name, prompts, priority, account)
+    echoes = []
+    if request.echo:
+        given = zip(request.prompt, prompts, strict=True)
+        echoes = [await Echo.of(one, own.tokens, model.vocabulary) for one, own in given]
+    shape = _CompletionShape(generation, request, echoes)
+    return await answer(http, request, generation, shape)
+
+
+async def _token_prompt(
+    request: CompletionRequest, model: ServedModel, prompt: Prompt, grammar: Grammar | None
+) -> TokenPrompt:
+    tokens = await prompt_tokens(model, prompt, request.add_special_tokens, "prompt")
+    params = sampling_params(
+        request,
+        model,
+        len(tokens),
+        param="prompt",
+        max_tokens=request.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=request.logprobs,
+        grammar=grammar,
+    )
+    # Of hundreds of prompts none holds up everyone's streams for longer than itself.
+    await asyncio.sleep(0)
+    return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
+
+
+class _CompletionShape:
+    """The Shape of completions. ``echoes`` are the prompts, or none."""
+
+    framing = PLAIN
+
+    def __init__(
+        self, generation: Generation, request: CompletionRequest, echoes: list[Echo]
+    ) -> None:
+        self._generation = generation
+        self._usage = StreamUsage(request, generation)
+        self._logprobs_asked = request.logprobs
+        self._echoes = echoes
+        # Those of the prompts that were told already: n choices share them.
+        self._echoed: dict[int, CompletionLogprobs] = {}
+        self._n = request.n
+        self._vocabulary = generation.model.vocabulary
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        if not self._echoes:
+            return []
+        told = CompletionChoice(index, self._echo(index), self._prompt_logprobs(index))
+        return [self._completion([told])]
+
+    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish = piece[:4]
+        chunks = []
+        if text or scored:
+            chunks.append(CompletionChoice(index, text, self._logprobs(index, scored or [])))
+        if finish is not None:
+            chunks.append(CompletionChoice(index, "", finish_reason=finish))
+        return [self._completion([chunk]) for chunk in chunks]
+
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        if not self._usage.at_end:
+            return []
+        chunk = self._completion([])
+        chunk.usage = usage
+        return [chunk]
+
+    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
+        return [problem.reply()]
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+        reply = self._completion(
+            [
+                CompletionChoice(
+                    choice.index,
+                    self._echo(choice.index) + choice.text,
+                    self._whole_logprobs(choice),
+                    choice.finish,
+                )
+                for choice in choices
+            ]
+        )
+        reply.usage = usage
+        return reply
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._n].text if self._echoes else ""
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        generation = self._generation
+        return Completion(
+            generation.id,
+            generation.created,
+            generation.model.name,
+            generation.model.fingerprint,
+            choices,
+            self._usage.so_far(),
+        )
+
+    def _logprobs(self, index: int, scored: list[Scored]) -> CompletionLogprobs | None:
+        if self._logprobs_asked is None:
+            return None
+        before = len(self._echo(index))
+        return completion_logprobs(scored, self._vocabulary, self._logprobs_asked, before)
+
+    def _prompt_logprobs(self, index: int) -> CompletionLogprobs | None:
+        choice = self._generation.choices[index]
+        if not isinstance(choice, TextChoice) or choice.prompt_logprobs is None:
+            return None
+        prompt = index // self._n
+        if prompt not in self._echoed:
+            self._echoed[prompt] = self._echoes[prompt].logprobs(
+                choice.prompt_logprobs, self._vocabulary, self._logprobs_asked or 0
+            )
+        return self._echoed[prompt]
+
+    def _whole_logprobs(self, choice: WholeChoice) -> CompletionLogprobs | None:
+        own = self._logprobs(choice.index, choice.scored)
+        prompts = self._prompt_logprobs(choice.index)
+        return own if own is None or prompts is None else joined(prompts, own)

@@ -1,0 +1,93 @@
+"""The messages of a conversation, as pydantic models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from chairlift.api.schemas.bounds import MAX_VALUES, values_in
+from chairlift.api.schemas.fields import MISSING, Content
+from chairlift.api.schemas.request import Request
+from chairlift.engine.errors import RequestError
+
+MAX_MESSAGES = 4096
+# More calls in one reply are a mistake; each of them is handed to the template.
+MAX_CALLS = 128
+
+
+class FunctionCall(Request):
+    """``arguments`` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Request):
+    """A call that the model made earlier."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Request):
+    """``reasoning`` is another name for ``reasoning_content``, the thought before the reply.
+
+    A ``refusal`` is the text of an assistant's message that has no other.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    refusal: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] = []
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_content(cls, data: Any) -> Any:
+        """Only an assistant may say nothing, for it can call, or have refused."""
+        if isinstance(data, dict) and data.get("content") is None:
+            if data.get("role") != "assistant":
+                return {**data, "content": MISSING}
+            if isinstance(refusal := data.get("refusal"), str):
+                return {**data, "content": refusal}
+        return data
+
+    @property
+    def thought(self) -> str | None:
+        """What the model thought before it, if that came back."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
+
+    @property
+    def chars(self) -> int:
+        """The characters of everything in it that a template may show."""
+        texts = [self.content, self.thought, self.name, self.tool_call_id]
+        for call in self.tool_calls:
+            texts += [call.id, call.function.name, call.function.arguments]
+        return sum(len(text) for text in texts if text is not None)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def check_arguments(messages: Iterable[Message]) -> None:
+    """Raises RequestError if the arguments of all calls, which are JSON, hold too many values."""
+    left = MAX_VALUES
+    for message in messages:
+        for call in message.tool_calls:
+            left -= values_in(call.function.arguments, left)
+            if left < 0:
+                raise RequestError(
+                    f"messages: the arguments of all calls hold more than {MAX_VALUES} values",
+                    "messages",
+                )
+
+
+def chars_of(messages: Iterable[Message]) -> int:
+    """The characters of a conversation."""
+    return sum(message.chars for message in messages)

@@ -1,0 +1,73 @@
+"""What any JSON body's pydantic model is made of. null means absent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+from chairlift.api.schemas.bounds import MAX_PARTS, MAX_VALUES, fail_fast, values_of
+from chairlift.engine.errors import RequestError
+
+
+class Request(BaseModel):
+    """Any JSON body. Values are not coerced: "5" is not a number."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema: CoreSchema = fail_fast(handler(source))
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+    def take_extra(self) -> list[dict[str, Any]]:
+        """Removes the fields that this object, and each one in it, do not declare; returns its own
+        first, then those of each object that had any.
+
+        Raises:
+            RequestError: there are more parts or values in it than there may be.
+        """
+        found = [self.model_extra or {}]
+        for name in type(self).model_fields:
+            parts = _parts(getattr(self, name))
+            if len(parts) > MAX_PARTS:
+                raise RequestError(
+                    f"{name}: at most {MAX_PARTS} parts (messages, content parts, calls) in all",
+                    name,
+                )
+            objects = [value for part in parts for value in part.__dict__.values()]
+            objects = [value for value in (*objects, getattr(self, name)) if type(value) is dict]
+            if sum(map(values_of, objects)) > MAX_VALUES:
+                raise RequestError(f"{name}: at most {MAX_VALUES} values in all objects", name)
+            found += [part.model_extra or {} for part in parts]
+        taken = [dict(found[0]), *(dict(extra) for extra in found[1:] if extra)]
+        for extra in found:
+            extra.clear()
+        return taken
+
+
+def _parts(value: object) -> list[Request]:
+    """The objects in a field's value, those in them included."""
+    found: list[Request] = []
+    level = [value]
+    while level and len(found) <= MAX_PARTS:
+        parts: list[Request] = []
+        for one in level:
+            if isinstance(one, Request):
+                parts.append(one)
+            # The entries of a list are objects all, or none of them is.
+            elif isinstance(one, list) and one and isinstance(one[0], Request):
+                parts += one
+        found += parts
+        level = [inner for part in parts for inner in part.__dict__.values()]
+    return found

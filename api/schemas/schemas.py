@@ -1,0 +1,185 @@
+"""The requests as pydantic models: types, ranges, and which fields exist. null means absent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, TypeVar
+
+import msgspec
+from pydantic import Field, model_validator
+
+from chairlift.api.schemas.fields import MAX_TOKENS, LogitBias, Prompts, Stops, TokenId
+from chairlift.api.schemas.messages import Messages
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.templating import Templating
+from chairlift.api.schemas.unsupported import check_extra_fields
+from chairlift.api.text.structured import Structured
+from chairlift.engine.errors import RequestError
+from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
+from chairlift.scheduler.sequence import Pooling
+
+MAX_CHOICES = 128
+# 256 random bits take 43 characters of base64; more keeps nobody further apart.
+MAX_SALT_CHARS = 256
+
+
+class StreamOptions(Request):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class Handled(Request):
+    """What all requests share that the engine works on: by which model, for whom and when."""
+
+    model: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+
+
+class Generate(Structured, Handled):
+    """What both ways to generate text share: how tokens are chosen, and how they are sent."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: LogitBias = {}
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stops = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] = []
+    include_stop_str_in_output: bool = False
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    ignore_eos: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        return self
+
+
+class ChatRequest(Generate, Templating):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _the_final_message_can_be_continued(self) -> Self:
+        self.check_end(self.messages)
+        return self
+
+    @model_validator(mode="after")
+    def _a_call_has_one_form(self) -> Self:
+        """``response_format`` is of replies, and a call is none; the others are of all output."""
+        if self.choosing.mode == "required":
+            for param, _ in self.all_wanted:
+                if param != "response_format":
+                    raise RequestError(
+                        f"{param}: not together with a tool_choice that demands a call", param
+                    )
+        return self
+
+
+class CompletionRequest(Generate):
+    prompt: Prompts
+    echo: bool = False
+    # 0 is for the prompt alone: echo tells it.
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _supported_combinations(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens: must be at least 1, or 0 with echo", "max_tokens")
+        if self.best_of is not None and self.best_of != self.n:
+            raise RequestError("best_of other than n is not supported", "best_of")
+        return self
+
+
+class EmbeddingRequest(Handled):
+    """``pooling`` None is the server's own; ``dimensions`` None all that there are.
+
+    Of a longer text the first ``truncate_prompt_tokens`` are taken, with -1 all that fit.
+    """
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "truncate_prompt_tokens: must be at least 1, or -1", "truncate_prompt_tokens"
+            )
+        return self
+
+
+class TokenizeRequest(Templating):
+    """Either ``prompt`` or ``messages``, which the fields of Templating belong to."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("exactly one of prompt and messages must be given", "prompt")
+        if self.messages is not None:
+            self.check_end(self.messages)
+        return self
+
+
+class DetokenizeRequest(Request):
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+def parse(kind: type[RequestT], body: bytes) -> RequestT:
+    """Reads one request from a JSON body.
+
+    Raises:
+        RequestError: the body is not JSON, its fields contradict each other, or it asks for
+            something that is known but not supported.
+        pydantic.ValidationError: a field is missing, of the wrong type or out of range.
+    """
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise RequestError("the body must be a JSON object")
+    request = kind.model_validate(data)
+    check_extra_fields(request, generates="stream" in kind.model_fields)
+    return request

@@ -1,0 +1,99 @@
+"""The fields that say how a conversation becomes a prompt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import msgspec
+from pydantic import model_validator
+
+from chairlift.api.schemas.fields import TemplateKwargs
+from chairlift.api.schemas.messages import Messages
+from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.tools import Choosing, ToolChoice, Tools
+from chairlift.engine.errors import RequestError
+
+# OpenAI's, with Anthropic's "max".
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Templating(Request):
+    """``add_generation_prompt`` None is what goes with ``continue_final_message``."""
+
+    tools: Tools = []
+    tool_choice: Choosing | None = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateKwargs = {}
+    reasoning_effort: Effort | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_choice_needs_tools(cls, data: Any) -> Any:
+        # The other APIs' choice comes as a ToolChoice, and has a default there.
+        if isinstance(data, dict) and data.get("tool_choice") == "auto" and not data.get("tools"):
+            raise RequestError("tool_choice needs tools", "tool_choice")
+        return data
+
+    @model_validator(mode="after")
+    def _tools_fit_the_choice(self) -> Self:
+        names = {tool.function.name for tool in self.tools}
+        if len(names) < len(self.tools):
+            raise RequestError("tools: two functions have the same name", "tools")
+        choice = self.choosing
+        if choice.mode == "required" and not names:
+            raise RequestError("tool_choice needs tools", "tool_choice")
+        if choice.name is not None and choice.name not in names:
+            raise RequestError(
+                f"tool_choice: {choice.name[:128]!r} is not one of the tools", "tool_choice"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true",
+                "continue_final_message",
+            )
+        return self
+
+    @property
+    def opens_a_reply(self) -> bool:
+        """Whether the prompt is to end with the beginning of a new message of the model's."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def choosing(self) -> ToolChoice:
+        """Whether the model may call."""
+        return self.tool_choice or ToolChoice("auto")
+
+    @property
+    def callable_tools(self) -> Tools:
+        """The functions that the model is told of."""
+        return [] if self.choosing.mode == "none" else self.tools
+
+    @property
+    def calls_once(self) -> bool:
+        """Whether a reply holds one call at most: as the client wants it, or names a function."""
+        return not self.parallel_tool_calls or self.choosing.name is not None
+
+    @property
+    def tool_chars(self) -> int:
+        """The characters of the tools that a template may show."""
+        return sum(len(msgspec.json.encode(tool.shown())) for tool in self.callable_tools)
+
+    def check_end(self, messages: Messages) -> None:
+        """Raises RequestError if the final one of ``messages`` is to be continued and cannot be."""
+        last = messages[-1]
+        if self.continue_final_message and (
+            last.role != "assistant" or last.tool_calls or not last.content
+        ):
+            raise RequestError(
+                "continue_final_message needs an assistant's message as the last one, with "
+                "content and without calls",
+                "continue_final_message",
+            )

@@ -1,0 +1,114 @@
+"""The aiohttp application: routes, and the middlewares that all requests pass."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+
+from aiohttp import hdrs, web
+
+from chairlift.api.admission.admission import WORK, doors, tell_limits
+from chairlift.api.admission.cors import allow_origins
+from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
+from chairlift.api.errors import problem_of
+from chairlift.api.generate.answer import log_failure
+from chairlift.api.observe.access import log_exchange
+from chairlift.api.observe.lag import watch_loop
+from chairlift.api.observe.page import EVENTS, add_page
+from chairlift.api.observe.request_record import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
+from chairlift.api.server.openapi import document
+from chairlift.api.server.routes import ROUTES, Handler
+from chairlift.api.server.scrape import metrics
+from chairlift.api.server.service import SERVICE, Service
+from chairlift.engine.logs.setup import REQUEST_ID
+
+# What a client's own request id must look like to be sent back and logged.
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def build_app(service: Service) -> web.Application:
+    """The application around ``service``, loaded or still loading."""
+    settings = service.settings
+    app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
+    app[SERVICE] = service
+    app.on_cleanup.append(_end_workers)
+    app.cleanup_ctx.append(watch_loop)
+    app.on_response_prepare.extend((_name_request, tell_limits))
+    if settings.cors_origins:
+        allow_origins(app, settings.cors_origins)
+    for route in ROUTES:
+        # A model's id may have slashes.
+        path = route.path.replace("{id}", "{id:.+}")
+        app.router.add_route(route.method, path, route.handler)
+        if route.method == hdrs.METH_GET:
+            app.router.add_route(hdrs.METH_HEAD, path, route.handler)
+    if settings.metrics_port is None:
+        app.router.add_get("/metrics", metrics)
+    app.router.add_get("/openapi.json", _openapi_handler())
+    if settings.ui:
+        add_page(app)
+    return app
+
+
+def _openapi_handler() -> Handler:
+    body = json.dumps(document()).encode()
+
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    return openapi
+
+
+@web.middleware
+async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Names every request, turns its errors into replies, and counts it."""
+    started = time.monotonic()
+    given = request.headers.get("X-Request-Id", "")
+    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    request[GIVEN_ID] = request_id
+    logged = REQUEST_ID.set(request_id)
+    service = request.app[SERVICE]
+    recorder = service.recorder
+    status = CLIENT_LEFT
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except (asyncio.CancelledError, ConnectionResetError):
+        # Cancelled with the connection still there, the server is being stopped.
+        left = request.transport is None or request.transport.is_closing()
+        # Whoever watches leaves when they like.
+        if left and route_of(request) != EVENTS:
+            recorder.record_disconnect()
+        raise
+    except Exception as error:
+        problem = problem_of(error)
+        status = problem.status
+        log_failure(status, error)
+        if problem.rejected is not None:
+            recorder.record_rejected(problem.rejected)
+        anthropic = is_anthropic(request)
+        return problem.response(error_of(problem, request_id) if anthropic else problem.reply())
+    finally:
+        exchange = Exchange.of(request, request_id, status, started)
+        recorder.record_http(exchange.route, exchange.method, status, exchange.seconds)
+        log_exchange(exchange)
+        if exchange.route in WORK:
+            service.live.record_exchange(exchange)
+        if service.tracing is not None:
+            service.tracing.record(exchange, request.headers)
+        REQUEST_ID.reset(logged)
+
+
+async def _end_workers(app: web.Application) -> None:
+    app[SERVICE].workers.close()
+
+
+async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    if GIVEN_ID in request:
+        response.headers["X-Request-Id"] = request[GIVEN_ID]
+        if is_anthropic(request):
+            response.headers[ID_HEADER] = request[GIVEN_ID]

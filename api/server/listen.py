@@ -1,0 +1,141 @@
+"""Serves the application, and the metrics if they have a port of their own, on their sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from functools import partial
+
+from aiohttp import web
+
+from chairlift.api.observe.access import hide_bad_http
+from chairlift.api.server.app import build_app
+from chairlift.api.server.connection import Connection
+from chairlift.api.server.files import most_for_connections
+from chairlift.api.server.paths import with_plain_path
+from chairlift.api.server.scrape import metrics
+from chairlift.api.server.service import SERVICE, Service
+from chairlift.api.server.sockets import Binding
+
+# More clients may connect in one moment than the usual 128.
+BACKLOG = 1024
+# What has not ended by then was told to, or is no more than a page of metrics.
+SHUTDOWN_SECONDS = 1.0
+LINGER_SECONDS = 10.0
+# For TLS to begin; a connection takes a file meanwhile.
+HANDSHAKE_SECONDS = 10.0
+
+
+async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None) -> web.AppRunner:
+    """Serves the application on these sockets.
+
+    Raises:
+        OSError: they cannot listen.
+    """
+    hide_bad_http()
+    return await _serve(build_app(service), service, binding, tls)
+
+
+async def listen_for_scrapes(service: Service, binding: Binding) -> web.AppRunner:
+    """Serves the metrics alone.
+
+    Raises:
+        OSError: the sockets cannot listen.
+    """
+    app = web.Application()
+    app[SERVICE] = service
+    app.router.add_get("/metrics", metrics)
+    return await _serve(app, service, binding, None)
+
+
+async def _serve(
+    app: web.Application, service: Service, binding: Binding, tls: ssl.SSLContext | None
+) -> web.AppRunner:
+    runner = web.AppRunner(
+        app,
+        # A client that leaves must free its row: its handler is cancelled.
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        access_log=None,
+    )
+    await runner.setup()
+    assert runner.server is not None, "set up"
+    runner.server.request_factory = partial(with_plain_path, runner.server.request_factory)
+    try:
+        for bound in binding.sockets:
+            await _Site(runner, service, bound, tls).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise binding.refusal(error) from error
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner
+
+
+def address_of(runner: web.AppRunner, tls: ssl.SSLContext | None) -> str:
+    """Where it listens, as a URL; the first of several."""
+    host, port = runner.addresses[0][:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'http' if tls is None else 'https'}://{shown}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Site(web.BaseSite):
+    """A bound socket whose connections are ours."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        service: Service,
+        bound: socket.socket,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._service = service
+        self._bound = bound
+
+    @property
+    def name(self) -> str:
+        """Where it is."""
+        host, port = self._bound.getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Listens."""
+        await super().start()
+        # NOTE: uvloop's create_server does not raise what is wrong with this.
+        self._bound.listen(self._backlog)
+        settings = self._service.settings
+        loop = asyncio.get_running_loop()
+        assert self._runner.server is not None, "set up before a site is made"
+        connect = partial(
+            Connection,
+            self._runner.server,
+            loop,
+            settings.slow_reader_seconds,
+            most_for_connections(),
+            self._service.recorder.record_rejected,
+            access_log=None,
+            # NOTE: counted from the end of the reply before, or from the beginning: a request's
+            # head has to be there by then.
+            keepalive_timeout=settings.idle_seconds,
+            # For the rest of a body that was refused to be thrown away, so that the reply is read.
+            lingering_time=min(LINGER_SECONDS, settings.body_seconds),
+        )
+        self._server = await loop.create_server(
+            connect,
+            sock=self._bound,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._ssl_context else None,
+        )

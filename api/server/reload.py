@@ -1,0 +1,79 @@
+"""Reads API keys and the certificate again when the server is asked to (SIGHUP)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from chairlift.api.admission.accounts import Accounts
+from chairlift.api.admission.keys import KEY_VARIABLE, KeyFileError, read_keys
+from chairlift.api.server.tls import Certificate
+from chairlift.api.settings import ServerSettings
+from chairlift.metrics.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class Reloader:
+    """What has changed holds for requests and connections that come afterwards; nothing that runs
+    is disturbed. A file that is broken is logged, and what was read of it before stays.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        accounts: Accounts,
+        certificate: Certificate | None,
+        recorder: Recorder,
+    ) -> None:
+        self._settings = settings
+        self._accounts = accounts
+        self._certificate = certificate
+        self._recorder = recorder
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Has the files read once more, after this moment."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Reads them whenever it was asked to; until it is cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Reads them now."""
+        if self._settings.api_key_file is None and self._certificate is None:
+            logger.info("SIGHUP: there is neither a key file nor a certificate to be read again")
+        if self._settings.api_key_file is not None:
+            await self._reload_keys()
+        if self._certificate is not None:
+            await self._reload_certificate(self._certificate)
+
+    async def _reload_keys(self) -> None:
+        settings = self._settings
+        environment = os.environ.get(KEY_VARIABLE)
+        try:
+            keys = await asyncio.to_thread(
+                read_keys, settings.api_key_file, environment, settings.anonymous
+            )
+        except KeyFileError as error:
+            logger.error("SIGHUP: the API keys stay as they are: %s", error)
+            self._recorder.record_reload("failure")
+            return
+        self._accounts.replace(keys)
+        logger.info("SIGHUP: read %d API keys", len(keys))
+        self._recorder.record_reload("success")
+
+    async def _reload_certificate(self, certificate: Certificate) -> None:
+        try:
+            await asyncio.to_thread(certificate.reload)
+        except OSError as error:
+            logger.error("SIGHUP: the certificate stays as it is: %s", error)
+            self._recorder.record_reload("failure")
+            return
+        logger.info("SIGHUP: read the certificate")
+        self._recorder.record_reload("success")

@@ -1,0 +1,183 @@
+"""The routes as data: the app serves them, /openapi.json lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from chairlift.api.anthropic import handlers as anthropic
+from chairlift.api.anthropic import replies as anthropic_replies
+from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.openai.chat import chat_completions
+from chairlift.api.openai.completions import completions
+from chairlift.api.openai.embeddings import embeddings
+from chairlift.api.openai.tokens import detokenize, tokenize, tokenizer_info
+from chairlift.api.responses import events as response_events
+from chairlift.api.responses import handlers as responses
+from chairlift.api.responses import replies as response_replies
+from chairlift.api.responses.page import QUERY
+from chairlift.api.responses.request import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+)
+from chairlift.api.schemas import replies, schemas
+from chairlift.api.schemas.request import Request
+from chairlift.api.server.status import get_model, health, list_models, version
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route. ``chunks`` are what its stream consists of, if it can stream.
+
+    ``query`` are the JSON schemas of what may stand behind its path's "?".
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    reply: type[msgspec.Struct]
+    request: type[Request] | None = None
+    chunks: tuple[type[msgspec.Struct], ...] = ()
+    error: type[msgspec.Struct] = replies.ErrorReply
+    query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+_STORED = "/v1/responses/{response_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Answer a conversation",
+        replies.ChatCompletion,
+        schemas.ChatRequest,
+        (replies.ChatChunk, replies.ErrorReply),
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        "Continue prompts",
+        replies.Completion,
+        schemas.CompletionRequest,
+        (replies.Completion, replies.ErrorReply),
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        responses.create_response,
+        "Answer items, after an earlier response's if one is named",
+        response_replies.Response,
+        ResponsesRequest,
+        response_events.EVENTS,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        responses.count_input_tokens,
+        "Count the tokens of a response's prompt",
+        response_replies.InputTokens,
+        InputTokensRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/compact",
+        responses.compact_response,
+        "Summarize a conversation, to go on from in its place",
+        response_replies.CompactedResponse,
+        CompactRequest,
+    ),
+    Route(
+        "GET",
+        _STORED,
+        responses.get_response,
+        "A stored response",
+        response_replies.Response,
+    ),
+    Route(
+        "DELETE",
+        _STORED,
+        responses.delete_response,
+        "Forget a stored response",
+        response_replies.DeletedResponse,
+    ),
+    Route(
+        "GET",
+        _STORED + "/input_items",
+        responses.list_input_items,
+        "What a stored response was made of",
+        response_replies.InputItemList,
+        query=QUERY,
+    ),
+    Route(
+        "POST",
+        _STORED + "/cancel",
+        responses.cancel_response,
+        "Refused: no response is made in the background",
+        response_replies.Response,
+    ),
+    Route(
+        "POST",
+        "/v1/messages",
+        anthropic.create_message,
+        "Answer a conversation, as Anthropic's API does",
+        anthropic_replies.AnthropicMessage,
+        MessagesRequest,
+        anthropic_replies.EVENTS,
+        anthropic_replies.AnthropicError,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        anthropic.count_tokens,
+        "Count the tokens of a conversation",
+        anthropic_replies.TokensCount,
+        CountTokensRequest,
+        error=anthropic_replies.AnthropicError,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        "Turn texts into vectors",
+        replies.EmbeddingList,
+        schemas.EmbeddingRequest,
+    ),
+    Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
+    Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        "Turn text or messages into tokens",
+        replies.TokenizeReply,
+        schemas.TokenizeRequest,
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        detokenize,
+        "Turn tokens into text",
+        replies.DetokenizeReply,
+        schemas.DetokenizeRequest,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        "Tell the tokenizer's special tokens",
+        replies.TokenizerInfo,
+    ),
+    Route("GET", "/health", health, "Tell whether requests can be served", replies.HealthReply),
+    Route("GET", "/ping", health, "The same as /health", replies.HealthReply),
+    Route("POST", "/ping", health, "The same as /health", replies.HealthReply),
+    Route("GET", "/version", version, "Tell the version", replies.VersionReply),
+)

@@ -1,0 +1,128 @@
+"""What the handlers work with: the model that is served, if it is loaded, and the metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from chairlift.api.admission.accounts import Accounts
+from chairlift.api.admission.drain import Drain
+from chairlift.api.errors import NotReady, UnknownModel
+from chairlift.api.observe.canary import Canary
+from chairlift.api.observe.live import Live
+from chairlift.api.responses.store import ResponseStore
+from chairlift.api.settings import ServerSettings
+from chairlift.engine.client.interface import EngineClient, TokenStream
+from chairlift.engine.messages import ModelInfo, StepStats, Submit
+from chairlift.engine.workers.pool import Workers
+from chairlift.metrics.recorder import Recorder
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # it needs the extra "otel"
+    from chairlift.api.observe.tracing import Tracing
+
+VERSION = version("chairlift")
+# What the processes import that read bodies and grammars, before their first one.
+MODULES = (
+    "chairlift.api.anthropic.dialogue",
+    "chairlift.api.responses.dialogue",
+    "chairlift.engine.grammar.trial",
+)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One loaded model. ``created`` is in Unix seconds. ``root`` is its own name where it is served
+    under another.
+    """
+
+    name: str
+    client: EngineClient
+    vocabulary: Vocabulary
+    canary: Canary | None = None
+    root: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def info(self) -> ModelInfo:
+        """Its facts, as the engine told them that started last: memory may give another context."""
+        assert self.client.info is not None, "loaded"
+        return self.client.info
+
+    def submit(self, request: Submit) -> TokenStream:
+        """Hands a user's request to the engine; see ``EngineClient.submit``."""
+        return (self.canary or self.client).submit(request)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with whatever may change the tokens that a seed gives."""
+        info = self.info
+        facts = (
+            *(VERSION, self.name, info.architecture, info.dtype, info.device),
+            *(info.kv_bits, info.kv_group_size),
+        )
+        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+class Service:
+    """The server's state. ``progress`` says what is being done while there is no model yet."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.recorder = Recorder()
+        self.live = Live()
+        self.accounts = Accounts(settings.keys, settings.anonymous)
+        self.responses = ResponseStore(
+            settings.response_store_bytes, settings.response_store_seconds
+        )
+        self.workers = Workers(MODULES, record=self.recorder.record_job)
+        self.tracing: Tracing | None = None
+        self.drain = Drain()
+        self.progress = "loading the model"
+        self._model: ServedModel | None = None
+
+    def model_loaded(self, model: ServedModel) -> None:
+        """From here on requests are served, and the engine's steps are recorded."""
+        self.recorder.model_loaded(model.name, model.info)
+        model.client.on_step = self._record_step
+        self._model = model
+
+    def _record_step(self, stats: StepStats) -> None:
+        self.recorder.record_step(stats)
+        self.live.record_step(stats)
+
+    @property
+    def loaded(self) -> ServedModel | None:
+        """The model, whether or not requests can be served now; None while there is none yet."""
+        return self._model
+
+    @property
+    def unhealthy(self) -> str | None:
+        """Why requests cannot be served now, or None when they can."""
+        if self.drain.draining:
+            return f"draining: {len(self.drain)} requests to finish"
+        return self.progress if self._model is None else self._model.client.unhealthy
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """The model that a request names; no name is the one there is.
+
+        Raises:
+            NotReady: it is loading, or its engine cannot serve.
+            UnknownModel: there is no model of that name.
+        """
+        if self._model is None or not self._model.client.accepts:
+            raise NotReady(f"not ready: {self.unhealthy}")
+        if name is not None and name != self._model.name:
+            raise UnknownModel(f"the model {name[:200]!r} does not exist", "model")
+        return self._model
+
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

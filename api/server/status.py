@@ -1,0 +1,43 @@
+"""What the server is: models, health, version."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
+from chairlift.api.generate.answer import json_response
+from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
+from chairlift.api.server.service import SERVICE, VERSION, ServedModel
+
+
+async def list_models(http: web.Request) -> web.Response:
+    """The one model there is."""
+    return json_response(ModelList([_card(http.app[SERVICE].model())]))
+
+
+async def get_model(http: web.Request) -> web.Response:
+    """One model by its id."""
+    return json_response(_card(http.app[SERVICE].model(http.match_info["id"])))
+
+
+async def health(http: web.Request) -> web.Response:
+    """200 when requests can be served, 503 with the reason when not."""
+    reason = http.app[SERVICE].unhealthy
+    if reason is None:
+        return json_response(HealthReply("ok"))
+    return web.Response(
+        status=503,
+        body=msgspec.json.encode(HealthReply("unavailable", reason)),
+        content_type="application/json",
+        headers={"Retry-After": str(UNAVAILABLE_RETRY_SECONDS)},
+    )
+
+
+async def version(http: web.Request) -> web.Response:
+    """Chairlift's version."""
+    return json_response(VersionReply(VERSION))
+
+
+def _card(model: ServedModel) -> ModelCard:
+    return ModelCard(model.name, model.created, model.info.max_context, model.root or model.name)

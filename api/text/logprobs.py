@@ -1,0 +1,105 @@
+"""Log-probabilities in OpenAI's two shapes, given out together with the text they belong to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from chairlift.api.schemas.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from chairlift.engine.messages import TokenLogprobs
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.text.vocabulary import Vocabulary
+
+# JSON has no -inf; this is OpenAI's number for "very unlikely".
+LOWEST = -9999.0
+
+
+class Scored(NamedTuple):
+    """One token's log-probabilities and where its text begins in the choice's, in characters."""
+
+    token: int
+    logprobs: TokenLogprobs
+    start: int
+
+
+class LogprobQueue:
+    """Holds tokens' log-probabilities back as long as their text is, and drops what is cut."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Scored] = deque()
+
+    def add(self, scored: Scored) -> None:
+        """Takes the next token."""
+        self._waiting.append(scored)
+
+    def take(self, sent: int) -> list[Scored]:
+        """The tokens of the text's first ``sent`` characters that were not taken before."""
+        ready = []
+        # A token without text (the first bytes of a character) waits for the text it is part of.
+        while self._waiting and self._waiting[0].start < sent:
+            ready.append(self._waiting.popleft())
+        return ready
+
+    def take_rest(self) -> list[Scored]:
+        """All that still wait: the text ended, and none of it was cut."""
+        rest, self._waiting = list(self._waiting), deque()
+        return rest
+
+    def drop_rest(self) -> None:
+        """All that still wait turned out to be no text."""
+        self._waiting.clear()
+
+
+def clamp(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def chat_logprobs(scored: Sequence[Scored], vocabulary: Vocabulary) -> ChatLogprobs:
+    """The shape of /v1/chat/completions."""
+    content = []
+    for entry in scored:
+        shown = vocabulary.token_text(entry.token)
+        top = []
+        for token, logprob in entry.logprobs.top:
+            text, raw = vocabulary.token_text(token)
+            top.append(TopLogprob(text, clamp(logprob), raw))
+        content.append(TokenLogprob(shown.text, clamp(entry.logprobs.logprob), shown.bytes, top))
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    scored: Sequence[Scored], vocabulary: Vocabulary, top: int, before: int = 0
+) -> CompletionLogprobs:
+    """The shape of /v1/completions; ``top`` is how many of the most likely were asked for, and
+    ``before`` the characters of an echo before the choice's text.
+    """
+    best = [_by_text(entry, vocabulary) for entry in scored] if top else None
+    return CompletionLogprobs(
+        tokens=[vocabulary.token_text(entry.token).text for entry in scored],
+        token_logprobs=[clamp(entry.logprobs.logprob) for entry in scored],
+        top_logprobs=best,
+        text_offset=[before + entry.start for entry in scored],
+    )
+
+
+def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogprobs:
+    """Those of a text and of what follows it."""
+    tops = None
+    if one.top_logprobs is not None and other.top_logprobs is not None:
+        tops = [*one.top_logprobs, *other.top_logprobs]
+    return CompletionLogprobs(
+        one.tokens + other.tokens,
+        one.token_logprobs + other.token_logprobs,
+        tops,
+        one.text_offset + other.text_offset,
+    )
+
+
+def _by_text(scored: Scored, vocabulary: Vocabulary) -> dict[str, float] | None:
+    by_text: dict[str, float] = {}
+    for token, logprob in scored.logprobs.top:  # of two with one text, the better stays
+        by_text.setdefault(vocabulary.token_text(token).text, clamp(logprob))
+    return by_text

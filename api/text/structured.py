@@ -1,0 +1,241 @@
+"""What a reply has to be: the fields that OpenAI, vLLM, llama.cpp and SGLang have for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+
+import msgspec
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.request import Request
+from chairlift.engine.errors import GrammarError, RequestError, UnsupportedModel
+from chairlift.engine.grammar.language import MAX_CHARS
+from chairlift.engine.grammar.objects import closed
+from chairlift.engine.messages import Grammar
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.text.vocabulary import Vocabulary
+
+MAX_CHOICES = 1000
+# A rule's head in GBNF and EBNF; Lark's has one colon.
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w.-]*[ \t]*::=", re.MULTILINE)
+
+
+def _schema(value: object) -> str:
+    """A JSON schema's text, written alike whichever way it comes; its properties keep their order.
+
+    A text that is no JSON object stays as it is: the grammar's library says what is wrong with it.
+    """
+    if isinstance(value, str):
+        if len(value) > MAX_CHARS:
+            raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")
+        try:
+            decoded = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, RecursionError):
+            return value
+        return msgspec.json.encode(decoded).decode() if isinstance(decoded, dict) else value
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON schema, which is an object")
+    text = msgspec.json.encode(bounded(value)).decode()
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")
+    return text
+
+
+Schema = Annotated[
+    str,
+    BeforeValidator(_schema),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
+]
+Text = Annotated[str, Field(max_length=MAX_CHARS)]
+Choice = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class NamedSchema(Request):
+    """All of a schema always holds; with ``strict`` its objects have no other properties."""
+
+    name: Annotated[str, Field(max_length=256)] = ""
+    description: str = ""
+    text: Annotated[Schema, Field(alias="schema")]
+    strict: bool = False
+
+
+class ResponseFormat(Request):
+    """``schema`` is llama.cpp's; OpenAI's stands in ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    text: Annotated[Schema | None, Field(alias="schema")] = None
+
+    @model_validator(mode="after")
+    def _a_schema_is_given(self) -> Self:
+        if self.json_schema is not None and self.type != "json_schema":
+            raise ValueError('json_schema goes with the type "json_schema"')
+        if self.type == "json_schema" and self.schema_text is None:
+            raise ValueError('the type "json_schema" needs json_schema')
+        if self.text is not None and self.type == "text":
+            raise ValueError('schema does not go with the type "text"')
+        if self.text not in (None, self.schema_text):
+            raise ValueError("json_schema and schema hold two different schemas")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema that replies fit."""
+        return self.text if self.json_schema is None else self.json_schema.text
+
+    @property
+    def wanted(self) -> Iterator[Wanted]:
+        """What it asks for, if for anything."""
+        if self.schema_text is not None:
+            yield Wanted("response_format", Grammar("json_schema", self.schema_text))
+        elif self.type == "json_object":
+            yield Wanted("response_format", Grammar("json_object"))
+
+
+class StructuredOutputs(Request):
+    """Exactly one of them. ``disable_additional_properties`` is what ``strict`` is elsewhere."""
+
+    json_text: Annotated[Schema | None, Field(alias="json")] = None
+    regex: Text | None = None
+    choice: Choice | None = None
+    grammar: Text | None = None
+    json_object: bool = False
+    disable_additional_properties: bool = False
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if len(list(self.wanted)) != 1:
+            raise ValueError("exactly one of json, regex, choice, grammar, json_object")
+        return self
+
+    @property
+    def wanted(self) -> Iterator[Wanted]:
+        """What it asks for."""
+        prefix = "structured_outputs."
+        yield from _each("json_schema", prefix, json=self.json_text)
+        yield from _each("regex", prefix, regex=self.regex)
+        yield from _each("choice", prefix, choice=self.choice)
+        yield from _each("lark", prefix, grammar=self.grammar)
+        if self.json_object:
+            yield Wanted(f"{prefix}json_object", Grammar("json_object"))
+
+
+class Wanted(NamedTuple):
+    """What a reply has to be, and the field that says so. Of kind "lark" it may be GBNF as well."""
+
+    param: str
+    grammar: Grammar
+
+
+class Structured(Request):
+    """The fields of a request that generates.
+
+    ``grammar`` and ``json_schema`` are llama.cpp's, ``regex``, ``ebnf`` and ``json_schema``
+    SGLang's, the ``guided_`` fields are vLLM's older ones.
+    """
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: Text | None = None
+    json_schema: Schema | None = None
+    regex: Text | None = None
+    grammar: Text | None = None
+    ebnf: Text | None = None
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Self:
+        for first, second in pairwise(self.all_wanted):
+            if first.grammar != second.grammar:
+                raise RequestError(
+                    f"{second.param}: the reply has to be something already, by {first.param}",
+                    second.param,
+                )
+        return self
+
+    @cached_property
+    def wanted(self) -> Wanted | None:
+        """What the reply has to be; None: anything."""
+        if not self.all_wanted:
+            return None
+        param, grammar = self.all_wanted[0]
+        return Wanted(param, _closed(grammar) if self._is_strict else grammar)
+
+    @cached_property
+    def all_wanted(self) -> list[Wanted]:
+        """What each of the fields asks for: all of them for the same."""
+        form, outputs = self.response_format, self.structured_outputs
+        return [
+            *(() if form is None else form.wanted),
+            *(() if outputs is None else outputs.wanted),
+            *_each("json_schema", guided_json=self.guided_json, json_schema=self.json_schema),
+            *_each("regex", guided_regex=self.guided_regex, regex=self.regex),
+            *_each("choice", guided_choice=self.guided_choice),
+            *_each(
+                "lark", guided_grammar=self.guided_grammar, grammar=self.grammar, ebnf=self.ebnf
+            ),
+        ]
+
+    @property
+    def _is_strict(self) -> bool:
+        form, outputs = self.response_format, self.structured_outputs
+        named = None if form is None else form.json_schema
+        return (named is not None and named.strict) or (
+            outputs is not None and outputs.disable_additional_properties
+        )
+
+
+def _each(
+    kind: Literal["json_schema", "regex", "choice", "lark"],
+    prefix: str = "",
+    **fields: str | list[str] | None,
+) -> Iterator[Wanted]:
+    """What each of the fields that are there asks for."""
+    for name, value in fields.items():
+        if value is not None:
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            yield Wanted(prefix + name, Grammar(kind, text))
+
+
+def _closed(grammar: Grammar) -> Grammar:
+    """The same without further properties in the objects of a schema."""
+    try:
+        schema = bounded(msgspec.json.decode(grammar.text, type=dict[str, Any]))
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return grammar  # no schema, or no readable one, as its check will say
+    return Grammar(grammar.kind, msgspec.json.encode(closed(schema)).decode())
+
+
+async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | None:
+    """What the replies to a request are held to, if to anything: known to be possible.
+
+    Raises:
+        RequestError: it is not valid, or not supported, or takes too much.
+        QueueFull: too many others are being found out about.
+    """
+    if (wanted := request.wanted) is None:
+        return None
+    param, grammar = wanted
+    if grammar.kind == "lark" and _GBNF_RULE.search(grammar.text):
+        try:
+            grammar = Grammar("lark", await vocabulary.grammars.as_lark(grammar.text))
+        except GrammarError as error:
+            raise RequestError(f"{param}: {error}", param) from error
+    await check(Wanted(param, grammar), vocabulary)
+    return grammar
+
+
+async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
+    """Raises what ``grammar_of`` does, if replies cannot be held to what is wanted."""
+    try:
+        await vocabulary.grammars.check(wanted.grammar)
+    except (GrammarError, UnsupportedModel) as error:
+        raise RequestError(f"{wanted.param}: {error}", wanted.param) from error
