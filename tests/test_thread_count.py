@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -239,7 +240,7 @@ def _slowdown(openblas: bool, busy: int, watched: bool = True) -> float:
     name, alone, walls = json.loads(done.stdout)
     assert (name == "scipy-openblas32") is openblas
     fair: float = alone / (sum(shares) / len(shares))
-    return float(min(walls)) / fair
+    return statistics.median(walls) / fair
 
 
 @linux

@@ -63,7 +63,9 @@ def _in_blocks(part: Part, scale: float, sinks: mx.array | None) -> mx.array | N
     rows, heads, step, _ = part.queries.shape
     if 4 * rows * heads * step * part.keys.shape[2] <= SCORE_BYTES:
         return None
-    return fused_in_blocks(part.queries, part.keys, part.values, part.mask, scale, sinks)
+    return fused_in_blocks(
+        part.queries, part.keys, part.values, part.mask, scale, sinks, SCORE_BYTES
+    )
 
 
 def _grouped(part: Part) -> mx.array:

@@ -60,7 +60,7 @@ def fused_in_blocks(
 ) -> mx.array:
     """``mx.fast.scaled_dot_product_attention``, whose CPU form keeps all scores, block by block.
 
-    Lazy. Each block depends on the one before, so that MLX computes one at a time.
+    Evaluates each block before the next is built: MLX allocates ahead of what it computes.
 
     Args:
         queries: ``[rows, heads, step, dim]``.
@@ -78,8 +78,6 @@ def fused_in_blocks(
     mixed: list[mx.array] = []
     for block in blocks((rows, key_heads, shared, step), seen, score_bytes):
         own = apart[block]
-        if mixed:
-            own = mx.depends([own], [mixed[-1]])[0]
         # Later columns are hidden from all of the block.
         columns = slice(seen - step + block.tokens.stop if mask == "causal" else seen)
         part = mx.fast.scaled_dot_product_attention(
@@ -91,6 +89,7 @@ def fused_in_blocks(
             sinks=None if sinks is None else sinks[block.key_heads, block.heads].reshape(-1),
         )
         mixed.append(part.reshape(-1, values.shape[-1]))
+        mx.eval(mixed[-1])
     return mx.concatenate(mixed).reshape(rows, heads, step, values.shape[-1])
 
 
