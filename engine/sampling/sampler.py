@@ -108,8 +108,6 @@ class Sampler:
             masks: ``[rows, words]``, what each row may choose; None: anything.
         """
         raw = logits.astype(mx.float32)
-        # NaN where a row has one; +inf, or -inf for nothing else, where its logits are not finite.
-        peak = raw.max(axis=-1, keepdims=True)
         logits = self._biased(raw, generated)
         if self._seen is not None:
             logits = self._seen.penalize(
@@ -120,8 +118,8 @@ class Sampler:
             )
         if masks is not None:
             logits = masked(logits, masks)
-        best = peak if logits is raw else logits.max(axis=-1, keepdims=True)
         chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
+        best = mx.take_along_axis(logits, chosen[:, None], axis=-1)
         drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
         if drawn and len(drawn) == len(self._rows):
             chosen = self._draw(logits, best, chosen, drawn, generated)
@@ -129,7 +127,7 @@ class Sampler:
             index = mx.array(drawn, mx.int32)
             picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
             chosen = chosen.at[index].add(picked - chosen[index])
-        told = judged(chosen, peak[:, 0], best[:, 0])
+        told = judged(chosen, best[:, 0], raw, masks is not None)
         tokens = mx.maximum(told, 0)
         if self._seen is not None:
             self._seen.count(tokens)
@@ -183,7 +181,7 @@ class Sampler:
 
         Args:
             logits: ``[rows, vocabulary]``.
-            best: ``[rows, 1]``, the highest of each row.
+            best: ``[rows, 1]``, the highest of each row, if its logits are finite.
             likeliest: ``[rows]`` int32, where that is; no filter takes it away.
         """
         params = [self._rows[row].params for row in rows]
