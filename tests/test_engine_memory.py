@@ -44,7 +44,7 @@ class MemoryBench(Bench):
             *(_model(kind), core.requests._vocabulary, self.limits, False, prefix),
             swap=core.swap,
         )
-        assert self.core.forward.packs == (kind != "lfm2")
+        assert self.core.forward.packs == (kind != "lfm2")  # a state takes no padding
         self.grown = 0
         make = self.core.prompts._make_cache
 
@@ -94,12 +94,12 @@ def test_no_prompt_behind_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
             chunk_multiple=64,
         )
         shared = _tokens(1, 330)
-        for number in range(40):
+        for number in range(24):
             kept = random_.randrange(1, 330)
             prompt = [*shared[:kept], *_tokens(number + 9, random_.randrange(1, 150))]
             bench.submit(str(number), prompt, 2)
             bench.drain()
-        assert sum(stats.prefix_hits for stats in bench.stats) > 2000
+        assert sum(stats.prefix_hits for stats in bench.stats) > 1000
         assert bench.grown == 0
 
 
@@ -107,7 +107,7 @@ KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed: int) -> None:
     random_ = random.Random(f"{kind} {seed}")
     rows = random_.choice([2, 4, 8])
@@ -128,7 +128,7 @@ def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed
     )
     trunk = _tokens(5, 120)
     wanted = {}
-    for number in range(14):
+    for number in range(9):
         kept = random_.choice([0, 0, 31, 64, random_.randrange(120)])
         own = random_.choice([1, 7, 32, 63, random_.randrange(1, 90)])
         count = min(random_.choice([1, 5, 40, 110]), 255 - kept - own)
