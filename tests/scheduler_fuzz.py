@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from chairlift.cache.capacity import Capacity, KVGeometry, padded
 from chairlift.cache.token_ids import common
@@ -37,11 +37,14 @@ RECURRENT = (
 
 @dataclass
 class Cache:
-    """A prompt's own cache: what was reserved, and how many tokens are in it."""
+    """A prompt's own cache: what was reserved, and how many tokens are in it. ``regular``: all
+    chunks so far had a multiple of ``Limits.chunk_multiple`` tokens.
+    """
 
     size: PromptSize
     nbytes: int
     tokens: int
+    regular: bool = True
 
 
 @dataclass
@@ -59,7 +62,6 @@ class Counts:
     passed: int = 0
     bands: int = 0
     padded: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
 
 
 def draw_limits(rng: random.Random) -> Limits:
@@ -278,9 +280,9 @@ class Fuzz:
         assert cache.tokens == begun, "the cache is where the sequence is"
         step = padded(tokens, multiple) if ends else tokens
         if cache.tokens + step > cache.size.columns:
-            irregular = (cache.size.columns - cache.tokens) % multiple
-            assert irregular or multiple > self.limits.max_step_tokens - self.limits.max_rows
+            assert not cache.regular, "there is room for the padding, unless chunks are odd"
             step = tokens
+        cache.regular &= tokens % multiple == 0
         self.counts.padded += step > tokens
         assert cache.tokens + step <= cache.size.columns
         assert step <= cache.size.step, "a window is too short for the chunk"

@@ -32,7 +32,7 @@ class Prefixes:
     """
 
     def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
-        self._tree = PrefixTree(kinds, budget, self._dropped if store else None)
+        self._tree = PrefixTree(kinds, budget, None if store is None else self._dropped)
         self._whole = all(kind.window is None for kind in kinds)
         self._store = store
         # What steps have told: entries dropped, and of the store.
