@@ -36,7 +36,7 @@ def held(server: Running) -> None:
 
 async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
     body: dict[str, Any] = {
-        "model": "tiny",
+        "model": "org/tiny",
         "messages": [
             {"role": "system", "content": "You are a helpful assistant."},
             {"role": "user", "content": "Find Zürich and Bern."},
@@ -93,7 +93,7 @@ async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_autogen_demands_a_call_of_a_model_that_does_not_end(stream: bool) -> None:
     body = {
-        "model": "tiny",
+        "model": "org/tiny",
         "messages": [
             {"role": "system", "content": "Use the tools."},
             {"role": "user", "name": "user", "content": "Search for cats."},
@@ -125,7 +125,7 @@ async def test_autogen_demands_a_call_of_a_model_that_does_not_end(stream: bool)
 
 async def test_smolagents_reads_a_call_in_the_text_if_there_is_none_beside_it() -> None:
     body = {
-        "model": "tiny",
+        "model": "org/tiny",
         "messages": [
             {"role": "system", "content": [{"type": "text", "text": "You call tools."}]},
             {"role": "user", "content": [{"type": "text", "text": "New task: 2 + 2"}]},
@@ -155,7 +155,7 @@ async def test_smolagents_reads_a_call_in_the_text_if_there_is_none_beside_it() 
 
 async def test_haystack_drops_calls_that_are_not_json_and_shows_the_text() -> None:
     body = {
-        "model": "tiny",
+        "model": "org/tiny",
         "messages": [{"role": "user", "content": "Weather?"}],
         "tools": [tool("weather", SEARCH, description="The weather.")],
         "n": 1,
@@ -178,7 +178,7 @@ async def test_haystack_drops_calls_that_are_not_json_and_shows_the_text() -> No
 
 async def test_instructor_names_a_function_and_takes_the_only_call() -> None:
     body = {
-        "model": "tiny",
+        "model": "org/tiny",
         "messages": [{"role": "user", "content": "Jason is 25 years old"}],
         "tools": [tool("Person", SEARCH, description="Correctly extracted `Person`", strict=True)],
         "tool_choice": chosen("Person"),

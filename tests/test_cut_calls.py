@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from test_tool_calls import FAMILIES, JSON, PYTHONIC, TOKENIZERS, Family
 
+from chairlift.api.chat import calls
 from chairlift.api.chat.chat_format import ThinkTags, chat_format
-from chairlift.api.chat.choice import DialogueChoice, Reading
 from chairlift.api.chat.prepare import reading_of
-from chairlift.api.chat.tool_plan import tool_plan
+from chairlift.api.chat.choice import DialogueChoice, Reading
 from chairlift.api.schemas.schemas import ChatRequest
-from chairlift.api.text.stream import StopMatcher
+from chairlift.api.text.stops import StopMatcher, Stops
+from chairlift.api.chat.tool_plan import tool_plan
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import TokenLogprobs, TokenOutput
 
@@ -32,6 +33,14 @@ PROPERTY = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unhurried() -> Iterator[None]:
+    """A parser's time is wall time, which other processes take from it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "PARSE_SECONDS", 60.0)
+        yield
 
 
 @dataclass
@@ -83,7 +92,7 @@ class Model:
     ) -> Read:
         """What comes of ``tokens``, which arrive as many at a time as ``sizes`` say in turn."""
         detokenizer = vocabulary(self.tokenizer, self.tags).detokenizer
-        choice = DialogueChoice(0, reading(self), detokenizer, StopMatcher([]), logprobs)
+        choice = DialogueChoice(0, reading(self), detokenizer, StopMatcher(Stops([])), logprobs)
         found = Read()
         at, turn = 0, 0
         whole = [*tokens, *([] if ended_by is None else [ended_by])]
@@ -370,11 +379,11 @@ def test_a_cut_call_of_a_family_is_left_out(
     how = FORMS[family.parser]
     written = [how.write(name, arguments) for name, arguments in made]
     if how.between is None:
-        calls = "".join(how.start + call + how.end for call in written)
+        block = "".join(how.start + call + how.end for call in written)
     else:
-        calls = how.start + how.between.join(written) + how.end
+        block = how.start + how.between.join(written) + how.end
     model = Model(TOKENIZERS[family.parser])
-    text = f"Let me see.\n{calls}"
+    text = f"Let me see.\n{block}"
     if len(model.reads(text).calls) != len(made):
         return  # the format has no way to write these values
     check_cuts(model, text, sizes, [how.start.strip()], cuts)
@@ -392,9 +401,9 @@ def test_every_cut_of_a_reply_in_every_family(family: Family) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 def test_complete_calls_before_the_cut_arrive(family: Family) -> None:
     how = FORMS[family.parser]
-    calls = [how.write("f", {"s": "é"}), how.write("g", {"t": "b"})]
+    written = [how.write("f", {"s": "é"}), how.write("g", {"t": "b"})]
     separate = how.between is None
-    text = how.start + (how.end + how.start if separate else how.between or "").join(calls)
+    text = how.start + (how.end + how.start if separate else how.between or "").join(written)
     model = Model(TOKENIZERS[family.parser])
     cut = model.read(model.tokens(text)[:-3], "length")
     if family.parser == "pythonic":  # a list that is not closed cannot be read

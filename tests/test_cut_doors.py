@@ -130,3 +130,23 @@ async def test_a_beginning_at_every_length(door: Callable[..., Any], case: int) 
             begun += bool(calls)
         assert calls == [ARGUMENTS]
         assert begun >= (len(ARGUMENTS) if named or tokenizer is TOKENIZER else 2)
+
+
+async def test_messages_give_an_input_as_the_model_wrote_it() -> None:
+    """Half a surrogate pair and 1e999 are valid JSON, but no text and no number of Python's."""
+    arguments = '{"a": "\\ud83d", "b": 1e999, "c": 1.50}'
+    text = CALL.replace(ARGUMENTS, arguments)
+    body = {
+        "messages": MESSAGES,
+        "tools": [{"name": "f", "input_schema": PARAMETERS}],
+        "tool_choice": {"type": "tool", "name": "f"},
+    }
+    async with running(writing(TOKENIZER, text), TOKENIZER) as server:
+        vocabulary = server.service.model().vocabulary
+        vocabulary.grammars.check = no_check  # type: ignore[method-assign]
+        for most in range(1, len(text) + 1):
+            sent = {**body, "max_tokens": most}
+            async with server.http.post(f"{server.url}/v1/messages", json=sent) as response:
+                assert response.status == 200
+                reply = await response.text()
+        assert f'"input":{arguments}' in reply
