@@ -1,7 +1,7 @@
 """``python -m chairlift.loadtest.null``: what everything but the model costs.
 
-Serves a model whose step is next to nothing (``loadtest.servers.null_model``) on the loopback, with all the
-rest as it always is: scheduler, caches, sampling, the border between the processes, detokenizing,
+Serves a model whose step is next to nothing (``servers.null_model``) on the loopback, with all
+the rest as it always is: scheduler, caches, sampling, the border between the processes, detokenizing,
 SSE. Streams as many chats as there are rows, checks that every token arrived in an event of its
 own, and prints tokens a second and the CPU time that a token takes in each process.
 

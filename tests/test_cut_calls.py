@@ -18,13 +18,14 @@ from test_tool_calls import FAMILIES, JSON, PYTHONIC, TOKENIZERS, Family
 
 from chairlift.api.chat import calls
 from chairlift.api.chat.chat_format import ThinkTags, chat_format
-from chairlift.api.chat.prepare import reading_of
 from chairlift.api.chat.choice import DialogueChoice, Reading
+from chairlift.api.chat.prepare import reading_of
+from chairlift.api.chat.tool_plan import tool_plan
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.text.stops import StopMatcher, Stops
-from chairlift.api.chat.tool_plan import tool_plan
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import TokenLogprobs, TokenOutput
+from chairlift.engine.workers.pool import Workers
 
 FUNCTION = tool("f", {"type": "object", "properties": {"s": {"type": "string"}}})
 OTHER = tool("g")
@@ -56,7 +57,7 @@ class Read:
 
 @cache
 def vocabulary(tokenizer: TokenizerWrapper, tags: ThinkTags | None = None) -> Vocabulary:
-    return Vocabulary(tokenizer, len(tokenizer), chat_format(tokenizer, None, tags))
+    return Vocabulary(tokenizer, len(tokenizer), Workers(), chat_format(tokenizer, None, tags))
 
 
 @cache

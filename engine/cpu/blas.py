@@ -23,7 +23,7 @@ from pathlib import Path
 
 from chairlift.engine.hub.fetch import cache_dir
 
-# The routines MLX's CPU backend calls for matrix products, and the one that ``engine.cpu.gemm`` does.
+# The routines that MLX's CPU backend calls for matrix products, and the one of ``engine.cpu.gemm``.
 _ROUTINES = (
     "cblas_sgemm",
     "cblas_dgemm",

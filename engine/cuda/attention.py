@@ -23,7 +23,7 @@ FEW_SCORES = 1 << 21
 def attend(
     parts: Sequence[Part], scale: float, sinks: mx.array | None
 ) -> Sequence[mx.array | None]:
-    """See ``engine.model.attention.Attend``: rows of a ``CudaLayer``, prompts' chunks without ``sinks``.
+    """See ``model.attention.Attend``: rows of a ``CudaLayer``, prompts' chunks without ``sinks``.
 
     Raises:
         ValueError: a mask of rows is not one of ours.

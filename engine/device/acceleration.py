@@ -26,7 +26,7 @@ TOLERANCE = 0.02
 
 
 class Acceleration(NamedTuple):
-    """Whether the model is eager now, see ``engine.cpu.kernels``, and the layers its caches should have."""
+    """Whether the model is eager now (``engine.cpu.kernels``), and the layers of its caches."""
 
     eager: bool
     layers: Layers = PLAIN

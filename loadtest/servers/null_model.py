@@ -1,4 +1,4 @@
-"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: a model that computes next to nothing.
+"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: a model that hardly computes.
 
 The server loads the folder like any other model's, given ``--trust-remote-code``.
 """

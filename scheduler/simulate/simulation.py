@@ -1,7 +1,7 @@
 """The engine's steps on a clock of their own: the real scheduler, and no model.
 
-As in ``engine/core/core.py`` a step is planned while the one before runs, whose tokens are read once the
-next is launched. How long a step takes, a cost line says instead of a device.
+As in ``engine/core/core.py`` a step is planned while the one before runs, whose tokens are read
+once the next is launched. How long a step takes, a cost line says instead of a device.
 """
 
 from __future__ import annotations
