@@ -27,7 +27,7 @@ cuts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
 def parts(text: str, sizes: list[int]) -> list[str]:
-    found = []
+    found: list[str] = []
     while text:
         size = sizes[len(found) % len(sizes)]
         found.append(text[:size])
@@ -46,7 +46,7 @@ def test_calls_up_to_the_first_one_that_is_too_many(
     made: list[tuple[str, str]], most: int, same: int, sizes: list[int]
 ) -> None:
     seen: Counter[tuple[str, str]] = Counter()
-    expected = []
+    expected: list[tuple[str, str]] = []
     for call in made:
         seen[call] += 1
         if len(expected) == most or seen[call] > same:
