@@ -1,8 +1,8 @@
 """``python -m chairlift.loadtest.null``: what everything but the model costs.
 
-Serves a model whose step is next to nothing (``servers.null_model``) on the loopback, with all
-the rest as it always is: scheduler, caches, sampling, the border between the processes, detokenizing,
-SSE. Streams as many chats as there are rows, checks that every token arrived in an event of its
+Serves a model whose step is next to nothing (``servers.null_model``) on the loopback. All the rest
+is as always: scheduler, caches, sampling, the border between the processes, detokenizing, SSE.
+Streams as many chats as there are rows, checks that every token arrived in an event of its
 own, and prints tokens a second and the CPU time that a token takes in each process.
 
 The engine outruns the API process then, and the tokens of several steps arrive together. With

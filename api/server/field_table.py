@@ -42,8 +42,8 @@ _HEAD = """\
 # Fields of requests
 
 Every field that OpenAI, Anthropic, vLLM, SGLang, llama.cpp, mlx-lm and Ollama know, and what
-becomes of it here. `python -m chairlift.api.server.field_table` writes this page from the code's own
-tables, and a test sends each field and looks at what comes out.
+becomes of it here. `python -m chairlift.api.server.field_table` writes this page from the code's
+own tables, and a test sends each field and looks at what comes out.
 
 - **done**: it has the effect that it has there.
 - **ignored**: it changes nothing in what comes out here, for the reason given.
