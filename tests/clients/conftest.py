@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from test_server import Server, serving
+from support.api.server import Server, serving
 
 
 @pytest.fixture(scope="session")

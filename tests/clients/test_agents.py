@@ -10,8 +10,17 @@ from typing import Any
 
 import anthropic
 import pytest
-from api_server import Running, running
-from thinking_caller import ANSWER, CITIES, PARAMETERS, TEXT, THOUGHT, TOKENIZER, WEATHER, playing
+from support.api.api_server import Running, running
+from support.api.thinking_caller import (
+    ANSWER,
+    CITIES,
+    PARAMETERS,
+    TEXT,
+    THOUGHT,
+    TOKENIZER,
+    WEATHER,
+    playing,
+)
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 

@@ -8,10 +8,19 @@ from typing import NamedTuple
 
 import anthropic
 import pytest
-from api_server import TOKENIZER as BYTES
-from api_server import Running, ending, running
-from fake_engine import FakeEngine, Scripted, model_info
-from thinking_caller import ANSWER, CITIES, PARAMETERS, TEXT, THOUGHT, TOKENIZER, WEATHER, playing
+from support.api.api_server import TOKENIZER as BYTES
+from support.api.api_server import Running, ending, running
+from support.api.fake_engine import FakeEngine, Scripted, model_info
+from support.api.thinking_caller import (
+    ANSWER,
+    CITIES,
+    PARAMETERS,
+    TEXT,
+    THOUGHT,
+    TOKENIZER,
+    WEATHER,
+    playing,
+)
 
 from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
-from api_server import ending, running
-from fake_engine import FakeEngine, model_info
+from support.api.api_server import ending, running
+from support.api.fake_engine import FakeEngine, model_info
+from support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "doors.md"
+PAGE = ROOT / "docs" / "doors.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 import httpx
 import pytest
-from asked import MODEL, QUESTION
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from support.api.asked import MODEL, QUESTION
 
 
 @tool

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
-from asked import MODEL, QUESTION, TOOL, WEATHER
 from openai import AsyncOpenAI, BadRequestError, pydantic_function_tool
 from pydantic import BaseModel, Field
+from support.api.asked import MODEL, QUESTION, TOOL, WEATHER
 
 ASK: dict[str, Any] = {
     "model": MODEL,

@@ -7,10 +7,19 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from api_server import Running, ending, ids, running
-from fake_engine import FakeEngine, Scripted, model_info
 from pydantic import BaseModel
-from thinking_caller import ANSWER, CITIES, PARAMETERS, TEXT, THOUGHT, TOKENIZER, WEATHER, playing
+from support.api.api_server import Running, ending, ids, running
+from support.api.fake_engine import FakeEngine, Scripted, model_info
+from support.api.thinking_caller import (
+    ANSWER,
+    CITIES,
+    PARAMETERS,
+    TEXT,
+    THOUGHT,
+    TOKENIZER,
+    WEATHER,
+    playing,
+)
 
 MODEL = "org/tiny"
 

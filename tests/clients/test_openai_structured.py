@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
-from test_server import GREEDY, SAMPLED, Server
+from support.api.server import GREEDY, SAMPLED, Server
 
 from chairlift.loadtest.schemas import try_schemas
 

@@ -13,10 +13,10 @@ import mlx.core as mx
 import numpy as np
 import openai
 import pytest
-from models import default_model_path
 from openai import OpenAI
-from reference import solo_hidden, solo_logprobs
-from test_server import Server, serving
+from support.api.server import Server, serving
+from support.engine.reference import solo_hidden, solo_logprobs
+from support.models import default_model_path
 
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.hub.source import ModelSource

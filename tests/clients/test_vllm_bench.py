@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_server import Server, serving
-from tiny import tiny_model_dir
+from support.api.server import Server, serving
+from support.tiny import tiny_model_dir
 
 OUTPUT = 12
 

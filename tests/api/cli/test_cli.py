@@ -1,0 +1,235 @@
+"""The command line: it is quick, builds the settings, and fails with one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.paths import ROOT
+
+from chairlift.api.cli.flags import byte_size
+from chairlift.api.cli.main import add_serve_arguments, engine_config, main
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.device import profile
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.process.engine_process import Start, decode_path, encode_path
+
+FLAG = re.compile(r"--[a-z][a-z-]*")
+
+
+def chairlift(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from chairlift.api.cli.main import main; raise SystemExit(main())",
+            *list(arguments),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("1K", 1024), ("512M", 512 << 20), ("4G", 4 << 30), ("1.5GiB", 3 << 29)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert byte_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "0", "4X", "1e9", "four"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        byte_size(text)
+
+
+def test_the_command_line_imports_nothing_slow() -> None:
+    code = (
+        "import sys, chairlift.api.cli.main;"
+        "slow = ('mlx', 'mlx_lm', 'transformers', 'aiohttp', 'huggingface_hub', 'shtab', 'numpy');"
+        "print([m for m in slow if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_all_commands_and_their_flags(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("doctor", "max-step-tokens", "print-config", "max-concurrency", "temperature"):
+        assert word in script
+
+
+def test_bash_takes_the_script_and_completes_with_it() -> None:
+    script = chairlift("completion", "bash").stdout
+    ask = (
+        "COMP_WORDS=(chairlift serve --max-r); COMP_CWORD=2; _shtab_chairlift; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.split() == ["--max-rows"]
+
+
+def config_of(*arguments: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return engine_config(parser.parse_args(arguments))
+
+
+def test_the_readme_has_all_flags_and_no_others() -> None:
+    readme = ROOT.joinpath("README.md").read_text()
+    table = readme.partition("## Flags of `chairlift serve`")[2].partition("\n## ")[0]
+    rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("|")]
+    told = [flag for row in rows for flag in FLAG.findall(row)]
+    parser = argparse.ArgumentParser(add_help=False)
+    add_serve_arguments(parser)
+    assert sorted(told) == sorted(parser._option_string_actions)
+
+
+def test_without_flags_the_settings_are_the_defaults() -> None:
+    assert config_of() == EngineConfig()
+
+
+def test_the_time_of_a_step_is_given_in_milliseconds() -> None:
+    config = config_of("--max-step-ms", "40")
+    assert config == EngineConfig(max_step_ms=40)
+    assert profile.step_seconds(config) == pytest.approx(0.04)
+    assert profile.step_seconds(EngineConfig()) == profile.DEFAULT_STEP_SECONDS[profile.kind()]
+
+
+def test_the_flags_of_the_caches_reach_the_engine_process(tmp_path: Path) -> None:
+    config = config_of(
+        *("--prefix-cache-bytes", "1.5G", "--prefix-cache-dir", str(tmp_path / "new")),
+        *("--prefix-cache-dir-bytes", "512M", "--kv-bits", "4", "--kv-group-size", "32"),
+        *("--swap-memory", "3G", "--swap-dir", str(tmp_path), "--swap-dir-bytes", "20G"),
+    )
+    assert config == EngineConfig(
+        prefix_cache_bytes=3 << 29,
+        prefix_cache_dir=tmp_path / "new",
+        prefix_cache_dir_bytes=512 << 20,
+        swap_memory=3 << 30,
+        swap_dir=tmp_path,
+        swap_dir_bytes=20 << 30,
+        kv_bits=4,
+        kv_group_size=32,
+    )
+    start = Start(config, ModelSource("m", "directory", tmp_path))
+    sent = msgspec.msgpack.encode(start, enc_hook=encode_path)
+    assert msgspec.msgpack.decode(sent, type=Start, dec_hook=decode_path) == start
+
+
+def test_the_defaults_of_the_caches() -> None:
+    config = config_of("--kv-bits", "8", "--prefix-cache-dir", "prefixes")
+    assert (config.kv_bits, config.kv_group_size) == (8, 64)
+    assert config.prefix_cache_bytes is None
+    assert config.prefix_cache_dir_bytes == 10 << 30
+    assert config_of("--prefix-cache-bytes", "0").prefix_cache_bytes == 0
+    assert config.swap_dir_bytes == 10 << 30
+    assert 0 < profile.swap_bytes(config) <= 4 << 30
+    assert profile.swap_bytes(config_of("--swap-memory", "0")) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-group-size", "64"], "--kv-group-size needs --kv-bits"),
+        (["--prefix-cache-dir-bytes", "1G"], "--prefix-cache-dir-bytes needs --prefix-cache-dir"),
+        (["--prefix-cache-bytes", "0", "--prefix-cache-dir", "x"], "prefix-cache-bytes 0 turns"),
+        (["--prefix-cache-dir", __file__], "is not a directory"),
+        (["--swap-dir-bytes", "1G"], "--swap-dir-bytes needs --swap-dir"),
+        (["--swap-memory", "0", "--swap-dir", "x"], "swap-memory 0 takes away"),
+        (["--swap-dir", __file__], "is not a directory"),
+        (["--prefix-cache-dir", ""], "is not a directory"),
+        (["--prefix-cache-dir", "x", "--prefix-cache-dir-bytes", "0"], "is not a size"),
+        (["--prefix-cache-bytes", "-1"], "--prefix-cache-bytes"),
+        (["--prefix-cache-bytes", "auto"], "is not a size"),
+        (["--kv-bits", "3"], "--kv-bits"),
+        (["--kv-bits", "8", "--kv-group-size", "48"], "--kv-group-size"),
+    ],
+)
+def test_bad_flags_of_the_caches_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["serve", *arguments])
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prefix_cache_bytes": -1}, "prefix-cache-bytes must be at least 0"),
+        ({"prefix_cache_dir_bytes": 0}, "prefix-cache-dir-bytes must be at least 1"),
+        ({"swap_memory": -1}, "swap-memory must be at least 0"),
+        ({"swap_dir_bytes": 0}, "swap-dir-bytes must be at least 1"),
+        ({"kv_bits": 16}, "kv-bits must be one of"),
+        ({"kv_bits": 8, "kv_group_size": 16}, "kv-group-size must be one of"),
+        ({"prefix_cache_bytes": 0, "prefix_cache_dir": Path("x")}, "needs the prefix cache"),
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)
+
+
+def test_help_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for said in ("0 turns it off", "(default: 10G)", "(default: 64)", "(default: not quantized)"):
+        assert said in words
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--port", "70000"],
+        ["serve", "--max-rows", "0"],
+        ["serve", "--kv-memory", "much"],
+        ["serve", "--dtype", "int3"],
+        ["serve", "--keep-alive-seconds", "nan"],
+        ["chat", "--base-url", "127.0.0.1:8000"],
+        ["chat", "--temperature", "hot"],
+        ["doctor", "--port", "x"],
+        ["completion", "cmd"],
+        ["fly"],
+        [],
+    ],
+)
+def test_bad_flags_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_exist_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    done = chairlift("serve", str(tmp_path / "no.gguf"), "--port", "0", "--log-level", "error")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("chairlift: error: ")
+    assert "no.gguf" in line
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = chairlift("serve", "--port", str(port), "--log-level", "error")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"cannot listen on 127.0.0.1:{port}" in line

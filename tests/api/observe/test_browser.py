@@ -1,0 +1,160 @@
+"""The page at / in a real browser, before a real server with the default model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+from support.api.browser import PATIENCE_MS, chromium, opened
+
+from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
+
+CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
+KEY = "sk-of-the-test"
+ROWS = 4
+WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def url(browser: Browser) -> Iterator[str]:
+    port = free_port()
+    command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", str(ROWS)]
+    with ChildServer(ServerSpec("page", command, port, env={"CHAIRLIFT_API_KEY": KEY}), 120):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    with opened(browser, url, KEY, viewport=WIDE) as page:
+        expect(page.locator("#state")).to_have_text("Serving")
+        yield page
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def focused(page: Page, name: str) -> None:
+    expect(page.locator(f"#{name}")).to_be_focused()
+
+
+def test_a_key_is_asked_for_and_kept(browser: Browser, url: str) -> None:
+    with opened(browser, url, viewport=WIDE) as page:
+        focused(page, "key")
+        page.keyboard.type("sk-of-somebody-else")
+        press(page, "Enter")
+        expect(page.locator("#key-error")).to_contain_text("API key")
+        focused(page, "key")
+        press(page, "Control+a")
+        page.keyboard.type(KEY)
+        press(page, "Enter")
+        expect(page.locator("#key-form")).to_be_hidden()
+        expect(page.locator("#state")).to_have_text("Serving")
+        page.reload()
+        expect(page.locator("#state")).to_have_text("Serving")
+
+
+def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
+    press(page, "Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the chat")
+    press(page, "Enter")
+    focused(page, "prompt")
+    press(page, "Tab")
+    focused(page, "send")
+    press(page, "Tab", "Enter", "Tab")
+    focused(page, "system")
+    press(page, "Tab")
+    focused(page, "temperature")
+    page.keyboard.type("7")
+    press(page, "Shift+Tab", "Shift+Tab", "Shift+Tab", "Shift+Tab")
+    focused(page, "prompt")
+    page.keyboard.type("What is the capital of France?")
+    press(page, "Enter")
+    # What is wrong is where the cursor goes, and nothing was sent.
+    focused(page, "temperature")
+    expect(page.locator(".message")).to_have_count(0)
+    press(page, "Control+a")
+    page.keyboard.type("0")
+    press(page, "Enter")
+    expect(page.locator(".message.assistant")).to_contain_text("Paris")
+    note = page.locator(".note")
+    expect(note).to_have_text(re.compile(r"^\d+ tokens, [\d.]+ tokens/s, first after [\d.]+ m?s$"))
+    expect(page.locator("#recent tr td:nth-child(4)")).to_have_text(["200"])
+
+
+def test_a_reply_is_stopped_and_its_chair_is_free(page: Page) -> None:
+    page.locator("#prompt").fill("Tell a long story of a chairlift <b>that</b> never stops.")
+    press(page, "Enter")
+    expect(page.locator(".seat.taken")).to_have_count(1)
+    expect(page.locator("#readout")).to_contain_text("about")
+    # Tab by tab to the button, as one without a mouse.
+    press(page, "Tab", "Space")
+    expect(page.locator(".note")).to_contain_text("; stopped")
+    expect(page.locator(".seat.taken")).to_have_count(0)
+    expect(page.locator("#summary")).to_have_text(f"0 of {ROWS} chairs taken")
+    expect(page.locator(".message.user")).to_contain_text("<b>that</b>")
+    focused(page, "prompt")
+    page.locator("#prompt").fill("Another one.")
+    press(page, "Enter")
+    expect(page.locator("#readout")).to_contain_text("about")
+    press(page, "Escape")
+    expect(page.locator(".note")).to_have_count(2)
+    expect(page.locator(".note").last).to_contain_text("; stopped")
+    page.locator("#clear").click()
+    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_seats_fill_and_empty_under_a_load(page: Page, url: str) -> None:
+    expect(page.locator(".seat")).to_have_count(ROWS)
+    bench = subprocess.Popen(
+        [
+            *(CHAIRLIFT, "bench", "--base-url", url, "--api-key", KEY, "--num-prompts", "12"),
+            *("--max-concurrency", str(ROWS + 2), "--random-input-len", "20"),
+            *("--random-output-len", "24"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    expect(page.locator(".seat.taken")).to_have_count(ROWS)
+    expect(page.locator("#summary")).to_contain_text(f"{ROWS} of {ROWS} chairs taken, ")
+    expect(page.locator("#queue span")).not_to_have_count(0)
+    assert bench.wait(PATIENCE_MS / 1000) == 0
+    expect(page.locator(".seat.taken, .seat.boarding")).to_have_count(0)
+    expect(page.locator("#queue")).to_have_text("empty")
+    expect(page.locator("#recent tr")).to_have_count(12)
+    for gauge in ("pace", "ttft", "itl", "kv", "hits"):
+        expect(page.locator(f"#{gauge}")).to_have_text(re.compile(r"\d"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_axe_finds_nothing(
+    browser: Browser, url: str, scheme: Literal["light", "dark"], viewport: dict[str, int]
+) -> None:
+    with opened(browser, url, KEY, color_scheme=scheme, viewport=viewport) as page:
+        page.locator("summary").click()
+        page.locator("#max-tokens").fill("8")
+        page.locator("#prompt").fill("What is snow?")
+        press(page, "Enter")
+        expect(page.locator(".note")).to_be_visible()
+        expect(page.locator("#recent tr")).to_have_count(1)
+        found = Axe().run(page)
+        assert found.response["passes"], "axe looked at nothing"
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]

@@ -1,0 +1,338 @@
+"""The page at /: what it may load, who is let in, and what its events tell."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.api.api_server import CHAT, Running, ending, running, until
+from support.api.fake_engine import FakeEngine, model_info, step_stats
+
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
+from chairlift.api.cli.network_flags import add_arguments, door_settings
+from chairlift.api.observe import live, page
+from chairlift.engine.messages import StepStats
+from chairlift.metrics.window import Percentiles, Tally
+
+UI = Path(page.__file__).parent / "ui"
+FILES = sorted(UI.iterdir())
+KEY = "sk-alice-secret"
+KEYS = (ApiKey("alice", digest_of(KEY), NO_LIMITS),)
+BEARER = {"Authorization": f"Bearer {KEY}"}
+SECRET = "the river runs on"
+
+
+def engine(text: str = "Hello", **settings: Any) -> FakeEngine:
+    return FakeEngine(model_info(), ending(text), **settings)
+
+
+@asynccontextmanager
+async def watching(server: Running, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """The events, as somebody who watches is told them."""
+
+    async def told() -> AsyncIterator[dict[str, Any]]:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+    async with server.http.get(server.url + page.EVENTS, headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        yield told()
+
+
+# The files
+
+
+class Markup(HTMLParser):
+    """``page`` is checked for what a browser would forgive."""
+
+    VOID = frozenset({"meta", "link", "input", "path"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.labelled: set[str | None] = set()
+        self.fields: set[str | None] = set()
+        self.referred: set[str] = set()
+        self.tags: Counter[str] = Counter()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert len(given) == len(attrs), f"<{tag}> has an attribute twice"
+        assert "style" not in given
+        assert not any(name.startswith("on") for name in given), f"<{tag}> runs a script"
+        self.tags[tag] += 1
+        if "id" in given:
+            self.ids[str(given["id"])] += 1
+        if tag == "label":
+            self.labelled.add(given["for"])
+        if tag in ("input", "textarea", "select"):
+            self.fields.add(given["id"])
+        for name in ("aria-labelledby", "aria-describedby", "for"):
+            self.referred.update((given.get(name) or "").split())
+        if (given.get("href") or "").startswith("#"):
+            self.referred.add(str(given["href"])[1:])
+        if tag in ("section", "form", "nav"):
+            assert given.keys() & {"aria-label", "aria-labelledby"}, f"<{tag}> has no name"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        assert self.open[-1:] not in (["script"], ["style"]) or not data.strip()
+
+
+def test_the_page_is_well_formed_and_every_field_has_a_label() -> None:
+    markup = Markup()
+    markup.feed((UI / "index.html").read_text())
+    markup.close()
+    assert not markup.open
+    assert markup.fields == markup.labelled != set()
+    assert set(markup.ids.values()) == {1}
+    assert markup.referred <= markup.ids.keys()
+    assert markup.tags["main"] == markup.tags["header"] == markup.tags["h1"] == 1
+
+
+def test_what_the_scripts_look_up_is_on_the_page() -> None:
+    ids = set(re.findall(r'id="([^"]+)"', (UI / "index.html").read_text()))
+    for script in UI.glob("*.js"):
+        named = re.findall(r'\b(?:element|put|fill|number)\("([^"]+)"', script.read_text())
+        assert set(named) <= ids, script.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_nothing_comes_from_elsewhere_and_nothing_is_put_in_as_markup(path: Path) -> None:
+    text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|data:\w+/", text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+    for name in re.findall(r'(?:from|href=|src=) ?"(?:\./|ui/)([^"]+)"', text):
+        assert (UI / name).is_file()
+
+
+def test_the_page_is_for_light_and_dark_and_for_those_who_want_no_motion() -> None:
+    style = (UI / "style.css").read_text()
+    assert "prefers-color-scheme: dark" in style
+    assert "prefers-reduced-motion: reduce" in style
+    assert ":focus-visible" in style
+
+
+# The doors
+
+
+async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> None:
+    async with running(engine(), keys=KEYS) as server:
+        for path in ("/", *(f"/ui/{file.name}" for file in FILES if file.name != "index.html")):
+            async with server.http.get(server.url + path) as response:
+                assert response.status == 200, path
+                policy = response.headers["Content-Security-Policy"].split("; ")
+                assert policy[0] == "default-src 'none'"
+                assert "script-src 'self'" in policy
+                assert "connect-src 'self'" in policy
+                assert "frame-ancestors 'none'" in policy
+                assert "unsafe" not in str(policy)
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+                assert response.headers["Referrer-Policy"] == "no-referrer"
+                body = await response.read()
+                kind = response.content_type
+            name = path.removeprefix("/ui").strip("/") or "index.html"
+            assert body == (UI / name).read_bytes()
+            suffixes = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+            assert kind == {**suffixes, "svg": "image/svg+xml"}[name.rpartition(".")[2]]
+        async with server.http.get(server.url + "/ui/../app.py") as response:
+            assert response.status in (401, 404)
+
+
+async def test_events_need_a_key_where_there_are_keys() -> None:
+    async with running(engine(), keys=KEYS) as server:
+        assert (await server.get(page.EVENTS))[0] == 401
+        async with watching(server, **BEARER) as told:
+            assert (await anext(told))["status"] == "ok"
+
+
+async def test_there_need_not_be_a_page() -> None:
+    async with running(engine(), ui=False) as server:
+        for path in ("/", page.EVENTS, "/ui/main.js"):
+            assert (await server.get(path))[0] == 404
+    async with running(engine()) as server:
+        assert (await server.http.get(server.url)).status == 200
+
+
+def test_the_flag() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    add_arguments(parser)
+    assert door_settings(parser.parse_args([]))["ui"]
+    assert not door_settings(parser.parse_args(["--no-ui"]))["ui"]
+
+
+# What is told
+
+
+async def test_events_tell_what_the_engine_does() -> None:
+    async with running(engine()) as server, watching(server) as told:
+        first = await anext(told)
+        assert first["model"]["name"] == "org/tiny"
+        assert first["model"]["max_rows"] == 8
+        assert (first["running"], first["riders"], first["ttft"], first["requests"]) == (
+            0,
+            [],
+            None,
+            [],
+        )
+        server.engine.on_step(step_stats([0.1] * 98 + [4.0] * 2))
+        event = await anext(told)
+    assert (event["running"], event["waiting"]) == (3, 2)
+    assert event["ttft"]["p50"] == pytest.approx(0.3, rel=0.05)
+    assert event["itl"]["p50"] == event["itl"]["p95"] == pytest.approx(0.1, rel=0.05)
+    assert event["itl"]["p99"] == pytest.approx(4.0, rel=0.05)
+    assert event["kv"] == {"used": 512, "reserved": 4096, "prefixes": 256, "limit": 1 << 20}
+    assert event["prefixes"] == {"queried": 14, "hit": 4}
+    # 101 tokens and 10 of a prompt, in the half second to a second that was watched.
+    assert 100 < event["generated_pace"] <= 202
+    assert 10 <= event["prefilled_pace"] <= 20
+
+
+async def test_who_rides_and_who_has_left_and_never_what_they_said() -> None:
+    slow = engine(SECRET * 6, step_seconds=0.01)
+    async with running(slow) as server, watching(server) as told:
+        await anext(told)
+        body = {**CHAT, "messages": [{"role": "user", "content": SECRET}], "n": 2}
+        headers = {"X-Request-Id": "words-of-a-client"}
+        stream = asyncio.create_task(server.events("/v1/chat/completions", body))
+        status, _ = await server.post("/v1/completions", {"prompt": SECRET, "n": -1}, **headers)
+        assert status == 400
+        seen = [await anext(told), await anext(told)]
+        while len(seen[-1]["requests"]) < 2:
+            seen.append(await anext(told))
+        chunks = await stream
+    completion = json.loads(chunks[0].removeprefix("data: "))["id"]
+    riders = seen[0]["riders"]
+    assert {rider["id"] for rider in riders} == {f"{completion[-8:]}-{index}" for index in (0, 1)}
+    assert seen[1]["riders"][0]["tokens"] > riders[0]["tokens"] > 0
+    done, refused = seen[-1]["requests"]
+    assert seen[-1]["riders"] == []
+    assert (done["id"], done["status"]) == (completion, 200)
+    assert done["output_tokens"] == 2 * (len(SECRET) * 6 + 1)
+    assert 0 < done["first_token"] < done["seconds"]
+    assert (refused["id"], refused["status"], refused["output_tokens"]) == (None, 400, None)
+    assert refused["ago"] > done["ago"]
+    assert "river" not in json.dumps(seen)
+    assert "words-of-a-client" not in json.dumps(seen)
+
+
+async def test_events_tell_why_nothing_can_be_served() -> None:
+    absent = FakeEngine(None, ending(""))
+    async with running(absent) as server, watching(server) as told:
+        server.service.progress = "loading the weights"
+        await anext(told)
+        event = await anext(told)
+        assert (event["status"], event["reason"]) == ("unavailable", "loading the weights")
+        assert event["model"] is None
+    async with running(engine()) as server, watching(server) as told:
+        server.engine.unhealthy = "the engine is started anew"
+        await anext(told)
+        event = await anext(told)
+        assert event["reason"] == "the engine is started anew"
+        assert event["model"]["name"] == "org/tiny"
+        server.engine.unhealthy = None
+        server.service.drain.draining = True
+        await anext(told)
+        assert (await anext(told))["reason"].startswith("draining")
+
+
+async def test_nothing_is_computed_while_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[StepStats] = []
+    snapshots = 0
+    original, gather = live.Live.snapshot, live._Watched.add_step
+
+    def counted(self: live.Live, service: Any) -> live.Snapshot:
+        nonlocal snapshots
+        snapshots += 1
+        return original(self, service)
+
+    def gathering(self: live._Watched, stats: StepStats) -> None:
+        gathered.append(stats)
+        gather(self, stats)
+
+    monkeypatch.setattr(live.Live, "snapshot", counted)
+    monkeypatch.setattr(live._Watched, "add_step", gathering)
+    monkeypatch.setattr(live, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(page, "PERIOD_SECONDS", 0.01)
+    async with running(engine()) as server:
+        server.engine.on_step(step_stats())
+        await server.post("/v1/chat/completions", CHAT)
+        assert (snapshots, gathered) == (0, [])
+        assert server.service.live._watched is None
+        async with watching(server) as told:
+            event = await anext(told)
+            # The state is there at once; what is counted begins now.
+            assert (event["running"], event["itl"], event["requests"]) == (3, None, [])
+            server.engine.on_step(step_stats())
+            assert len(gathered) == 1
+        await until(lambda: server.service.live._watched is None)
+        before = snapshots
+        server.engine.on_step(step_stats())
+        await asyncio.sleep(0.05)
+        assert (snapshots, len(gathered)) == (before, 1)
+        # To close the page is no client lost.
+        assert server.metric("chairlift_client_disconnects_total") == 0
+
+
+async def test_there_is_a_limit_to_those_who_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_WATCHERS", 1)
+    async with running(engine()) as server:
+        async with watching(server) as told:
+            await anext(told)
+            status, refused = await server.get(page.EVENTS)
+            assert (status, refused["error"]["code"]) == (429, "too_many_watchers")
+        await until(lambda: server.service.live._watched is None)
+        async with watching(server) as told:
+            await anext(told)
+
+
+async def test_the_end_of_the_server_ends_the_events() -> None:
+    async with aiohttp.ClientSession() as client:
+        async with running(engine()) as server:
+            response = await client.get(server.url + page.EVENTS)
+            await response.content.readline()
+        assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+# The window
+
+
+def test_percentiles_are_those_of_the_window() -> None:
+    values = Percentiles(seconds=60)
+    assert values.at((0.5,), now=0) is None
+    values.add([float(n) for n in range(1, 101)], now=0)
+    values.add([1000.0] * 300, now=50)
+    assert values.at((0.25, 1), now=50) == pytest.approx([100, 1000], rel=0.025)
+    # The first hundred are a minute old now.
+    assert values.at((0, 0.25), now=60) == pytest.approx([1000, 1000], rel=0.025)
+    values.add([0.0], now=100)
+    assert values.at((0.5,), now=109.9) == pytest.approx([1000], rel=0.025)
+    assert values.at((0.5,), now=110) == pytest.approx([0], abs=1e-5)
+    assert values.at((0.5,), now=200) is None
+
+
+def test_the_windows_memory_does_not_grow() -> None:
+    tally = Tally(seconds=5, slot=1)
+    for step in range(2000):
+        tally.add_many(step % 2, 3, now=step / 100)
+        assert len(tally._slots) <= 6
+    assert tally.counts(now=19.99).total() == pytest.approx(3 * 500, abs=3 * 100)

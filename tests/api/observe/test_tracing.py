@@ -1,0 +1,207 @@
+"""Traces, by OpenTelemetry's in-memory exporter and by OTLP to a collector on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
+from opentelemetry.trace import SpanKind, StatusCode
+from support.api.api_server import CHAT, END, Running, ids, running
+from support.api.fake_engine import FakeEngine, Scripted, model_info
+from support.tiny import tiny_model_dir
+
+from chairlift.api.cli.main import main
+from chairlift.api.observe.tracing import Tracing, otlp_processor
+from chairlift.api.server.service import ServedModel
+from chairlift.api.text.vocabulary import Vocabulary
+from chairlift.engine.client.local import LocalClient
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import QueueFull
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model.tokenizer import load_tokenizer
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+COMPLETION = {"prompt": "Where is", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+# All names of OpenTelemetry's conventions that there are.
+CONVENTIONS = {
+    value
+    for module in (gen_ai_attributes, http_attributes, error_attributes)
+    for value in vars(module).values()
+    if isinstance(value, str)
+}
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+async def server(exporter: InMemorySpanExporter) -> AsyncIterator[Running]:
+    script = Scripted([*ids("Rome"), END], ended_by_token=True, cached_tokens=2)
+    async with running(FakeEngine(model_info(), lambda request, index: script)) as server:
+        server.service.tracing = Tracing(SimpleSpanProcessor(exporter))
+        yield server
+
+
+def spans_of(exporter: InMemorySpanExporter) -> dict[str, list[ReadableSpan]]:
+    """Spans by name, those of the model without its name."""
+    spans: dict[str, list[ReadableSpan]] = {}
+    for span in exporter.get_finished_spans():
+        spans.setdefault(span.name.split()[0], []).append(span)
+    return spans
+
+
+async def test_a_request_is_a_tree_of_spans_on_the_wall_clock(
+    server: Running, exporter: InMemorySpanExporter
+) -> None:
+    started = time.time_ns()
+    traced = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "a-1"}
+    status, reply = await server.post("/v1/chat/completions", CHAT, **traced)
+    ended = time.time_ns()
+    assert status == 200
+    spans = spans_of(exporter)
+    assert {name: len(each) for name, each in spans.items()} == dict.fromkeys(
+        ("chat", "queue", "prefill", "decode", "detokenize"), 1
+    )
+    (request,) = spans["chat"]
+    assert request.name == "chat org/tiny"
+    assert request.kind is SpanKind.SERVER
+    assert f"{request.context.trace_id:032x}" == TRACE
+    assert request.parent is not None
+    assert f"{request.parent.span_id:016x}" == PARENT
+    attributes = dict(request.attributes or {})
+    assert attributes["gen_ai.response.id"] == reply["id"]
+    assert attributes["gen_ai.usage.output_tokens"] == reply["usage"]["completion_tokens"]
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == 2
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert attributes["http.response.status_code"] == 200
+    assert attributes["chairlift.request.id"] == "a-1"
+    assert {name for name in attributes if not name.startswith("chairlift.")} <= CONVENTIONS
+    inner = [spans[name][0] for name in ("queue", "prefill", "decode", "detokenize")]
+    for span in inner:
+        assert span.parent == request.context
+    queue, prefill, decode, _ = inner
+    assert queue.end_time == prefill.start_time
+    assert prefill.end_time == decode.start_time
+    first, second = prefill.events
+    assert first.timestamp == prefill.start_time
+    assert (first.attributes or {})["chairlift.chunk.tokens"] == reply["usage"]["prompt_tokens"] - 1
+    assert (second.attributes or {})["chairlift.chunk.tokens"] == 1
+    # A millisecond for what is between the reading of two clocks.
+    times = [started - 10**6, queue.start_time, prefill.start_time, decode.start_time]
+    times += [decode.end_time, ended + 10**6]
+    assert times == sorted(times, key=lambda each: each or 0)
+
+
+async def test_every_door_has_its_spans(server: Running, exporter: InMemorySpanExporter) -> None:
+    for path, body, operation in (
+        ("/v1/responses", {"input": "Hi"}, "chat"),
+        ("/v1/messages", {**CHAT, "max_tokens": 9}, "chat"),
+        ("/v1/completions", {"prompt": "Hi"}, "text_completion"),
+        ("/v1/embeddings", {"input": "Hi"}, "embeddings"),
+    ):
+        exporter.clear()
+        assert (await server.post(path, body))[0] == 200
+        (request,) = spans_of(exporter)[operation]
+        assert (request.attributes or {})["http.route"] == path
+
+
+async def test_what_is_not_sampled_or_generates_nothing_has_no_spans(
+    server: Running, exporter: InMemorySpanExporter
+) -> None:
+    unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    assert (await server.post("/v1/chat/completions", CHAT, **unsampled))[0] == 200
+    await server.get("/health")
+    assert not exporter.get_finished_spans()
+
+
+async def test_refused_and_failed_requests_say_so(
+    server: Running, exporter: InMemorySpanExporter
+) -> None:
+    await server.post("/v1/completions", {"prompt": 5})
+    server.engine.refusal = QueueFull("full", 3)
+    await server.post("/v1/completions", {"prompt": "x"})
+    server.engine.refusal = None
+    server.engine.dead.set()
+    # The status is sent before the engine dies.
+    await server.events("/v1/completions", {"prompt": "x"})
+    invalid, refused, failed = spans_of(exporter)["text_completion"]
+    assert invalid.name == "text_completion"
+    assert (invalid.attributes or {})["error.type"] == "400"
+    assert (refused.attributes or {})["error.type"] == "429"
+    assert refused.status.status_code is StatusCode.UNSET
+    assert (failed.attributes or {})["gen_ai.response.finish_reasons"] == ("error",)
+    assert failed.status.status_code is StatusCode.ERROR
+
+
+async def test_a_real_engines_chunks_reach_a_collector(tmp_path: Path) -> None:
+    received: list[ExportTraceServiceRequest] = []
+
+    async def collect(request: web.Request) -> web.Response:
+        received.append(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response()
+
+    collector = web.Application()
+    collector.router.add_post("/v1/traces", collect)
+    runner = web.AppRunner(collector)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    source = ModelSource("tiny", "directory", tiny_model_dir(tmp_path, "llama"))
+    config = EngineConfig(max_rows=4, max_step_tokens=16, kv_memory=64 << 20)
+    client = LocalClient(config, source)
+    info = await client.start()
+    try:
+        async with running(FakeEngine(None, lambda request, index: Scripted([]))) as server:
+            vocabulary = Vocabulary(load_tokenizer(source), info.vocab_size, server.service.workers)
+            server.service.model_loaded(ServedModel("tiny", client, vocabulary))
+            tracing = server.service.tracing = Tracing(otlp_processor(endpoint))
+            prompts = {**COMPLETION, "prompt": ["b" * 50, "c"]}
+            assert (await server.post("/v1/completions", prompts))[0] == 200
+            await asyncio.to_thread(tracing.close)
+    finally:
+        await client.stop()
+        await runner.cleanup()
+    (export,) = received
+    (resource,) = export.resource_spans
+    names = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert names["service.name"] == "chairlift"
+    spans = [span for scope in resource.scope_spans for span in scope.spans]
+    assert sorted(span.name for span in spans) == sorted(
+        [*("queue", "prefill", "decode") * 2, "detokenize", "text_completion tiny"]
+    )
+    tokens = [
+        [event.attributes[0].value.int_value for event in span.events]
+        for span in spans
+        if span.name == "prefill"
+    ]
+    assert sorted(map(sum, tokens)) == [1, 50]
+    assert len(max(tokens, key=sum)) >= 4
+    assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in spans)
+
+
+def test_without_the_extra_the_flag_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "opentelemetry.sdk")
+    with pytest.raises(SystemExit):
+        main(["serve", "--otlp-endpoint", "http://127.0.0.1:4318"])
+    assert "pip install 'chairlift[otel]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "--otlp-endpoint", "127.0.0.1:4317"])
+    assert "is not an http:// or https:// address" in capsys.readouterr().err

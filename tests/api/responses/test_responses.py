@@ -1,0 +1,304 @@
+"""POST /v1/responses on the wire: its events, what is stored and for whom, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.api.api_server import TOKENIZER, Running, ending, ids, running, until
+from support.api.fake_engine import FakeEngine, Scripted, model_info
+
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
+from chairlift.api.errors import UnknownResponse
+from chairlift.api.responses.store import ENTRY_BYTES, ResponseStore, StoredResponse
+
+PATH = "/v1/responses"
+KEYS = tuple(ApiKey(name, digest_of(f"sk-{name}-secret"), NO_LIMITS) for name in ("alice", "bob"))
+ALICE, BOB = ({"Authorization": f"Bearer sk-{name}-secret"} for name in ("alice", "bob"))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    async with running(FakeEngine(model_info(), ending("Hello"))) as server:
+        yield server
+
+
+def prompt(server: Running) -> str:
+    return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
+
+
+# Streams
+
+
+async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
+    events = await server.named_events(PATH, {"input": "Hi", "metadata": {"a": "b"}})
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * 5,
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    created, _, added, part, *deltas = events[:9]
+    assert (created["response"]["status"], created["response"]["output"]) == ("in_progress", [])
+    assert added["item"]["content"] == []
+    assert part["part"]["text"] == ""
+    assert "".join(event["delta"] for event in deltas) == "Hello"
+    assert {event["item_id"] for event in events[3:11]} == {added["item"]["id"]}
+    text, _, item, completed = events[-4:]
+    response = completed["response"]
+    assert text["text"] == item["item"]["content"][0]["text"] == "Hello"
+    assert response["output"] == [item["item"]]
+    assert (response["status"], response["metadata"]) == ("completed", {"a": "b"})
+    assert response["usage"]["output_tokens"] == 6
+    assert (await server.get(f"{PATH}/{response['id']}"))[1] == response
+
+
+async def test_what_max_output_tokens_cuts_is_incomplete() -> None:
+    cut = FakeEngine(model_info(), lambda request, index: Scripted(ids("Hel"), "length"))
+    async with running(cut) as server:
+        *_, done, last = await server.named_events(PATH, {"input": "Hi", "max_output_tokens": 3})
+        assert cut.submitted[0].params.max_tokens == 3
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert done["item"]["status"] == last["response"]["output"][0]["status"] == "incomplete"
+
+
+async def test_a_stream_that_fails_says_so_and_is_not_stored() -> None:
+    dying = FakeEngine(
+        model_info(), lambda request, index: Scripted(ids("ab"), "error", error="it broke")
+    )
+    async with running(dying) as server:
+        *_, delta, error, failed = await server.named_events(PATH, {"input": "Hi"})
+        assert delta["delta"] == "a"
+        assert (error["type"], error["code"]) == ("error", "generation_failed")
+        response = failed["response"]
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+        assert (await server.get(f"{PATH}/{response['id']}"))[0] == 404
+        dying.script = lambda request, index: Scripted([], "error", error="at once")
+        events = await server.named_events(PATH, {"input": "Hi"})
+        assert [event["type"] for event in events] == [
+            *("response.created", "response.in_progress", "error", "response.failed")
+        ]
+
+
+async def test_nothing_generated_is_an_empty_message() -> None:
+    async with running(FakeEngine(model_info(), ending(""))) as server:
+        _, reply = await server.post(PATH, {"input": "Hi"})
+        assert [part["text"] for part in reply["output"][0]["content"]] == [""]
+        assert reply["status"] == "completed"
+
+
+# The conversation
+
+
+async def test_items_become_the_prompt(server: Running) -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "b", "annotations": [], "logprobs": []}],
+        },
+        {"role": "developer", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    status, _ = await server.post(PATH, {"input": items, "instructions": "Be brief"})
+    assert status == 200
+    said = [("system", "Be brief"), ("user", "a"), ("assistant", "b"), ("system", "c")]
+    turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
+    assert prompt(server) == f"{turns}<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_a_chain_holds_all_but_the_instructions(server: Running) -> None:
+    first = (await server.post(PATH, {"input": "one", "instructions": "Be brief"}))[1]["id"]
+    second = (await server.post(PATH, {"input": "two", "previous_response_id": first}))[1]
+    assert second["previous_response_id"] == first
+    # What went before stays with the later one.
+    async with server.http.delete(f"{server.url}{PATH}/{first}") as response:
+        assert await response.json() == {
+            "id": first,
+            "object": "response.deleted",
+            "deleted": True,
+        }
+    await server.post(PATH, {"input": "three", "previous_response_id": second["id"]})
+    said = [("user", "one"), ("assistant", "Hello"), ("user", "two"), ("assistant", "Hello")]
+    turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
+    assert prompt(server) == f"{turns}<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+    _, items = await server.get(f"{PATH}/{second['id']}/input_items?order=asc&limit=2")
+    assert [item["content"][0]["text"] for item in items["data"]] == ["one", "Hello"]
+    assert (items["has_more"], items["first_id"]) == (True, items["data"][0]["id"])
+    _, rest = await server.get(
+        f"{PATH}/{second['id']}/input_items?order=asc&after={items['last_id']}"
+    )
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["two"]
+    assert not rest["has_more"]
+    for query in ("limit=0", "limit=x", "order=up", "after=nothing"):
+        status, _ = await server.get(f"{PATH}/{second['id']}/input_items?{query}")
+        assert status == 400
+
+
+# What is stored
+
+
+async def test_a_response_belongs_to_the_key_that_made_it() -> None:
+    engine = FakeEngine(model_info(), ending("Hello"))
+    async with running(engine, keys=KEYS) as server:
+        _, mine = await server.post(PATH, {"input": "Hi"}, **ALICE)
+        stored = f"{server.url}{PATH}/{mine['id']}"
+        for method, path in (
+            ("GET", stored),
+            ("GET", f"{stored}/input_items"),
+            ("POST", f"{stored}/cancel"),
+            ("DELETE", stored),
+        ):
+            async with server.http.request(method, path, headers=BOB) as response:
+                assert response.status == 404, path
+                assert (await response.json())["error"]["code"] == "response_not_found"
+        body = {"input": "Hi", "previous_response_id": mine["id"]}
+        status, reply = await server.post(PATH, body, **BOB)
+        assert (status, reply["error"]["param"]) == (400, "previous_response_id")
+        assert (await server.post(PATH, body, **ALICE))[0] == 200
+        async with server.http.post(f"{stored}/cancel", headers=ALICE) as response:
+            assert response.status == 400
+        async with server.http.get(f"{stored}?stream=true", headers=ALICE) as response:
+            assert response.status == 400
+        assert len(engine.submitted) == 2
+
+
+async def test_what_is_not_to_be_stored_is_not(server: Running) -> None:
+    _, reply = await server.post(PATH, {"input": "Hi", "store": False})
+    assert reply["store"] is False
+    assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 404
+
+
+async def test_a_server_that_keeps_nothing() -> None:
+    engine = FakeEngine(model_info(), ending("Hello"))
+    async with running(engine, response_store_bytes=0) as server:
+        _, reply = await server.post(PATH, {"input": "Hi"})
+        assert reply["store"] is False
+        status, reply = await server.post(PATH, {"input": "Hi", "store": True})
+        assert (status, reply["error"]["param"]) == (400, "store")
+
+
+async def test_responses_are_forgotten_in_time() -> None:
+    engine = FakeEngine(model_info(), ending("Hello"))
+    async with running(engine, response_store_seconds=0.2) as server:
+        _, reply = await server.post(PATH, {"input": "Hi"})
+        assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 200
+        # Nobody has to ask for that.
+        await until(lambda: not len(server.service.responses))
+        assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 404
+
+
+async def test_who_stores_most_loses_the_oldest_first() -> None:
+    store = ResponseStore(10 * ENTRY_BYTES, 60)
+
+    def put(owner: str, name: str, inputs: int) -> None:
+        store.put(owner, StoredResponse(name, b"{}", b" " * inputs))
+
+    def kept(owner: str) -> list[str]:
+        names = []
+        for name in ("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3"):
+            with contextlib.suppress(UnknownResponse):
+                names.append(store.get(owner, name).id)
+        return names
+
+    put("bob", "b0", 0)
+    for number in range(4):
+        put("alice", f"a{number}", ENTRY_BYTES)
+    assert store.size <= store.most_bytes
+    put("bob", "b1", ENTRY_BYTES)
+    put("bob", "b2", 9 * ENTRY_BYTES + 1)  # more than all there may be
+    assert kept("alice") == ["a1", "a2", "a3"]
+    assert kept("bob") == ["b0", "b1"]
+    put("bob", "b3", 9 * ENTRY_BYTES - 2)
+    assert kept("alice") == []
+    assert kept("bob") == ["b3"]
+    assert (len(store), store.size) == (1, store.most_bytes)
+    store.delete("bob", "b3")
+    assert (len(store), store.size) == (0, 0)
+
+
+# What is refused
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": []}, "input"),
+    ({"input": [5]}, "input[0]"),
+    ({"input": [{"type": "item_reference", "id": ""}]}, "input[0].item_reference.id"),
+    ({"input": [{"role": "user"}]}, "input[0].message.content"),
+    ({"input": [{"role": "tool", "content": ""}]}, "input[0].message.role"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].message"),
+    ({"input": [{"type": "function_call", "name": "f", "arguments": ""}]}, "input[0].function"),
+    ({"input": [{"role": "user", "content": "x"}] * 4097}, "input"),
+    ({"input": "x" * 100_000}, "input"),
+    ({"previous_response_id": "resp_nothing"}, "previous_response_id"),
+    ({"tools": [{"type": "Web search!"}]}, "tools[0]"),
+    ({"tools": [{"type": 5}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name"),
+    ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+    ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+    ({"tool_choice": "perhaps"}, "tool_choice"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+    ({"include": ["nothing"]}, "include[0]"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 99_999}, "max_output_tokens"),
+    ({"metadata": {"a": 5}}, "metadata.a"),
+    ({"temperature": 3}, "temperature"),
+    ({"background": True}, "background"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"stream": 1}, "stream"),
+    ({"service_tier": "soon"}, "service_tier"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    ({"priority": 101}, "priority"),
+]
+
+
+async def test_bad_fields_are_named(server: Running) -> None:
+    for change, param in BAD:
+        status, body = await server.post(PATH, {"input": "x", **change})
+        assert status == 400, change
+        assert body["error"]["param"].startswith(param), change
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    tools = f'[{{"type": "function", "name": "f", "parameters": {deep}}}]'
+    status, body = await server.post(PATH, f'{{"input": "x", "tools": {tools}}}'.encode())
+    assert (status, "deep" in body["error"]["message"]) == (400, True)
+    assert not server.engine.submitted
+
+
+async def test_it_is_a_door_like_the_others(server: Running) -> None:
+    headers = {"X-Priority": "-7", "X-Request-Id": "mine"}
+    status, _ = await server.post(PATH, {"input": "Hi", "cache_salt": "s", "top_k": 3}, **headers)
+    [submitted] = server.engine.submitted
+    assert (status, submitted.priority, submitted.cache_salt) == (200, -7, "s")
+    assert submitted.params.top_k == 3
+    assert server.metric("chairlift_http_requests_total", route=PATH, method="POST", status="200")
+    await server.get(f"{PATH}/resp_nothing")
+    route = f"{PATH}/{{response_id}}"
+    assert server.metric("chairlift_http_requests_total", route=route, method="GET", status="404")
+
+
+async def test_its_time_ends() -> None:
+    slow = FakeEngine(model_info(), ending("x" * 500), step_seconds=0.01)
+    async with running(slow) as server:
+        status, reply = await server.post(PATH, {"input": "Hi", "timeout": 0.2})
+        assert (status, reply["error"]["code"]) == (504, "timeout")
+        *_, error, failed = await server.named_events(PATH, {"input": "Hi", "timeout": 0.2})
+        assert (error["code"], failed["response"]["status"]) == ("timeout", "failed")
+        streaming = asyncio.create_task(server.named_events(PATH, {"input": "Hi"}))
+        await until(lambda: len(slow.submitted) == 3)
+        await server.service.drain.finish(0.0)
+        *_, error, failed = await streaming
+        assert (error["code"], failed["response"]["status"]) == ("draining", "failed")
+        status, _ = await server.post(PATH, {"input": "Hi"})
+        assert status == 503

@@ -1,0 +1,306 @@
+"""Every field that is known is done, ignored or refused, as docs/fields.md has it: none is dropped.
+
+A request with the field is compared with one without it, by what the engine is given and by what
+the client gets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from support.api.api_server import Running, running, tool
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
+from support.paths import ROOT
+from tokenizers.processors import TemplateProcessing
+
+from chairlift.api.generate import sampling
+from chairlift.api.schemas.harmless_fields import HARMLESS
+from chairlift.api.schemas.known_fields import ALL, Api
+from chairlift.api.schemas.unsupported import INSTEAD, neutral
+from chairlift.api.server.field_table import DOORS, declared, fields_of, outcome, page
+from chairlift.api.server.routes import ROUTES
+from chairlift.engine.messages import Submit
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{{ (tools or []) | length }}{{ reasoning_effort }}{{ enable_thinking }}{{ mood }}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+TOKENIZER = byte_tokenizer(TEMPLATE, special=["<think>", "</think>"])
+START = TOKENIZER.convert_tokens_to_ids("<|im_start|>")
+TOKENIZER._tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+    single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
+)
+# A special token and a stop string are in every reply.
+REPLY = [*TOKENIZER.encode("one ", add_special_tokens=False), START]
+REPLY += [*TOKENIZER.encode("STOP two", add_special_tokens=False), TOKENIZER.eos_token_id]
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = tool("f", SCHEMA)
+FLAT = {"type": "function", "name": "f", "parameters": SCHEMA}
+ANTHROPIC = {"name": "f", "input_schema": SCHEMA}
+
+BASES: dict[Api, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "Hi"}]},
+    "completions": {"prompt": "Hi"},
+    "responses": {"input": "Hi"},
+    "messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30},
+    "embeddings": {"input": "Hi there"},
+}
+
+
+class Sample(NamedTuple):
+    """A value that has an effect, among the fields that it needs for it."""
+
+    value: Any
+    needs: Mapping[str, Any] = MappingProxyType({})
+
+
+# By name, or by API and name where that differs.
+DONE: dict[str, Sample] = {
+    "add_generation_prompt": Sample(False),
+    "add_special_tokens": Sample(False),
+    "best_of": Sample(2),  # refused if it is not n
+    "cache_salt": Sample("tenant"),
+    "chat_template_kwargs": Sample({"mood": "cheerful"}),
+    "continue_final_message": Sample(
+        True,
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    ),
+    "dimensions": Sample(2),
+    "ebnf": Sample('root ::= "a"'),
+    "echo": Sample(True),
+    "encoding_format": Sample("base64"),
+    "frequency_penalty": Sample(0.5),
+    "grammar": Sample('root ::= "a"'),
+    "guided_choice": Sample(["a"]),
+    "guided_grammar": Sample('start: "a"'),
+    "guided_json": Sample(SCHEMA),
+    "guided_regex": Sample("a+"),
+    "ignore_eos": Sample(True),
+    "include": Sample(["message.output_text.logprobs"]),
+    "include_stop_str_in_output": Sample(True, {"stop": "STOP"}),
+    "input": Sample("Ho"),
+    "instructions": Sample("Be kind."),
+    "json_schema": Sample(SCHEMA),
+    "logit_bias": Sample({"5": 1.5}),
+    "logprobs": Sample(True),
+    "completions.logprobs": Sample(2),
+    "max_completion_tokens": Sample(3),
+    "max_output_tokens": Sample(3),
+    "max_tokens": Sample(3),
+    "messages": Sample([{"role": "user", "content": "Ho"}]),
+    "metadata": Sample({"a": "b"}),
+    "min_p": Sample(0.1),
+    "min_tokens": Sample(2),
+    "model": Sample("another"),
+    "n": Sample(2),
+    "normalize": Sample(False),
+    "output_config": Sample({"effort": "low"}),
+    "parallel_tool_calls": Sample(False, {"tools": [TOOL], "tool_choice": "required"}),
+    "responses.parallel_tool_calls": Sample(False, {"tools": [FLAT], "tool_choice": "required"}),
+    "pooling": Sample("last"),
+    "presence_penalty": Sample(0.5),
+    "previous_response_id": Sample("resp_none"),
+    "priority": Sample(3),
+    "prompt": Sample("Ho"),
+    "reasoning": Sample({"effort": "low"}),
+    "reasoning_effort": Sample("low"),
+    "regex": Sample("a+"),
+    "repetition_penalty": Sample(1.1),
+    "response_format": Sample({"type": "json_object"}),
+    "seed": Sample(7),
+    "skip_special_tokens": Sample(False),
+    "stop": Sample("STOP"),
+    "stop_sequences": Sample(["STOP"]),
+    "stop_token_ids": Sample([5]),
+    "store": Sample(False),
+    "stream": Sample(True),
+    "stream_options": Sample({"include_usage": True}, {"stream": True}),
+    "structured_outputs": Sample({"regex": "a+"}),
+    "system": Sample("Be kind."),
+    "temperature": Sample(0.5),
+    "text": Sample({"format": {"type": "json_object"}}),
+    "thinking": Sample({"type": "enabled", "budget_tokens": 5}),
+    "thinking_token_budget": Sample(5),
+    "timeout": Sample(1e-6),
+    "tool_choice": Sample("required", {"tools": [TOOL]}),
+    "responses.tool_choice": Sample("required", {"tools": [FLAT]}),
+    "messages.tool_choice": Sample({"type": "any"}, {"tools": [ANTHROPIC]}),
+    "tools": Sample([TOOL]),
+    "responses.tools": Sample([FLAT]),
+    "messages.tools": Sample([ANTHROPIC]),
+    "top_k": Sample(5),
+    "top_logprobs": Sample(2, {"logprobs": True}),
+    "responses.top_logprobs": Sample(2),
+    "top_p": Sample(0.5),
+    "truncate_prompt_tokens": Sample(2),
+    "user": Sample("somebody"),
+}
+# OpenAI's only one there pads its events; here is nothing to pad.
+WITHOUT_EFFECT = {("responses", "stream_options")}
+
+# Every JSON type; a field is refused, or ignored, whatever its value is.
+VALUES: list[Any] = [True, False, 3, 0.5, "some", ["some"], {"some": 1}]
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    monkeypatch.setattr(sampling.random, "getrandbits", lambda bits: 1)
+
+    def script(request: Submit, index: int) -> Scripted:
+        return Scripted(REPLY if request.params.max_tokens else [], "stop", True)
+
+    async with running(FakeEngine(model_info(vocab_size=300), script), TOKENIZER) as server:
+        grammars = server.service.loaded.vocabulary.grammars  # type: ignore[union-attr]
+
+        async def fine(grammar: object) -> None:
+            pass
+
+        monkeypatch.setattr(grammars, "check", fine)
+        yield server
+
+
+async def seen(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
+    """A reply's status and text, without ids and times, and what the engine was given."""
+    server.engine.submitted.clear()
+    path = DOORS[api][0]
+    async with server.http.post(server.url + path, json=body) as response:
+        text = await response.text()
+    text = re.sub(r"[0-9a-f]{24,32}|\b[0-9]{10}\b", "ID", text)
+    given = [
+        (s.prompt, s.params, s.n, s.cache_salt, s.priority, s.prompt_logprobs, s.pooling)
+        for s in server.engine.submitted
+    ]
+    return response.status, text, str(given)
+
+
+def names(api: Api, kind: str) -> Iterator[str]:
+    found = [name for name in fields_of(api) if outcome(api, name).kind == kind]
+    assert found
+    yield from found
+
+
+@pytest.mark.parametrize("api", DOORS)
+async def test_what_is_done_has_an_effect(server: Running, api: Api) -> None:
+    idle = []
+    for name in names(api, "done"):
+        sample = DONE.get(f"{api}.{name}") or DONE.get(name)
+        assert sample is not None, f"a value of {name} that has an effect"
+        base = {**BASES[api], **sample.needs}
+        without = await seen(server, api, base)
+        assert without[0] == 200, (name, without)
+        with_it = await seen(server, api, {**base, name: sample.value})
+        if (api, name) in WITHOUT_EFFECT:
+            continue
+        if with_it == without or with_it[0] not in (200, 400, 404, 504):
+            idle.append((name, with_it))
+        if with_it[0] == 400:
+            assert name == "best_of", with_it
+    assert not idle
+
+
+@pytest.mark.parametrize("api", DOORS)
+async def test_what_is_ignored_changes_nothing(server: Running, api: Api) -> None:
+    base = await seen(server, api, BASES[api])
+    assert base[0] == 200
+    for name in names(api, "ignored"):
+        for value in VALUES:
+            got = await seen(server, api, {**BASES[api], name: value})
+            assert got == base, (name, value)
+
+
+@pytest.mark.parametrize("api", DOORS)
+async def test_what_is_refused_is_refused_by_name(server: Running, api: Api) -> None:
+    base = await seen(server, api, BASES[api])
+    for name in names(api, "refused"):
+        nothings = neutral(name)
+        for value in VALUES:
+            if any(type(value) is type(one) and value == one for one in nothings):
+                continue
+            status, text, given = await seen(server, api, {**BASES[api], name: value})
+            assert (status, given) == (400, "[]"), (name, value, text)
+            error = json.loads(text)["error"]
+            assert error["message"].startswith(f"{name} is not supported"), (name, text)
+            assert error.get("param", name) == name
+        for value in (*nothings, None):
+            assert await seen(server, api, {**BASES[api], name: value}) == base, (name, value)
+
+
+@pytest.mark.parametrize("api", DOORS)
+async def test_fields_of_the_other_apis_are_refused_by_name(server: Running, api: Api) -> None:
+    """Where nothing is generated, those that are of replies only change nothing."""
+    own = fields_of(api)
+    base = await seen(server, api, BASES[api])
+    for other, (_, kind) in DOORS.items():
+        for name in {*fields_of(other)} - {*own} - HARMLESS.keys() - {"timeout"}:
+            value = next(v for v in ("some", 3) if v not in neutral(name))
+            status, text, given = await seen(server, api, {**BASES[api], name: value})
+            if api == "embeddings" and status == 200:
+                assert given == base[2]
+                assert name not in ("prompt", "messages", "system", "instructions", "tools")
+            else:
+                assert (status, name in text) == (400, True), (name, kind, text)
+
+
+async def test_whole_chat_requests_are_tokenized_whatever_is_generated(server: Running) -> None:
+    body = {**BASES["chat"], "temperature": 0.5, "max_tokens": 9, "n": 2, "repeat_penalty": 2}
+    assert (await server.post("/tokenize", body))[0] == 200
+    status, reply = await server.post("/tokenize", {**body, "documents": [{"text": "a"}]})
+    assert (status, reply["error"]["param"]) == (400, "documents")
+
+
+async def test_fields_nobody_lists_are_logged(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = await seen(server, "chat", BASES["chat"])
+    assert "temprature" not in ALL
+    assert await seen(server, "chat", {**BASES["chat"], "temprature": 0.5}) == base
+    assert "temprature" in caplog.text
+
+
+async def test_a_hint_says_what_to_use_instead(server: Running) -> None:
+    for name, instead in INSTEAD.items():
+        for api in DOORS:
+            own = declared(DOORS[api][1])
+            known = api != "embeddings" or name in fields_of(api)
+            if name in own or instead not in own or name in HARMLESS or not known:
+                continue
+            _, text, _ = await seen(server, api, {**BASES[api], name: "some"})
+            assert instead in json.loads(text)["error"]["message"], (api, name, text)
+
+
+async def test_parts_of_requests_are_refused_by_name_too(server: Running) -> None:
+    user = {"role": "user", "content": "Hi"}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("images", {"messages": [{**user, "images": ["AAAA"]}]}),
+        ("audio", {"messages": [{**user, "audio": {"id": "a"}}]}),
+        ("prefix", {"messages": [user, {"role": "assistant", "content": "a", "prefix": True}]}),
+        ("whitespace_pattern", {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
+        ("structures", {"response_format": {"type": "text", "structures": [1]}}),
+    ]
+    for name, fields in asked:
+        status, reply = await server.post("/v1/chat/completions", {**BASES["chat"], **fields})
+        assert (status, reply["error"]["param"]) == (400, name), reply
+
+
+def test_every_request_is_in_the_table() -> None:
+    """What generates has a section of its own; nothing is declared that no table has."""
+    generating = {r.request for r in ROUTES if r.request and "stream" in r.request.model_fields}
+    assert generating < {kind for _, kind in DOORS.values()}
+    for api in DOORS:
+        for name in fields_of(api):
+            assert outcome(api, name).kind in ("done", "ignored", "refused")
+    overlap = {name for name in HARMLESS if neutral(name)}
+    assert not overlap, "harmless fields have no values that ask for nothing"
+
+
+def test_docs_have_the_table() -> None:
+    """Write it with ``python -m chairlift.api.server.field_table > docs/fields.md``."""
+    docs = ROOT / "docs" / "fields.md"
+    assert docs.read_text() == page()

@@ -1,0 +1,144 @@
+"""A real server that runs out of something of the system's: it goes on, and loses no stream."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import resource
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.api.server_process import (
+    PATIENCE,
+    ServerProcess,
+    handles,
+    linux,
+    server_process,
+    until,
+)
+from support.tiny import tiny_model_dir
+
+pytestmark = linux
+FILES = 128
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_dir(tmp_path_factory.mktemp("models"), "llama")
+
+
+async def streamed(server: ServerProcess, tokens: int = 200, prompt: str = "ab") -> None:
+    body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{server.url}/v1/completions", json=body) as reply,
+    ):
+        assert reply.status == 200, await reply.text()
+        text = await reply.text()
+    assert '"finish_reason":"length"' in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def stopped(server: ServerProcess) -> None:
+    server.signal(signal.SIGTERM)
+    assert await server.exit_code() == 0
+
+
+def few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+
+
+async def test_more_connections_than_files(tiny: Path, tmp_path: Path) -> None:
+    """Those that are there are served, also when the engine has to be started again."""
+    with server_process(tmp_path, tiny, preexec_fn=few_files) as server, ExitStack() as stack:
+        await server.healthy()
+        port = int(server.url.rpartition(":")[2])
+        running = asyncio.create_task(streamed(server, 3000))
+        await asyncio.sleep(0.5)
+        for _ in range(2 * FILES):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{server.url}/health") as reply,
+        ):
+            assert reply.status == 503
+            assert int(reply.headers["Retry-After"]) > 0
+            assert (await reply.json())["error"]["code"] == "too_many_connections"
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < FILES
+        engine = server.children[0]
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: server.children not in ([], [engine]))
+        await running
+        stack.close()
+        await server.healthy()
+        async with aiohttp.ClientSession() as http, http.get(f"{server.url}/metrics") as reply:
+            refused = 'chairlift_requests_rejected_total{reason="connections"}'
+            (line,) = (e for e in (await reply.text()).splitlines() if e.startswith(refused))
+            assert float(line.split()[1]) > FILES
+        await stopped(server)
+
+
+async def test_a_disk_on_which_nothing_can_be_written(tiny: Path, tmp_path: Path) -> None:
+    """No log, no prefixes, no swapped states, no black box."""
+    folders = [tmp_path / "prefixes", tmp_path / "swap"]
+    flags = ["--prefix-cache-dir", str(folders[0]), "--swap-dir", str(folders[1])]
+    flags += ["--prefix-cache-bytes", "200K", "--kv-memory", "16M"]
+    with server_process(tmp_path, tiny, *flags, preexec_fn=no_room) as server:
+        await server.healthy()
+        await asyncio.gather(*(streamed(server, prompt=f"{n} " * 300) for n in range(8)))
+        assert server.said == ""
+        await stopped(server)
+        assert not [path for path in folders[0].rglob("*") if path.is_file()]
+
+
+def no_room() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize("reader", ["stops", "leaves", "never was"])
+async def test_a_log_that_nobody_reads(tiny: Path, tmp_path: Path, reader: str) -> None:
+    options: dict[str, Any] = {}
+    reads, writes = os.pipe()
+    if reader == "never was":
+        options["preexec_fn"] = close_standard_streams
+    else:
+        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+        options = {"stderr": writes, "stdout": writes}
+    with server_process(tmp_path, tiny, "--log-level", "debug", **options) as server:
+        os.close(writes)
+        if reader == "leaves":
+            os.close(reads)
+        await server.healthy()
+        for _ in range(20):
+            await asyncio.gather(*(streamed(server, 5) for _ in range(5)))
+        await server.healthy()
+        await stopped(server)
+    if reader != "leaves":
+        os.close(reads)
+
+
+def close_standard_streams() -> None:
+    for number in range(3):
+        os.close(number)
+
+
+async def test_interrupted_before_and_while_it_loads(tiny: Path, tmp_path: Path) -> None:
+    """It ends at once, without a trace, and with the code that says so."""
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        with server_process(tmp_path, tiny) as server:
+            await until(lambda pid=server.process.pid: handles(pid, signal.SIGTERM))
+            server.signal(number)
+            assert await server.exit_code() in (code, 0)
+            assert "Traceback" not in server.said
+        with server_process(tmp_path, tiny) as server:
+            await server.engine()
+            server.signal(number)
+            assert await server.exit_code() == 0
+            assert "Traceback" not in server.said
+            assert not list(server.temporary.iterdir())

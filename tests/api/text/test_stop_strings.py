@@ -1,0 +1,175 @@
+"""Stop strings: whatever the tokens, the text ends at the first one and none of it leaks before."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.api.fake_engine import byte_tokenizer
+
+from chairlift.api.text.stops import StopMatcher, Stops
+from chairlift.api.text.stream import TextStream
+
+TOKENIZER = byte_tokenizer()
+
+# Two letters, so that stop strings and near misses are frequent.
+texts = st.text("ab", max_size=30)
+stops = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(borders)]
+
+
+def expected(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
+    found = [(text.find(stop), len(stop)) for stop in stops if stop in text]
+    if not found:
+        return text, False
+    start, length = min(found)
+    return text[: start + length if include else start], True
+
+
+@given(texts, stops, st.lists(st.integers(0, 99), max_size=8), st.booleans())
+def test_text_ends_at_the_first_stop_string_and_nothing_leaks(
+    text: str, stops: list[str], cuts: list[int], include: bool
+) -> None:
+    matcher = StopMatcher(Stops(stops), include)
+    wanted, found = expected(text, stops, include)
+    sent = ""
+    for piece in pieces_of(text, cuts):
+        sent += matcher.feed(piece)
+        assert wanted.startswith(sent)
+        if matcher.stopped:
+            break
+    if not matcher.stopped:
+        sent += matcher.finish()
+    assert sent == wanted
+    assert matcher.stopped == found
+
+
+@given(texts, stops, st.integers(1, 5))
+def test_no_more_is_held_back_than_could_be_a_stop_string(
+    text: str, stops: list[str], size: int
+) -> None:
+    matcher = StopMatcher(Stops(stops))
+    read = sent = 0
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        read += len(piece)
+        sent += len(matcher.feed(piece))
+        if matcher.stopped:
+            return
+        held = text[sent:read]
+        assert not held or any(stop.startswith(held) for stop in stops) or _contains(held, stops)
+
+
+def _contains(held: str, stops: list[str]) -> bool:
+    """Held for one stop string, it may hold another that begins later."""
+    return any(stop in held for stop in stops)
+
+
+def stream(stop: list[str]) -> TextStream:
+    detokenizer = TOKENIZER.detokenizer
+    detokenizer.add_token(TOKENIZER.encode("a")[0])
+    _ = detokenizer.last_segment
+    return TextStream(detokenizer, frozenset(), StopMatcher(Stops(stop)))
+
+
+@given(st.text("aé🙂 ", max_size=12), st.sampled_from([["🙂"], ["é ", "aa"], ["zz"]]))
+def test_tokens_that_are_parts_of_characters(text: str, stop: list[str]) -> None:
+    wanted, found = expected(text, stop, include=False)
+    choice = stream(stop)
+    sent = ""
+    for token in TOKENIZER.encode(text, add_special_tokens=False):
+        sent += choice.add(token)
+        if choice.stopped:
+            break
+    sent += choice.finish()
+    assert sent == wanted
+    assert choice.stopped == found
+    assert choice.sent == len(sent)
+
+
+def test_an_unfinished_character_is_shown_as_such() -> None:
+    choice = stream([])
+    tokens = TOKENIZER.encode("x🙂", add_special_tokens=False)[:-1]
+    sent = "".join(choice.add(token) for token in tokens)
+    assert sent == "x"
+    assert choice.finish().startswith("\ufffd")
+
+
+class CountingStops(Stops):
+    """Counts how often an edge is looked for."""
+
+    looked_up = 0
+
+    def next(self, state: int, character: str) -> int:
+        class Counted(dict[int, int]):
+            def get(_, key: int) -> int | None:  # type: ignore[override]  # noqa: N805
+                self.looked_up += 1
+                return edges.get(key)
+
+        edges = self._edges
+        self._edges = Counted()
+        try:
+            return super().next(state, character)
+        finally:
+            self._edges = edges
+
+
+def _fibonacci(length: int) -> str:
+    word, last = "ab", "a"
+    while len(word) < length:
+        word, last = word + last, word
+    return word[:length]
+
+
+NEAR_MISSES = {
+    "all but the last": ["a" * (1023 - number) + "b" for number in range(16)],
+    "one holds, none fits": ["a" * 1023 + "b", *("c" + "a" * (1000 + i) for i in range(15))],
+    "one in two": [("ab" * 512)[number:-1] + "c" for number in range(16)],
+    "Fibonacci's": [_fibonacci(1023 - number) + "c" for number in range(16)],
+}
+
+
+@pytest.mark.parametrize("stops", NEAR_MISSES.values(), ids=NEAR_MISSES)
+@pytest.mark.parametrize("text", ["a" * (1 << 15), "ab" * (1 << 14)], ids=["a", "ab"])
+def test_long_strings_that_nearly_match_cost_no_more_than_a_short_one(
+    stops: list[str], text: str
+) -> None:
+    """In steps of the automaton, which are counted: no clock, no machine's load."""
+    automaton = CountingStops(stops)
+    automaton.looked_up = 0  # it was built
+    matcher = StopMatcher(automaton)
+    for start in range(0, len(text), 4):
+        matcher.feed(text[start : start + 4])
+    matcher.finish()
+    assert not matcher.stopped
+    assert automaton.looked_up <= 2 * len(text)
+
+
+def test_long_strings_that_nearly_match_take_microseconds_a_token() -> None:
+    """Matching them one by one took milliseconds."""
+    matcher = StopMatcher(Stops(NEAR_MISSES["one holds, none fits"]))
+    matcher.feed("a" * 1023)
+    began = time.thread_time()
+    for _ in range(2000):
+        matcher.feed("aaaa")
+    assert (time.thread_time() - began) / 2000 < 0.0005
+
+
+@given(
+    st.lists(st.text("ab^]-\\🙂", min_size=1, max_size=4), min_size=1, max_size=16),
+    st.text("ab^]-\\🙂", max_size=40),
+    st.lists(st.integers(0, 99), max_size=8),
+)
+def test_any_characters(stops: list[str], text: str, cuts: list[int]) -> None:
+    matcher = StopMatcher(Stops(stops))
+    sent = "".join(matcher.feed(piece) for piece in pieces_of(text, cuts) if not matcher.stopped)
+    if not matcher.stopped:
+        sent += matcher.finish()
+    assert (sent, matcher.stopped) == expected(text, stops, include=False)

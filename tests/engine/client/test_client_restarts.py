@@ -1,0 +1,171 @@
+"""What the supervising client does around an engine's end, where the test plays the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from support.api.api_server import until
+from support.api.fake_engine import model_info
+
+from chairlift.api.observe.canary import ATTEMPTS, Canary
+from chairlift.engine.client import process_client as clients
+from chairlift.engine.client.process_client import ProcessClient
+from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import Supervision
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.messages import (
+    FromEngine,
+    SamplingParams,
+    StepOutput,
+    StepStats,
+    Submit,
+    ToEngine,
+    TokenOutput,
+)
+from chairlift.engine.process.engine_process import Start
+from chairlift.metrics.recorder import Recorder
+
+SUPERVISION = Supervision(backoff=0.01, longest_backoff=0.01)
+
+
+class Process:
+    """Stands in for ``EngineProcess``. ``computing`` is who it computes when it ends."""
+
+    started: list[Process]
+
+    def __init__(self, receive: Callable[[FromEngine], None]) -> None:
+        self.pid = len(self.started)
+        self.receive = receive
+        self.sent: list[ToEngine] = []
+        self.computing: dict[str, float] = {}
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.started.append(self)
+
+    async def spawn(self, start: Start) -> None:
+        pass
+
+    def send(self, message: ToEngine) -> None:
+        self.sent.append(message)
+
+    async def ended(self) -> int:
+        return await asyncio.shield(self._code)
+
+    def end(self, code: int) -> None:
+        if not self._code.done():
+            self._code.set_result(code)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    async def stop(self) -> None:
+        """One that serves ends when it is asked to; one that loads does not listen."""
+        await self._code
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def submitted(self) -> list[str]:
+        return [message.request_id for message in self.sent if isinstance(message, Submit)]
+
+
+@pytest.fixture
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessClient]:
+    """A client whose first engine is ready."""
+    monkeypatch.setattr(Process, "started", [], raising=False)
+    monkeypatch.setattr(clients, "EngineProcess", Process)
+    source = ModelSource("tiny", "directory", Path("nowhere"))
+    client = ProcessClient(EngineConfig(), source, supervision=SUPERVISION)
+    start = asyncio.create_task(client.start())
+    await until(lambda: Process.started)
+    Process.started[0].receive(model_info())
+    await start
+    yield client
+    Process.started[-1].kill()
+    await client.stop()
+
+
+def submit(client: ProcessClient, name: str, replay: bool = False) -> Stream:
+    params = SamplingParams(max_tokens=40, seed=0)
+    return client.submit(Submit(name, [1, 2, 3], params, replay=replay))
+
+
+async def crash(*names: str) -> Process:
+    """The engine dies of computing these; the one that comes after it, still loading."""
+    engine = Process.started[-1]
+    engine.computing = dict.fromkeys(names, 1.0)
+    engine.end(1)
+    await until(lambda: Process.started[-1] is not engine)
+    return Process.started[-1]
+
+
+async def test_a_suspect_that_leaves_during_the_restart_keeps_nobody_waiting(
+    client: ProcessClient,
+) -> None:
+    suspect, other = submit(client, "suspect"), submit(client, "other")
+    (await crash("suspect", "other")).receive(model_info())
+    engine = await crash("suspect", "other")
+    suspect.close()
+    engine.receive(model_info())
+    assert engine.submitted == ["other"]
+    other.close()
+
+
+async def test_who_does_not_fit_the_next_engine_is_not_sent_to_it(client: ProcessClient) -> None:
+    streams = [submit(client, name) for name in ("one", "two")]
+    engine = await crash("one", "two")
+    engine.receive(model_info(max_context=20))
+    assert engine.submitted == []
+    for stream in streams:
+        ((output,),) = [arrived async for arrived in stream]
+        assert "room for 20 tokens" in str(output.error)
+
+
+async def test_who_comes_during_the_restart_is_seen_to_wait(client: ProcessClient) -> None:
+    steps: list[StepStats] = []
+    client.on_step = steps.append
+    await crash()
+    streams = [submit(client, name) for name in ("one", "two")]
+    assert steps[-1].waiting == 2
+    for stream in streams:
+        stream.close()
+    assert steps[-1].waiting == 0
+
+
+async def test_an_engine_that_loads_is_not_waited_for(client: ProcessClient) -> None:
+    stream = submit(client, "waits")
+    await crash("waits")
+    async with asyncio.timeout(5):
+        await client.stop()
+    stream.close()
+
+
+async def test_a_replay_that_the_engine_dies_of_is_not_computed_again(
+    client: ProcessClient,
+) -> None:
+    steps: list[StepStats] = []
+    client.on_step = steps.append
+    canary = Canary(client, Recorder(), interval=0.01)
+    running = asyncio.create_task(canary.run())
+    try:
+        await until(lambda: canary._wanted)
+        theirs = canary.submit(Submit("theirs", [1, 2], SamplingParams(max_tokens=1, seed=0)))
+        output = TokenOutput("theirs", 0, [5], finish="length")
+        Process.started[-1].receive(StepOutput([output], StepStats()))
+        assert [arrived async for arrived in theirs] == [[output]]
+        await until(lambda: len(Process.started[0].submitted) == 2)
+        (_, replay) = Process.started[0].submitted
+        engine = await crash(replay)
+        assert [stats.waiting for stats in steps[1:]] == [0]
+        assert client.unfinished == 0
+        engine.receive(model_info())
+        # The row is let go, and another one wanted, before it could be tried again.
+        await until(lambda: canary._wanted and not canary._wanted.done())
+        assert ATTEMPTS > 1
+        assert engine.submitted == []
+    finally:
+        running.cancel()

@@ -1,0 +1,150 @@
+"""What the engine's caches really take, beside what the scheduler counts: as GPUs run it, packed,
+padded and not eager, on the CPU, in little memory.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+from support.engine.bench import Bench
+from support.engine.reference import solo_tokens
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.layer import LayerCache
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.messages import Abort
+from chairlift.engine.model import attention
+from chairlift.engine.model.probe import probe
+from chairlift.scheduler.limits import Limits
+
+PREFIX_BYTES = 1 << 26
+
+
+@cache
+def _model(kind: TinyKind) -> Any:
+    model = tiny_model(kind, seed=6)
+    attention.install(model)
+    return model
+
+
+class MemoryBench(Bench):
+    """Under limits of its own; sees whether a prompt's cache grows, and what all of them take."""
+
+    def __init__(self, kind: TinyKind, prefix: int, swap: int, **limits: Any) -> None:
+        super().__init__(_model(kind), prefix=prefix, swap=swap)
+        core = self.core
+        self.limits = Limits(
+            geometry=core.limits.geometry, checkpoint=core.limits.checkpoint, **limits
+        )
+        self.core = EngineCore(
+            *(_model(kind), core.requests._vocabulary, self.limits, False, prefix),
+            swap=core.swap,
+        )
+        assert self.core.forward.packs == (kind != "lfm2")  # a state takes no padding
+        self.grown = 0
+        make = self.core.prompts._make_cache
+
+        def watched() -> BatchCache:
+            made = make()
+            for layer in made.attention:
+                self._watch(layer)
+            return made
+
+        self.core.prompts._make_cache = watched
+
+    def _watch(self, layer: LayerCache) -> None:
+        resize = layer.resize
+
+        def counted(*arguments: Any) -> bool:
+            moved = resize(*arguments)
+            self.grown += moved
+            return moved
+
+        layer.resize = counted  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        super().step()
+        core = self.core
+        charged = {s: s.prompt_bytes for s in core.scheduler.prefilling}
+        for sequence, own in core.prompts._caches.items():
+            if sequence in charged:
+                assert own.nbytes <= charged[sequence]
+        assert core.batch.nbytes + core.prompts.nbytes <= self.limits.kv_bytes
+
+
+def _tokens(seed: int, count: int) -> list[int]:
+    random_ = random.Random(seed)
+    return [random_.randrange(3, 250) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_no_prompt_behind_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
+    """Whatever its length is, and that of the prefix; in one chunk and in several."""
+    random_ = random.Random(3)
+    for tokens in (400, 150):
+        bench = MemoryBench(
+            *(kind, PREFIX_BYTES, 0),
+            max_rows=8,
+            max_step_tokens=tokens,
+            kv_bytes=1 << 30,
+            chunk_multiple=64,
+        )
+        shared = _tokens(1, 330)
+        for number in range(24):
+            kept = random_.randrange(1, 330)
+            prompt = [*shared[:kept], *_tokens(number + 9, random_.randrange(1, 150))]
+            bench.submit(str(number), prompt, 2)
+            bench.drain()
+        assert sum(stats.prefix_hits for stats in bench.stats) > 1000
+        assert bench.grown == 0
+
+
+KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed: int) -> None:
+    random_ = random.Random(f"{kind} {seed}")
+    rows = random_.choice([2, 4, 8])
+    limits = Limits(
+        *(rows, rows + random_.choice([20, 90, 300]), 1 << 40, probe(_model(kind), "test").geometry)
+    )
+    kv = int(limits.alone(260) * random_.choice([1.3, 2, 4]))
+    bench = MemoryBench(
+        *(kind, random_.choice([0, PREFIX_BYTES, 200_000]), random_.choice([0, 1 << 26])),
+        max_rows=limits.max_rows,
+        max_step_tokens=limits.max_step_tokens,
+        kv_bytes=kv,
+        chunk_multiple=random_.choice([1, 8, 32]),
+        whole=random_.random() < 0.5,
+        ahead=random_.choice([0, 64]),
+        bands=random_.choice([1, 3]),
+        band_bytes=random_.choice([1, 100_000]),
+    )
+    trunk = _tokens(5, 120)
+    wanted = {}
+    for number in range(9):
+        kept = random_.choice([0, 0, 31, 64, random_.randrange(120)])
+        own = random_.choice([1, 7, 32, 63, random_.randrange(1, 90)])
+        count = min(random_.choice([1, 5, 40, 110]), 255 - kept - own)
+        prompt = [*trunk[:kept], *_tokens(100 + number, own)]
+        n = random_.choice([1, 1, 1, 2, rows])
+        bench.submit(str(number), prompt, count, n=n)
+        wanted[str(number)] = prompt, count, n
+        if number % 5 == 4:
+            bench.submit(f"leaves {number}", prompt, 30, n=2)
+            bench.step()
+            bench.core.abort(Abort(f"leaves {number}"))
+        for _ in range(random_.randrange(4)):
+            bench.step()
+    bench.drain()
+    for name, (prompt, count, n) in wanted.items():
+        expected = solo_tokens(_model(kind), prompt, count)
+        assert [bench.tokens(name, index) for index in range(n)] == [expected] * n, name
+    assert bench.grown == 0
+    assert bench.core.batch.nbytes == bench.core.prompts.nbytes == 0

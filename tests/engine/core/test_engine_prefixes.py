@@ -1,0 +1,136 @@
+"""Prefixes are computed once, whatever the layers, and change no token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from support.engine.bench import Bench
+from support.engine.reference import solo_tokens
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.engine.messages import Abort
+from chairlift.scheduler.siblings import MIN_SHARED
+
+PREFIX_BYTES = 1 << 26
+
+
+def _tokens(seed: int, count: int) -> list[int]:
+    random_ = random.Random(seed)
+    return [random_.randrange(3, 250) for _ in range(count)]
+
+
+KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
+    model = tiny_model(kind, seed=5)
+    bench = Bench(model, prefix=PREFIX_BYTES)
+    shared = _tokens(1, 170)
+    prompts = [[*shared, *_tokens(10 + i, 9)] for i in range(6)]
+    for i, prompt in enumerate(prompts):
+        bench.submit(str(i), prompt, 6)
+    bench.drain()
+    assert [bench.tokens(str(i)) for i in range(6)] == [solo_tokens(model, p, 6) for p in prompts]
+    cached = [bench.outputs[str(i), 0][0].cached_tokens for i in range(6)]
+    # States are kept at multiples of 64 here, and where the second prompt leaves the first one's
+    # path, once it is seen to; keys and values for every token.
+    assert cached[0] == 0
+    # Nobody waits for the last few.
+    assert cached[1] >= (128 if kind == "lfm2" else 171 - MIN_SHARED), cached
+    assert all(171 - MIN_SHARED <= c <= 178 for c in cached[2:]), cached
+    computed = sum(stats.prefill_tokens for stats in bench.stats)
+    assert computed + sum(cached) == sum(map(len, prompts))
+    assert sum(stats.prefix_hits for stats in bench.stats) == sum(cached)
+    assert sum(stats.prefix_queries for stats in bench.stats) == sum(map(len, prompts))
+    assert bench.stats[-1].prefix_bytes > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: TinyKind) -> None:
+    model = tiny_model(kind, seed=5)
+    bench = Bench(model, prefix=PREFIX_BYTES)
+    history = _tokens(2, 40)
+    before = 0
+    for turn in range(4):
+        name = str(turn)
+        bench.submit(name, history, 12)
+        bench.drain()
+        reply = bench.tokens(name)
+        assert reply == solo_tokens(model, history, 12)
+        # All of the last turn but its last token, which nobody has computed.
+        assert bench.outputs[name, 0][0].cached_tokens == before
+        before = len(history) + len(reply) - 1
+        history = [*history, *reply, *_tokens(20 + turn, 7)]
+
+
+def test_choices_share_their_prompt_and_tenants_share_nothing() -> None:
+    model = tiny_model("llama", seed=5)
+    bench = Bench(model, prefix=PREFIX_BYTES)
+    prompt = _tokens(3, 60)
+    bench.submit("a", prompt, 4, n=3, salt="tenant")
+    bench.drain()
+    bench.submit("b", prompt, 4, salt="other")
+    bench.drain()
+    bench.submit("c", prompt, 4, n=2, salt="tenant")
+    bench.drain()
+    assert {bench.outputs["a", i][0].cached_tokens for i in range(3)} == {0}
+    assert bench.outputs["b", 0][0].cached_tokens == 0
+    assert {bench.outputs["c", i][0].cached_tokens for i in range(2)} == {59}
+    assert {c.cached_tokens for c in bench.finished} == {0, 59}
+    assert bench.tokens("c", 1) == bench.tokens("a") == solo_tokens(model, prompt, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eager", [False, True])
+def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
+    kind: TinyKind, eager: bool
+) -> None:
+    """Joins, leaves, aborts, preemptions and evictions; every kind of layer."""
+    model = tiny_model(kind, seed=7)
+    random_ = random.Random(7)
+    bench = Bench(model, prefix=200_000, eager=eager)
+    trunks = [_tokens(i, random_.choice([5, 33, 90])) for i in range(4)]
+    wanted: dict[str, tuple[list[int], int]] = {}
+    for i in range(40):
+        trunk = random_.choice(trunks)
+        prompt = [*trunk[: random_.randrange(1, len(trunk) + 1)], *_tokens(100 + i, i % 5)]
+        count = random_.randrange(1, 14)
+        wanted[str(i)] = prompt, count
+        bench.submit(str(i), prompt, count)
+        if i % 6 == 5:
+            bench.submit(f"leaves {i}", prompt, 30)
+            bench.step()
+            bench.core.abort(Abort(f"leaves {i}"))
+        for _ in range(random_.randrange(3)):
+            bench.step()
+    bench.drain()
+    for name, (prompt, count) in wanted.items():
+        assert bench.tokens(name) == solo_tokens(model, prompt, count), name
+    assert sum(stats.prefix_hits for stats in bench.stats) > 300
+    assert sum(stats.prefix_evictions for stats in bench.stats) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [PREFIX_BYTES, 150_000])
+def test_prefixes_outlive_the_engine(kind: TinyKind, budget: int, tmp_path: Path) -> None:
+    """Those that were evicted, and those in memory when it was closed."""
+    model = tiny_model(kind, seed=5)
+    prompts = [_tokens(30 + i, 70) for i in range(6)]
+    expected = [solo_tokens(model, prompt, 5) for prompt in prompts]
+    bench = Bench(model, prefix=budget, directory=tmp_path)
+    for i, prompt in enumerate(prompts):
+        bench.submit(str(i), prompt, 5)
+        bench.drain()
+    evicted = sum(stats.prefix_evictions for stats in bench.stats)
+    assert (evicted > 0) == (budget < PREFIX_BYTES)
+    bench.core.close(10)
+    after = Bench(model, prefix=budget, directory=tmp_path)
+    for i, prompt in enumerate(prompts):
+        after.submit(str(i), prompt, 5)
+        after.drain()
+        assert after.tokens(str(i)) == expected[i]
+        assert after.outputs[str(i), 0][0].cached_tokens >= 64
+    after.core.close(10)

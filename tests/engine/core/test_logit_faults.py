@@ -1,0 +1,230 @@
+"""A row whose logits are not finite ends with an error within a step; the others do not notice.
+
+On the way of the CPU, and on those of GPUs: packed and padded, and with buffers that are written to
+while the step before still runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from itertools import cycle, product
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from support.engine.grammars import compiler
+from support.engine.logit_faults import VALUES, Faults
+from support.engine.on_cuda import ON_CUDA, on_cuda
+from support.tiny import VOCAB_SIZE, tiny_model
+
+from chairlift.cache.kinds import PLAIN
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.cpu import kernels
+from chairlift.engine.cuda import attention as cuda_attention
+from chairlift.engine.messages import FinishReason, Grammar, SamplingParams, StepStats, Submit
+from chairlift.engine.model import attention
+from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.probe import probe
+from chairlift.scheduler.limits import Limits
+
+__all__ = ["on_cuda"]
+
+PATHS = ("cpu", "packed", "queued")
+DRAWN = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "logit_bias": {9: 1.0}}
+NEIGHBOURS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "greedy": ([7, 8, 9], {"temperature": 0.0, "logprobs": 2}),
+    "drawn": ([17, 18, 19, 20], DRAWN),
+    "two": ([27, 28] * 9, {"temperature": 1.0, "n": 2, "frequency_penalty": 1.0}),
+    "held": ([37], {"temperature": 1.0, "grammar": Grammar("regex", "[a-f]{40}")}),
+}
+LATE = ([47, 48], {"temperature": 0.7, "min_p": 0.01})
+BAD = list(range(60, 81))
+
+
+class Run:
+    """An engine of one of the paths, stepped by hand; all that its choices were told."""
+
+    def __init__(self, path: str) -> None:
+        model = tiny_model("llama", seed=3)
+        layers = PLAIN
+        names = names_of(model)
+        names["swiglu"] = getattr(names["swiglu"], "replaces", names["swiglu"])
+        if path == "cpu":
+            kernels.install(model)
+        elif path == "packed":
+            attention.install(model)
+        else:
+            attention.install(model, cuda_attention.attend)
+            layers = ON_CUDA
+        geometry, vocabulary, _ = probe(model, "llama")
+        limits = Limits(16, 24, 1 << 26, geometry)
+        if path != "cpu":
+            limits = Limits(
+                *(16, 24, 1 << 26, geometry),
+                chunk_multiple=8,
+                whole=True,
+                bands=2,
+                band_bytes=1024,
+            )
+        self.core = EngineCore(
+            *(model, vocabulary, limits, path == "cpu"), layers=layers, compiler=compiler()
+        )
+        assert self.core.forward.packs
+        assert self.core.batch.queued == (path == "queued")
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], tuple[FinishReason, str | None, int]] = {}
+        self.stats: list[StepStats] = []
+
+    def submit(self, name: str, prompt: list[int], **params: Any) -> None:
+        n = params.pop("n", 1)
+        given = SamplingParams(**({"max_tokens": 30, "seed": 5} | params))
+        self.core.submit(Submit(name, prompt, given, n))
+
+    def step(self) -> None:
+        output = self.core.step()
+        self.core.scheduler.check_integrity()
+        self.stats.append(output.stats)
+        for told in output.outputs:
+            own = told.request_id, told.index
+            self.tokens.setdefault(own, []).extend(told.token_ids)
+            if told.finish is not None:
+                self.ends[own] = told.finish, told.error, len(self.stats)
+
+    def drain(self) -> None:
+        while not self.core.idle or self.core.scheduler.waiting:
+            self.step()
+
+    def serve(self, bad: dict[str, Any]) -> None:
+        """Neighbours that run already, one that comes with the bad one, one that comes later."""
+        for name, (prompt, params) in NEIGHBOURS.items():
+            self.submit(name, prompt, **params)
+            self.step()
+        self.submit("bad", BAD, **bad)
+        self.submit("beside", [57] * 5, **DRAWN)
+        for _ in range(6):
+            self.step()
+        self.submit("late", *LATE[:1], **LATE[1])
+        self.drain()
+
+
+KINDS_OF_BAD: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "logprobs": 3},
+    "drawn": {**DRAWN, "n": 2, "top_k": 5, "repetition_penalty": 1.3},
+    "held": {"temperature": 1.0, "grammar": Grammar("regex", "[x-z]{30}")},
+}
+
+
+@cache
+def undisturbed(path: str, bad: str) -> dict[tuple[str, int], list[int]]:
+    run = Run(path)
+    run.serve(KINDS_OF_BAD[bad])
+    assert {finish for finish, _, _ in run.ends.values()} <= {"length", "stop"}
+    return run.tokens
+
+
+# Each two of them meet; ``at`` 0 is the prompt's last position.
+CASES = [
+    (path, kind, bad, at)
+    for (path, kind, at), bad in zip(product(PATHS, VALUES, (0, 3)), cycle(KINDS_OF_BAD))
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "bad", "at"), CASES)
+def test_a_row_that_is_not_finite_ends_alone_and_at_once(
+    path: str,
+    kind: str,
+    bad: str,
+    at: int,
+    on_cuda: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of a request with two choices the second fails."""
+    caplog.set_level(logging.ERROR)
+    expected = undisturbed(path, bad)
+    run = Run(path)
+    failing = "bad", KINDS_OF_BAD[bad].get("n", 1) - 1
+    run.core.forward = faults = Faults(run.core, failing, at, kind)  # type: ignore[assignment]
+    run.serve(KINDS_OF_BAD[bad])
+    assert faults.struck is not None
+    finish, error, step = run.ends.pop(failing)
+    assert finish == "error"
+    assert error is not None
+    assert "logits that are not finite" in error
+    assert step <= faults.struck + 1
+    assert "logits that are not finite" in caplog.text
+    assert run.tokens.pop(failing) == expected[failing][:at]
+    assert run.tokens == {own: tokens for own, tokens in expected.items() if own != failing}
+    assert {finish for finish, _, _ in run.ends.values()} <= {"length", "stop"}
+    assert 0 <= min(faults.fed) <= max(faults.fed) < VOCAB_SIZE
+    failed = [stats.rows_failed for stats in run.stats if stats.rows_failed]
+    assert failed == [{"nonfinite_logits": 1}]
+    assert run.core.idle
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_tokens_that_a_model_rules_out_are_no_fault(path: str, on_cuda: None) -> None:
+    """Single logits of -inf; a grammar that allows only such tokens leaves nothing to choose."""
+    run = Run(path)
+    forward = run.core.forward
+    ruled_out = mx.arange(VOCAB_SIZE) >= 100
+
+    def some(*given: Any) -> Any:
+        outcome = forward(*given)
+        logits = None if outcome.logits is None else mx.where(ruled_out, -mx.inf, outcome.logits)
+        return outcome._replace(logits=logits)
+
+    run.core.forward = some  # type: ignore[assignment]
+    # The letters' tokens are below 100, and those of "é" are not.
+    run.submit("letters", BAD, temperature=1.0, grammar=Grammar("regex", "[a-c]{9}"), logprobs=20)
+    run.submit("none", BAD, temperature=1.0, grammar=Grammar("regex", "ab\u00e9"), min_p=0.5)
+    run.submit("drawn", [5, 6], **DRAWN)
+    run.drain()
+    assert run.ends["letters", 0][0] == "stop"
+    assert run.ends["drawn", 0][0] == "length"
+    assert max(run.tokens["drawn", 0]) < 100
+    finish, error, _ = run.ends["none", 0]
+    assert (finish, len(run.tokens["none", 0])) == ("error", 2)
+    assert "no token may come next" in str(error)
+    assert [stats.rows_failed for stats in run.stats if stats.rows_failed] == [{"no_choice": 1}]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stop_token_is_chosen_where_a_grammar_allows_nothing_else(
+    path: str, on_cuda: None
+) -> None:
+    """Before min_tokens, too: the text is complete."""
+    run = Run(path)
+    for name, temperature in (("greedy", 0.0), ("cold", 1e-40), ("hot", 2.0)):
+        run.submit(
+            name,
+            BAD,
+            temperature=temperature,
+            top_p=0.9,
+            grammar=Grammar("regex", "x{2,3}"),
+            min_tokens=20,
+            stop_token_ids=(0, 2),
+        )
+    run.drain()
+    assert {finish for finish, _, _ in run.ends.values()} == {"stop"}
+    assert all(2 <= len(tokens) <= 4 for tokens in run.tokens.values())
+
+
+def test_a_token_that_the_device_makes_up_ends_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("packed")
+    sample = run.core.batch.sample
+
+    def outside(*given: Any) -> Any:
+        sampled = sample(*given)
+        rows = [s.request_id for s in run.core.batch.rows]
+        told = [VOCAB_SIZE if name == "bad" else 5 for name in rows]
+        return type(sampled)(sampled.tokens, mx.array(told), sampled.logprobs)
+
+    monkeypatch.setattr(run.core.batch, "sample", outside)
+    run.submit("bad", BAD)
+    run.submit("good", BAD)
+    run.drain()
+    assert run.ends["bad", 0][0] == "error"
+    assert run.tokens["bad", 0] == []
+    assert run.ends["good", 0][0] == "length"
+    assert [s.rows_failed for s in run.stats if s.rows_failed] == [{"bad_token": 1}]

@@ -1,0 +1,94 @@
+"""Keys and values that are not finite: whoever has the row afterwards does not meet them.
+
+What a mask hides is multiplied by zero, and zero times NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from support.engine.bench import Bench
+from support.tiny import VOCAB_SIZE, tiny_model
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.cpu import kernels
+
+# The model's embedding of this one is NaN.
+BROKEN = 200
+LONG = list(range(3, 60))
+
+
+def broken_model() -> Any:
+    model = tiny_model("llama", seed=6, tied=False)
+    weight = model.model.embed_tokens.weight
+    rows = mx.arange(VOCAB_SIZE)[:, None] == BROKEN
+    model.model.embed_tokens.weight = mx.where(rows, mx.nan, weight)
+    mx.eval(model.parameters())
+    return model
+
+
+def make_bench(eager: bool) -> Bench:
+    model = broken_model()
+    if eager:
+        kernels.install(model)
+    return Bench(model, eager=eager, rows=3, tokens=80)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        # Its prompt has it; it is chosen midway, and fed; it ends the text, and is fed in vain.
+        {"prompt": [5, BROKEN, *range(20, 50)]},
+        {"prompt": LONG[::-1], "logit_bias": {BROKEN: 100.0}},
+        {"prompt": LONG[::-1], "logit_bias": {BROKEN: 100.0}, "stop_token_ids": (BROKEN,)},
+        {"prompt": LONG[::-1], "logit_bias": {BROKEN: 100.0}, "count": 1},
+    ],
+    ids=["prompt", "chosen", "stop", "length"],
+)
+def test_a_row_leaves_nothing_behind_that_spoils_the_next(bad: dict[str, Any], eager: bool) -> None:
+    """A long row makes the columns visible that a short one, in the place of the bad, hides."""
+    alone = make_bench(eager)
+    alone.submit("long", LONG, 40)
+    alone.drain()
+    expected = {"long": alone.tokens("long")}
+    for number in range(3):
+        alone.submit(f"short {number}", [90 + number], 12)
+        alone.drain()
+        expected[f"short {number}"] = alone.tokens(f"short {number}")
+    bench = make_bench(eager)
+    bench.submit("long", LONG, 40)
+    bench.step()
+    bench.submit("bad", **bad)
+    while not bench.outputs.get(("bad", 0)) or bench.outputs["bad", 0][-1].finish is None:
+        bench.step()
+    for number in range(3):
+        bench.step()
+        bench.submit(f"short {number}", [90 + number], 12)
+    bench.drain()
+    assert {name: bench.tokens(name) for name in expected} == expected
+    assert all(bench.outputs[name, 0][-1].finish == "length" for name in expected)
+
+
+def test_rows_that_leave_are_overwritten() -> None:
+    """Whole where they are not finite; else their newest column, where nobody takes their place."""
+    batch = BatchCache([LayerKind(None), LayerKind(8)])
+    for _ in range(4):
+        batch.join(columns=12)
+    with batch.step(5):
+        for number, layer in enumerate(batch.attention):
+            new = mx.arange(4.0)[:, None, None, None] + mx.ones((4, 2, 5, 4)) * (number + 1)
+            layer.update_and_fetch(new, -new)
+    before = [mx.array(array) for array in batch.state]
+    assert batch.leave({1, 2}, nonfinite={1}) == [0, 3]
+    mx.eval(batch.take_moves(), batch.state)
+    for old, new in zip(before, batch.state, strict=True):
+        columns = old.shape[2]
+        assert mx.array_equal(new[0], old[0])
+        assert mx.array_equal(new[1, :, :5], old[3, :, :5])
+        assert not new[1, :, 5:columns].any()
+        assert mx.array_equal(new[2, :, :4], old[2, :, :4])
+        assert not new[2:, :, 4].any()

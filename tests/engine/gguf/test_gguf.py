@@ -1,0 +1,250 @@
+"""GGUF files: the same model as mlx-lm's with the same weights, and one line for broken ones."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as GGMLType
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
+from support.models import default_model_path, write_tiny_gguf
+from support.tiny import TinyKind, tiny_config, tiny_model
+
+from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.gguf.model import build_model, own_dtype, pack_affine
+
+KINDS: list[TinyKind] = ["llama", "qwen2", "qwen3", "gemma3"]
+KEPT = [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0]
+# Longer than gemma3's window of 16, so that a wrong layer pattern is seen.
+PROMPT = mx.array([[(37 * i + 11) % 259 for i in range(40)]])
+
+
+def _build(path: Path, keep_quantized: bool = False) -> Any:
+    model, _ = build_model(
+        GGUFFile(path),
+        keep_quantized=keep_quantized,
+        dtype=mx.float32,
+        on_progress=lambda _: None,
+    )
+    return model
+
+
+def _assert_same_logits(model: Any, reference: Any, tolerance: float = 1e-4) -> None:
+    difference = mx.abs(model(PROMPT) - reference(PROMPT)).max().item()
+    assert difference < tolerance, f"logits differ by {difference}"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_computes_as_its_weights_do_in_mlx_lm(
+    tmp_path: Path, kind: TinyKind, tied: bool
+) -> None:
+    path = tmp_path / "m.gguf"
+    reference = write_tiny_gguf(path, kind, tiny_model(kind, tied=tied))
+    _assert_same_logits(_build(path), reference)
+
+
+@pytest.mark.parametrize("type_", [*KEPT, GGMLType.Q5_0, GGMLType.F16, GGMLType.BF16])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_quantized_files_compute_the_same_kept_or_dequantized(
+    tmp_path: Path, kind: TinyKind, type_: GGMLType
+) -> None:
+    path = tmp_path / "m.gguf"
+    reference = write_tiny_gguf(path, kind, tiny_model(kind, tied=False), type_)
+    _assert_same_logits(_build(path), reference)
+    kept = _build(path, keep_quantized=True)
+    _assert_same_logits(kept, reference, tolerance=2e-3)
+    packed = [name for name, a in tree_flatten(kept.parameters()) if a.dtype == mx.uint32]
+    matrices = [name for name, a in tree_flatten(reference.parameters()) if a.ndim == 2]
+    assert sorted(packed) == (sorted(matrices) if type_ in KEPT else [])
+
+
+@pytest.mark.parametrize("type_", KEPT)
+def test_packing_loses_nothing(type_: GGMLType) -> None:
+    values = np.random.default_rng(0).normal(size=(24, 96)).astype(np.float32)
+    values[0, :32] = 0
+    values[1] *= 5000  # Q8_0's bias then exceeds float16
+    blocks = gguf.quantize(values, type_)
+    packed, scales, biases = pack_affine(blocks, type_)
+    bits = 8 if type_ == GGMLType.Q8_0 else 4
+    made = np.array(mx.dequantize(packed, scales, biases, group_size=32, bits=bits))
+    expected = gguf.dequantize(blocks, type_)
+    np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
+    assert np.array(scales.astype(mx.float16).astype(mx.float32)).tolist() == scales.tolist()
+
+
+def test_llama3_frequency_factors_become_its_rope_scaling(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    theta = 500_000.0
+    config = tiny_config("llama") | {"rope_scaling": scaling, "rope_theta": theta}
+    weights = tiny_model("llama")
+    reference = llama.Model(llama.ModelArgs.from_dict(config))
+    reference.load_weights(tree_flatten(weights.parameters()))
+    plain = theta ** (np.arange(0, 16, 2) / 16)
+    factors = (np.array(reference.layers[0].self_attn.rope._freqs) / plain).astype(np.float32)
+    assert factors.min() == pytest.approx(1)
+    assert factors.max() == pytest.approx(8)
+    path = tmp_path / "m.gguf"
+    base = {"llama.rope.freq_base": theta}
+    write_tiny_gguf(path, "llama", weights, metadata=base, tensors={"rope_freqs.weight": factors})
+    _assert_same_logits(_build(path), reference)
+    factors[3] *= 1.5
+    write_tiny_gguf(path, "llama", weights, metadata=base, tensors={"rope_freqs.weight": factors})
+    with pytest.raises(UnsupportedModel, match="not Llama 3's scaling"):
+        _build(path)
+
+
+def test_linear_scaling_reaches_gemma3s_global_layers_only(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    scaling = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    write_tiny_gguf(path, "gemma3", tiny_model("gemma3"), metadata=scaling)
+    scales = [layer.self_attn.rope.scale for layer in _build(path).layers]
+    assert scales == [1, 1, 1 / 8] * 2
+
+
+def test_the_window_pattern_may_be_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    key = "gemma3.attention.sliding_window_pattern"
+    pattern = {key: [True, True, False] * 2}
+    reference = write_tiny_gguf(path, "gemma3", tiny_model("gemma3"), metadata=pattern)
+    _assert_same_logits(_build(path), reference)
+    irregular = {key: [True, False, True, True, False, True]}
+    write_tiny_gguf(path, "gemma3", tiny_model("gemma3"), metadata=irregular)
+    with pytest.raises(UnsupportedModel, match="not a regular pattern"):
+        _build(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "line"),
+    [
+        ({"general.architecture": "mamba"}, UnsupportedModel, "architecture 'mamba' is not"),
+        ({"llama.expert_count": 8}, UnsupportedModel, "mixture-of-experts"),
+        ({"llama.block_count": None}, ModelError, "llama.block_count is missing"),
+        ({"llama.block_count": "two"}, ModelError, "llama.block_count is not of type int"),
+        ({"llama.block_count": 3}, ModelError, "do not match the metadata: Missing"),
+        ({"llama.attention.head_count": 8}, ModelError, "do not match the metadata"),
+        ({"llama.attention.head_count": [4, 2]}, UnsupportedModel, "differs from layer to layer"),
+        ({"llama.rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count 8 differs"),
+        ({"llama.rope.scaling.type": "longrope"}, UnsupportedModel, "RoPE scaling 'longrope'"),
+    ],
+)
+def test_metadata_that_cannot_be_served(
+    tmp_path: Path, metadata: dict[str, Any], error: type[ModelError], line: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"), metadata=metadata)
+    with pytest.raises(error, match=line) as caught:
+        _build(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    extra = {"blk.0.attn_q.bias": np.ones(64, np.float32)}
+    write_tiny_gguf(path, "qwen3", tiny_model("qwen3"), tensors=extra)
+    with pytest.raises(ModelError, match=r"do not match the metadata: Received 1 .*q_proj\.bias"):
+        _build(path)
+    write_tiny_gguf(path, "llama", tiny_model("llama"), tensors={"blk.0.ssm": extra.popitem()[1]})
+    with pytest.raises(UnsupportedModel, match=r"tensor blk\.0\.ssm has no place"):
+        _build(path)
+
+
+def test_a_cut_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    write_tiny_gguf(whole, "llama", tiny_model("llama"))
+    data = whole.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for size in [0, 3, 6, 20, *range(30, len(data), len(data) // 60), len(data) - 1]:
+        cut.write_bytes(data[:size])
+        with pytest.raises(ModelError, match=r"truncated|empty") as caught:
+            GGUFFile(cut)
+        assert str(cut) in str(caught.value)
+
+
+def test_a_damaged_header_never_raises_anything_else(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    write_tiny_gguf(whole, "llama", tiny_model("llama"))
+    data = whole.read_bytes()
+    damaged = tmp_path / "damaged.gguf"
+    rng = np.random.default_rng(1)
+    refused = 0
+    for _ in range(200):
+        copy = bytearray(data)
+        for at in rng.integers(4, 4000, size=3):
+            copy[at] = rng.integers(256)
+        damaged.write_bytes(copy)
+        try:
+            GGUFFile(damaged)
+        except ModelError:
+            refused += 1
+    assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "line"),
+    [
+        (b"GGML" + bytes(40), ModelError, "not a GGUF file"),
+        (b"GGUF" + struct.pack("<I", 1) + bytes(40), UnsupportedModel, "version 1 is not"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(40), UnsupportedModel, "big-endian"),
+    ],
+)
+def test_files_of_other_formats(
+    tmp_path: Path, head: bytes, error: type[ModelError], line: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head)
+    with pytest.raises(error, match=line):
+        GGUFFile(path)
+
+
+def test_unknown_tensor_types_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"))
+    data = path.read_bytes()
+    name = b"token_embd.weight"
+    type_at = data.index(name) + len(name) + 4 + 2 * 8
+    path.write_bytes(data[:type_at] + struct.pack("<I", 999) + data[type_at + 4 :])
+    with pytest.raises(UnsupportedModel, match=r"tensor token_embd.weight has type 999"):
+        GGUFFile(path)
+
+
+def test_the_header_reads_as_the_gguf_package_reads_it() -> None:
+    path = default_model_path()
+    ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
+    for key, field in theirs.fields.items():
+        if not key.startswith("GGUF."):
+            assert ours.metadata[key] == field.contents(), key
+    assert len(ours.tensors) == len(theirs.tensors)
+    for tensor in theirs.tensors:
+        mine = ours.tensors[tensor.name]
+        assert (mine.start, mine.n_bytes) == (tensor.data_offset, tensor.n_bytes)
+        assert mine.shape == tuple(reversed(tensor.shape.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_", "expected"),
+    [
+        ("llama", GGMLType.Q8_0, mx.float16),
+        ("llama", GGMLType.BF16, mx.bfloat16),
+        ("llama", GGMLType.F32, mx.float32),
+        ("gemma3", GGMLType.Q8_0, mx.bfloat16),
+    ],
+)
+def test_own_dtype(tmp_path: Path, kind: TinyKind, type_: GGMLType, expected: mx.Dtype) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, kind, tiny_model(kind), type_)
+    assert own_dtype(GGUFFile(path)) == expected

@@ -1,0 +1,304 @@
+"""Rows that are held to a grammar: what they say, who is beside them, what happens to them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from support.engine.bench import Bench
+from support.engine.grammars import ENDS, TOKENIZER, compiler
+from support.engine.reference import solo_tokens
+from support.tiny import EOS_ID, SPECIALS, VOCAB_SIZE, tiny_model
+
+from chairlift.engine.errors import GrammarError
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.grammar.constraint import Constraint
+from chairlift.engine.grammar.effort import SECONDS, SECONDS_PER_TOKEN, Effort
+from chairlift.engine.grammar.language import Lexicon
+from chairlift.engine.grammar.trial import walk
+from chairlift.engine.messages import Grammar, Resumed, SamplingParams, Submit, Thinking
+from chairlift.engine.model.probe import probe
+
+PROMPT = [7, 8, 9]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "size": {"enum": ["small", "large"]},
+        "parts": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "size", "parts"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": Grammar("json_schema", json.dumps(SCHEMA)),
+    "object": Grammar("json_object"),
+    "regex": Grammar("regex", "[a-f]{4}-[0-9]{2,3}"),
+    "choice": Grammar("choice", json.dumps(["yes", "no", "perhaps \u00e9\U0001f600"])),
+    "lark": Grammar("lark", 'start: "(" start ")" | DIGIT+\nDIGIT: /[0-9]/'),
+}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": ENDS}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+def make(model: Any, **options: Any) -> Bench:
+    return Bench(model, **{"compiler": compiler(), **options})
+
+
+def text(bench: Bench, name: str, index: int = 0) -> str:
+    tokens = [token for token in bench.tokens(name, index) if token not in ENDS]
+    assert not any(token < len(SPECIALS) for token in tokens)
+    return str(TOKENIZER.decode(tokens))
+
+
+def finish(bench: Bench, name: str, index: int = 0) -> str | None:
+    return bench.outputs[name, index][-1].finish
+
+
+def _speaks(name: str, said: str) -> bool:
+    """Whether a text is one that the grammar of this name allows."""
+    if name == "schema":
+        value = json.loads(said)
+        return (
+            set(value) == {"name", "size", "parts"}
+            and len(value["name"]) <= 6
+            and value["size"] in ("small", "large")
+            and 1 <= len(value["parts"]) <= 3
+        )
+    if name == "regex":
+        return re.fullmatch("[a-f]{4}-[0-9]{2,3}", said) is not None
+    if name == "choice":
+        return said in ("yes", "no", "perhaps \u00e9\U0001f600")
+    return re.fullmatch(r"(\(*)[0-9]+(\)*)", said) is not None and said.count("(") == said.count(
+        ")"
+    )
+
+
+def _submit_all(bench: Bench) -> None:
+    for number, (name, grammar) in enumerate(GRAMMARS.items()):
+        bench.submit(name, PROMPT, 300, grammar=grammar, seed=number, n=2, **DRAWN)
+        bench.submit(f"free {name}", [*PROMPT, number], 20 + number)
+        bench.step()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_every_kind_is_spoken_in_a_mixed_batch_as_alone(model: Any, eager: bool) -> None:
+    bench = make(model, eager=eager, rows=16)
+    _submit_all(bench)
+    bench.drain()
+    for number, name in enumerate(GRAMMARS):
+        free = bench.tokens(f"free {name}")
+        assert free == solo_tokens(model, [*PROMPT, number], 20 + number)
+        alone = make(model)
+        alone.submit(name, PROMPT, 300, grammar=GRAMMARS[name], seed=number, n=2, **DRAWN)
+        alone.drain()
+        for index in range(2):
+            assert bench.tokens(name, index) == alone.tokens(name, index), name
+            if finish(bench, name, index) == "stop" and name != "object":
+                assert _speaks(name, text(bench, name, index)), text(bench, name, index)
+        assert name == "object" or "stop" in {finish(bench, name, index) for index in range(2)}
+    assert text(bench, "object").lstrip().startswith("{")
+    assert sum(stats.phases.get("mask", 0) for stats in bench.stats) > 0
+
+
+def test_a_complete_reply_ends_and_an_unfinished_one_goes_on(model: Any) -> None:
+    """Nothing can follow "ab": no end of text is needed. After "x" there may be more of them."""
+    bench = make(model)
+    bench.submit("whole", PROMPT, 50, grammar=Grammar("regex", "ab"), min_tokens=20, **DRAWN)
+    bench.submit("open", PROMPT, 50, grammar=Grammar("regex", "x+"), min_tokens=9, **DRAWN)
+    bench.submit("cut", PROMPT, 7, grammar=Grammar("regex", "y{20}"), **DRAWN)
+    bench.drain()
+    assert (text(bench, "whole"), finish(bench, "whole")) == ("ab", "stop")
+    assert not bench.outputs["whole", 0][-1].ended_by_token
+    assert re.fullmatch("x{9,}", text(bench, "open"))
+    assert (text(bench, "cut"), finish(bench, "cut")) == ("yyyyyyy", "length")
+
+
+def test_all_that_chooses_tokens_works_on_what_is_allowed(model: Any) -> None:
+    a, b, c = (TOKENIZER.encode(letter).ids[0] for letter in "abc")
+    grammar = Grammar("regex", "[abc]{12}")
+    bench = make(model)
+    bench.submit("bias", PROMPT, 12, grammar=grammar, logit_bias={b: 100.0, 200: 100.0})
+    bench.submit("top", PROMPT, 12, grammar=grammar, top_k=1, temperature=1.5)
+    bench.submit("greedy", PROMPT, 12, grammar=grammar, logprobs=2)
+    bench.submit("again", PROMPT, 12, grammar=grammar, frequency_penalty=2.0, repetition_penalty=9)
+    bench.drain()
+    assert bench.tokens("bias") == [b] * 12
+    assert bench.tokens("top") == bench.tokens("greedy")
+    assert set(bench.tokens("greedy")) <= {a, b, c}
+    assert len(set(bench.tokens("again"))) > 1
+    # They are the model's own: the likeliest token is none of those that were allowed.
+    (first,) = bench.outputs["greedy", 0][0].logprobs or []
+    assert first.top[0][0] == solo_tokens(model, PROMPT, 1)[0]
+    assert first.logprob < first.top[0][1]
+
+
+def test_preempted_rows_say_what_they_would_have_said(model: Any) -> None:
+    grammar = Grammar("regex", "([a-z]+ ){200}")
+    bytes_per_token = probe(model, "test").geometry.bytes_per_token
+    quiet, full = make(model), make(model, kv=300 * bytes_per_token)
+    for bench in (quiet, full):
+        for i in range(5):
+            bench.submit(str(i), PROMPT, 120, grammar=grammar, seed=i, **DRAWN)
+        bench.drain()
+    assert sum(stats.preemptions for stats in full.stats) > 0
+    assert not sum(stats.preemptions for stats in quiet.stats)
+    for i in range(5):
+        assert full.tokens(str(i)) == quiet.tokens(str(i))
+        assert re.fullmatch("([a-z]+ )*[a-z]*", text(full, str(i)))
+
+
+def test_a_resumed_row_says_what_it_would_have_said(model: Any) -> None:
+    thinking = Thinking(end=(60, 61), budget=5)
+    params = SamplingParams(
+        max_tokens=100, seed=3, grammar=GRAMMARS["schema"], thinking=thinking, **DRAWN
+    )
+    bench = make(model)
+    bench.core.submit(Submit("r", PROMPT, params))
+    bench.drain()
+    tokens = bench.tokens("r")
+    for begun in (3, 6, len(tokens) // 2, len(tokens) - 1):
+        other = make(model)
+        resumed = (Resumed(0, tokens[:begun], 0, 1.0, 1.0, 1.0),)
+        other.core.submit(Submit("r", PROMPT, params, resumed=resumed))
+        other.drain()
+        assert other.tokens("r") == tokens[begun:]
+
+
+def test_the_grammar_holds_after_the_thought(model: Any) -> None:
+    end, yes = (60, 61), [TOKENIZER.encode(letter).ids[0] for letter in "yes"]
+    grammar = Grammar("choice", '["yes"]')
+    bench = make(model)
+    common: dict[str, Any] = {"count": 40, "grammar": grammar, **DRAWN}
+    bias = {60: -100.0, EOS_ID: 100.0}
+    bench.submit("forced", PROMPT, thinking=Thinking(end, 6), logit_bias=bias, **common)
+    bench.submit("own", PROMPT, thinking=Thinking(end), logit_bias={60: 30.0, 61: 30.0}, **common)
+    common["logit_bias"] = {50: -100.0}
+    bench.submit("none", PROMPT, thinking=Thinking(end, 6, start=50), **common)
+    common["logit_bias"] = {50: 100.0}
+    bench.submit("begun", PROMPT, thinking=Thinking(end, 0, start=50), **common)
+    del common["grammar"], common["logit_bias"]
+    common["logit_bias"] = {60: -100.0}
+    bench.submit("free", PROMPT, thinking=Thinking(end, 2), **common)
+    bench.drain()
+    assert bench.tokens("forced")[6:] == [*end, *yes]
+    assert EOS_ID not in bench.tokens("forced")
+    own = bench.tokens("own")
+    assert own[-5:] == [*end, *yes]
+    assert own.index(61) < 20
+    assert bench.tokens("none") == yes
+    assert bench.tokens("begun") == [50, *end, *yes]
+    assert bench.tokens("free")[2:4] == [60, 61]
+    assert len(bench.tokens("free")) > 4
+
+
+def test_a_grammar_that_fails_in_the_engine_ends_its_request_alone(model: Any) -> None:
+    bench = make(model)
+    for name in ("bad", "as bad"):
+        bench.submit("good", PROMPT, 20) if name == "bad" else None
+        bench.submit(name, PROMPT, n=2, grammar=Grammar("regex", "(a"))
+        bench.drain()
+        for index in range(2):
+            (output,) = bench.outputs[name, index]
+            assert (output.finish, "GrammarError" in str(output.error)) == ("error", True)
+    assert bench.tokens("good") == solo_tokens(model, PROMPT, 20)
+    assert [choice.reason for choice in bench.finished].count("error") == 4
+    without = Bench(model)
+    without.submit("none", PROMPT, grammar=GRAMMARS["regex"])
+    without.drain()
+    assert "tokenizer" in str(without.outputs["none", 0][-1].error)
+
+
+def test_a_row_whose_constraint_fails_ends_alone(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Constraint.take
+    taken = iter([None, None, None, RuntimeError("no state")])
+
+    def failing(self: Constraint, tokens: list[int]) -> None:
+        if self._ends == (99,) and (error := next(taken)):
+            raise error
+        original(self, tokens)
+
+    monkeypatch.setattr(Constraint, "take", failing)
+    bench = make(model)
+    grammar = Grammar("regex", "[ab]{30}")
+    bench.submit("bad", PROMPT, 30, grammar=grammar, stop_token_ids=(99,))
+    bench.submit("held", PROMPT, 30, grammar=grammar)
+    bench.submit("good", PROMPT, 30)
+    bench.drain()
+    last = bench.outputs["bad", 0][-1]
+    assert (last.finish, len(bench.tokens("bad"))) == ("error", 2)
+    assert "RuntimeError: no state" in str(last.error)
+    assert len(bench.tokens("held")) == 30
+    assert bench.tokens("held")[:2] == bench.tokens("bad")
+    assert bench.tokens("good") == solo_tokens(model, PROMPT, 30)
+
+
+def test_grammars_are_compiled_once_and_counted(model: Any) -> None:
+    own = Compiler(lambda: Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS))
+    bench = make(model, compiler=own)
+    for i in range(3):
+        bench.submit(str(i), PROMPT, 5, grammar=GRAMMARS["schema"])
+    bench.submit("the server's", PROMPT, 5, reading={"replay": True}, grammar=GRAMMARS["schema"])
+    bench.drain()
+    assert sum(stats.grammar_hits for stats in bench.stats) == 2
+    assert len([s for stats in bench.stats for s in stats.grammar_seconds]) == 1
+
+
+# Cheap for as long as the check of a request looks, then cubic in the letters.
+LATE = Grammar("lark", 'start: /[a-z]{24}/ a "!"\na: a a a | a a | /[a-z]/ |')
+
+
+def test_a_grammar_that_turns_hard_ends_with_an_error_and_the_others_go_on(model: Any) -> None:
+    walk(Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS).load(), LATE)  # it passes the check
+    bench = make(model, rows=4)
+    never = {TOKENIZER.encode("!").ids[0]: -100.0}
+    bench.submit("hard", PROMPT, 1500, grammar=LATE, seed=1, logit_bias=never, **DRAWN)
+    bench.submit("free", [*PROMPT, 1], 90)
+    bench.submit("held", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **DRAWN)
+    began = time.process_time()
+    bench.drain()
+    assert time.process_time() - began < 60
+    assert finish(bench, "hard") == "error"
+    assert 24 < len(bench.tokens("hard")) < 1500
+    assert bench.tokens("free") == solo_tokens(model, [*PROMPT, 1], 90)
+    alone = make(model)
+    alone.submit("held", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **DRAWN)
+    alone.drain()
+    assert bench.tokens("held") == alone.tokens("held")
+
+
+def test_the_effort_of_a_row_counts_its_own_cpu_time() -> None:
+    def compute(seconds: float) -> None:
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+
+    effort = Effort()
+    with effort.alone():
+        time.sleep(0.05)  # others have the core
+    assert (effort.suspect, effort.seconds < 0.02) == (False, True)
+    with effort.following(2):
+        compute(0.02)
+    assert effort.suspect
+    with effort.following(1):
+        pass
+    assert effort.suspect  # until its mask was made alone
+    with effort.alone():
+        pass
+    assert not effort.suspect
+    effort.check()
+    with effort.alone():
+        compute(SECONDS + 3 * SECONDS_PER_TOKEN)
+    with pytest.raises(GrammarError, match=r"takes too long: 1\.0 s for 3 tokens"):
+        effort.check()
+    effort.tokens = 1000
+    effort.check()

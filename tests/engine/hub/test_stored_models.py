@@ -1,0 +1,259 @@
+"""``fetch`` downloads and checks, ``models`` lists, ``doctor`` tells whether all this can serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.engine.fake_hub import COMMIT, Hub, serving
+
+from chairlift.api.cli.main import main
+from chairlift.engine.cpu.blas import BlasReport
+from chairlift.engine.device import diagnosis
+from chairlift.engine.device.diagnosis import diagnose
+from chairlift.engine.hub.inventory import stored_models
+
+NAME = "some-org/some-model"
+# The hub's client goes on from the last 10 MiB that it has.
+STEP = 10 << 20
+WEIGHTS = bytes(range(256)) * 90_000
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": WEIGHTS,
+    "README.md": b"not needed",
+}
+
+
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from chairlift.api.cli.main import main; raise SystemExit(main())",
+]
+
+
+def chairlift(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+def environment(hub: Hub, folder: Path) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+        "CHAIRLIFT_CACHE": str(folder / "ours"),
+    }
+
+
+def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Path) -> None:
+    with serving(Hub(NAME, FILES, breaks={"model.safetensors"})) as hub:
+        here = environment(hub, tmp_path)
+        done = chairlift("fetch", NAME, **here)
+        assert done.returncode == 0, done.stderr
+        path = Path(done.stdout.strip())
+        assert path.name == COMMIT
+        weights = path / "model.safetensors"
+        assert weights.read_bytes() == WEIGHTS
+        # The connection broke in the middle, and was taken up there.
+        assert hub.ranges == [f"bytes={STEP}-"]
+        assert not (path / "README.md").exists()
+        hub.downloads.clear()
+        assert chairlift("fetch", NAME, **here).returncode == 0
+        assert hub.downloads == []
+        blob = weights.resolve()
+        blob.chmod(0o644)
+        blob.write_bytes(WEIGHTS[:-1] + b"!")
+        mended = chairlift("fetch", NAME, **here)
+        assert mended.returncode == 0, mended.stderr
+        assert "damaged, fetched again: model.safetensors" in mended.stderr
+        assert weights.read_bytes() == WEIGHTS
+        assert hub.downloads == ["model.safetensors"]
+        (listed,) = json.loads(chairlift("models", "--json", **here).stdout)
+        assert (listed["name"], listed["architecture"]) == (NAME, "llama")
+        assert listed["size"] == len(WEIGHTS) + len(FILES["config.json"])
+        assert listed["path"] == str(path)
+        hub.lies.add("model.safetensors")
+        blob.unlink()
+        weights.unlink()
+        wrong = chairlift("fetch", NAME, **here)
+        assert wrong.returncode == 1
+        assert "has another checksum" in wrong.stderr.splitlines()[-1]
+        assert not blob.exists()
+        unknown = chairlift("fetch", "some-org/other", **here)
+        assert unknown.returncode == 1
+        assert "no such file, directory, or model" in unknown.stderr.splitlines()[-1]
+
+
+def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
+    """Ends a fetch when half of the weights were sent; the file that holds what came of them."""
+    blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")
+    before = set(blobs.glob("*"))
+    hub.stalls.add("model.safetensors")
+    hub.half_sent.clear()
+    process = subprocess.Popen(
+        [*COMMAND, "fetch", NAME], env=os.environ | here, stderr=subprocess.DEVNULL
+    )
+    assert hub.half_sent.wait(60)
+    deadline = time.monotonic() + 60
+    while not (left := [new for new in set(blobs.glob("*")) - before if new.stat().st_size]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    hub.downloads.clear()
+    return left[0]
+
+
+def test_a_killed_fetch_is_taken_up_by_the_next_run(tmp_path: Path) -> None:
+    with serving(Hub(NAME, FILES)) as hub:
+        here = environment(hub, tmp_path)
+        partial = killed_midway(hub, here)
+        done = chairlift("fetch", NAME, **here)
+        assert done.returncode == 0, done.stderr
+        weights = Path(done.stdout.strip()) / "model.safetensors"
+        assert weights.read_bytes() == WEIGHTS
+        assert hub.ranges == [f"bytes={STEP}-"]
+        assert hub.downloads == ["model.safetensors", "config.json"]
+        assert weights.is_symlink()
+        assert not partial.exists()
+
+
+def test_what_is_left_of_a_killed_fetch_is_not_trusted(tmp_path: Path) -> None:
+    with serving(Hub(NAME, FILES)) as hub:
+        here = environment(hub, tmp_path)
+        partial = killed_midway(hub, here)
+        # Meanwhile there is a new version: none of the old one's bytes are kept.
+        newer = bytes(reversed(WEIGHTS))
+        hub.files, hub.commit = {**FILES, "model.safetensors": newer}, "d" * 40
+        again = killed_midway(hub, here)
+        assert again != partial
+        with again.open("r+b") as file:
+            file.write(b"damaged")
+        done = chairlift("fetch", NAME, **here)
+        assert done.returncode == 0, done.stderr
+        path = Path(done.stdout.strip())
+        assert path.name == hub.commit
+        assert (path / "model.safetensors").read_bytes() == newer
+        assert hub.ranges == [f"bytes={STEP}-"]
+        assert "of an earlier run is damaged, fetched again" in done.stderr
+        assert not partial.exists()
+        assert not again.exists()
+
+
+def gguf(architecture: str) -> bytes:
+    """The header of a file without tensors."""
+
+    def text(words: str) -> bytes:
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    preamble = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    return preamble + text("general.architecture") + struct.pack("<I", 8) + text(architecture)
+
+
+def test_models_in_folders_are_found_and_broken_ones_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "mine"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "small.gguf").write_bytes(gguf("qwen3"))
+    (folder / "broken.gguf").write_bytes(gguf("qwen3")[:-3])
+    for name, config in (("whole", b'{"model_type": "gemma3"}'), ("odd", b"[]"), ("no", b"{")):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_bytes(config)
+        (folder / name / "model.safetensors").write_bytes(bytes(100))
+    (folder / "deep" / "config.json").write_text("{}")
+    found = {
+        Path(model.name).relative_to(folder).as_posix(): (model.architecture, model.size)
+        for model in stored_models([folder, folder / "deep"])
+        if model.path.is_relative_to(folder)
+    }
+    assert found.pop("broken.gguf")[0].startswith("(truncated")
+    assert found == {
+        "deep/er/small.gguf": ("qwen3", len(gguf("qwen3"))),
+        "whole": ("gemma3", 124),
+        "odd": ("unknown", 102),
+        "no": ("(config.json cannot be read)", 101),
+    }
+    assert main(["models", str(folder)]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "ARCHITECTURE", "SIZE", "WHERE"]
+    assert any("gemma3" in row and "0.0 MB" in row and str(folder / "whole") in row for row in rows)
+    with pytest.raises(SystemExit):
+        main(["models", str(folder / "nothing")])
+    assert "is not a directory" in capsys.readouterr().err
+
+
+def test_the_doctor_finds_this_machine_fit_and_a_taken_port_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        busy = chairlift("doctor", "--port", str(port))
+    free = chairlift("doctor", "--port", str(port), "--json")
+    assert (busy.returncode, free.returncode) == (1, 0)
+    (line,) = [line for line in busy.stdout.splitlines() if line.startswith("NO")]
+    assert line.split()[1:3] == ["port", f"127.0.0.1:{port}:"]
+    assert busy.stdout.endswith("It cannot serve: see the lines marked NO.\n")
+    report = json.loads(free.stdout)
+    assert report["serves"] is True
+    topics = [finding["topic"] for finding in report["findings"]]
+    for topic in ("python", "chairlift", "mlx", "mlx-lm", "device", "kernels", "free memory"):
+        assert topic in topics
+    assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
+
+
+def test_mlx_lm_does_not_set_the_limit_of_open_files() -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))"
+    code = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMAND, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    findings = {found["topic"]: found for found in json.loads(done.stdout)["findings"]}
+    assert findings["open files"]["value"] == "900"
+    assert findings["kernels"]["serves"]
+
+
+def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_backend() -> str:
+        raise ImportError("libmlx.so: cannot open\nshared object file")
+
+    monkeypatch.setattr("chairlift.engine.device.profile.kind", without_backend)
+    findings = {finding.topic: finding for finding in diagnose("127.0.0.1", 0)}
+    device = findings["device"]
+    assert not device.serves
+    assert device.value == "MLX does not work: libmlx.so: cannot open shared object file"
+    assert "chairlift[cpu]" in str(device.advice)
+    assert "kernels" not in findings
+    assert not diagnosis._installed("no-such-package").serves
+    assert diagnosis._huge_pages("always madvise [never]").advice is not None
+    assert diagnosis._huge_pages("always [madvise] never").advice is None
+    assert not diagnosis._memory(10).serves
+
+
+def test_a_slow_blas_is_advised_against(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "load_fast_blas", lambda: BlasReport(warning="None was found"))
+    monkeypatch.setattr("chairlift.engine.device.profile.kind", lambda: "cpu")
+    monkeypatch.setattr(diagnosis.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(diagnosis.sys, "platform", "linux")
+    findings = {finding.topic: finding for finding in diagnose("127.0.0.1", 0)}
+    assert findings["BLAS"].value == "MLX's own"
+    assert findings["BLAS"].serves
+    assert str(findings["BLAS"].advice).startswith("None was found; MKL is a sixth faster")

@@ -1,0 +1,109 @@
+"""Adapted model files: mlx-lm's own numbers with its caches, and rows that are served."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conformance.check import check
+from conformance.configs import tiny_config
+from conformance.overrides import OVERRIDES
+from conformance.values import VOCAB
+from conformance.weights import tiny_model
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from support.engine.bench import Bench
+from support.engine.reference import solo_tokens
+
+from chairlift.engine.cpu import kernels
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.model import attention
+from chairlift.engine.model.adapters import ADAPTED, adapt
+from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.probe import probe
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_with_mlx_lm_s_caches_and_without_any_nothing_changes(name: str) -> None:
+    plain, adapted = tiny_model(name), tiny_model(name)
+    for _ in range(2):
+        adapt(adapted)
+    assert type(adapted).__module__ == type(plain).__module__ == f"mlx_lm.models.{name}"
+    assert _classes(plain) != _classes(adapted)
+    assert (
+        dict(tree_flatten(plain.parameters())).keys()
+        == dict(tree_flatten(adapted.parameters())).keys()
+    )
+    caches = [make_prompt_cache(model) for model in (plain, adapted)]
+    assert list(map(type, caches[0])) == list(map(type, caches[1]))
+    for length in (3, 1, 20, 1, 1):
+        tokens = mx.random.randint(0, VOCAB, (1, length))
+        expected, got = (m(tokens, cache=c) for m, c in zip((plain, adapted), caches, strict=True))
+        assert np.array_equal(np.array(got), np.array(expected))
+    assert np.array_equal(np.array(adapted(tokens)), np.array(plain(tokens)))
+
+
+def _classes(model: object) -> list[type]:
+    return [type(part) for part in model.modules()]  # type: ignore[attr-defined]
+
+
+def test_other_models_are_left_alone() -> None:
+    model = tiny_model("gemma3")
+    before = _classes(model)
+    adapt(model)
+    assert _classes(model) == before
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_what_is_loaded_to_be_served_is_adapted(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(name)))
+    weights = dict(tree_flatten(tiny_model(name).parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "mlx"})
+    loaded = load_model(ModelSource(name, "directory", tmp_path), "float32")
+    probe(loaded.model, loaded.architecture)
+    adapted = tiny_model(name)
+    adapt(adapted)
+    assert _classes(loaded.model) == _classes(adapted)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("name", ADAPTED)
+def test_random_traffic_gets_the_solo_tokens(name: str, eager: bool) -> None:
+    """Requests with shared prefixes come and go; prompts take several chunks."""
+    model = tiny_model(name, seed=2)
+    adapt(model)
+    attention.install(model)
+    if eager:
+        kernels.install(model)
+    drawn = random.Random(2)
+    bench = Bench(model, prefix=1 << 24, eager=eager)
+    shared = [drawn.randrange(VOCAB) for _ in range(50)]
+    wanted: dict[str, tuple[list[int], int]] = {}
+    for i in range(12):
+        own = [drawn.randrange(VOCAB) for _ in range(drawn.choice([1, 2, 9, 30]))]
+        prompt = [*shared[: (0, 17, 50)[i % 3]], *own]
+        wanted[str(i)] = prompt, drawn.randrange(2, 16)
+        bench.submit(str(i), *wanted[str(i)])
+        for _ in range(drawn.randrange(4)):
+            bench.step()
+    bench.drain()
+    for i, (prompt, count) in wanted.items():
+        assert bench.tokens(i) == solo_tokens(model, prompt, count), i
+    assert sum(stats.prefix_hits for stats in bench.stats) > 50
+
+
+def test_groups_of_different_size_and_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """deepseek_v41's layers may each have a ratio of their own."""
+    changes = {
+        "compress_ratios": (0, 1, 1, 4, 0, 16),
+        "kv_source_layer_ids": (1, 3, 5),
+        "index_source_layer_ids": (1, 2, 3, 5),
+        "candidate_source_layer_id": -1,
+    }
+    monkeypatch.setitem(OVERRIDES, "deepseek_v41", OVERRIDES["deepseek_v41"] | changes)
+    result = check("deepseek_v41", seeds=(0,))
+    assert result.outcome == "passed", result.detail

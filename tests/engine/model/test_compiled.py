@@ -1,0 +1,162 @@
+"""Decode steps compiled, with kernels that can be traced in the place of CUDA's."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from support.engine.on_cuda import ON_CUDA, _decode, on_cuda
+from support.engine.reference import solo_tokens
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.cuda import attention as cuda_attention
+from chairlift.engine.cuda.kernel import KeysValues
+from chairlift.engine.messages import SamplingParams, Submit
+from chairlift.engine.model import attention
+from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.compiled import MOST, STEADY, CompiledSteps, alike
+from chairlift.engine.model.probe import probe
+from chairlift.scheduler.limits import Limits
+
+__all__ = ["on_cuda"]
+
+
+@pytest.fixture(autouse=True)
+def _mlx_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host computes instead of MLX, if another test has asked for it, cannot be traced."""
+    names = names_of(tiny_model("llama"))
+    monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
+
+
+TRACES: list[int] = []
+
+
+def _functional(
+    queries: mx.array,
+    new: KeysValues,
+    held: KeysValues,
+    lengths: mx.array,
+    cursor: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention that writes nothing, as a trace needs it."""
+    TRACES.append(len(queries))
+    rows, columns = len(queries), held.keys.shape[2]
+    column = mx.arange(columns)
+    newest = (column == cursor - 1)[None, None, :, None]
+    keys, values = (
+        mx.where(newest, own, buffer[:rows]) for own, buffer in zip(new, held, strict=True)
+    )
+    mask = (((cursor - 1 - column) % columns)[None] < lengths[:, None])[:, None, None]
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+def _traceable(*given: object) -> mx.array:
+    """What is traced cannot be written by the host; the plain call of the step has."""
+    try:
+        return _decode(*given)  # type: ignore[arg-type]
+    except Exception:
+        return _functional(*given)  # type: ignore[arg-type]
+
+
+class _Beside(CompiledSteps):
+    """Each step by a plain call, which writes, and compared with what the compiled one gives."""
+
+    compared = 0
+
+    def __call__(self, band, tokens):  # type: ignore[no-untyped-def]
+        plain = self._plain(band, tokens)
+        mx.eval(plain)
+        if not self._gives_up and self._is_steady(band):
+            ours = self._compiled(band, tokens)
+            assert mx.allclose(ours, plain, rtol=1e-3, atol=1e-3).item()
+            self.compared += 1
+        return plain
+
+
+def _core(kind: TinyKind) -> EngineCore:
+    model = tiny_model(kind)
+    attention.install(model, cuda_attention.attend)
+    geometry, vocabulary, _ = probe(model, kind)
+    return EngineCore(model, vocabulary, Limits(4, 40, 1 << 24, geometry), layers=ON_CUDA)
+
+
+def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None:
+    core.submit(Submit(name, prompt, SamplingParams(max_tokens=tokens, seed=0, temperature=0.0)))
+
+
+def _assert_gives_up_in_time() -> None:
+    """Compiled steps are not used any more, and no token was another one for them."""
+    core = _core("llama")
+    _submit(core, "a", [5, 6, 7], 3 * STEADY)
+    tokens: list[int] = []
+    while not core.idle:
+        tokens += [token for output in core.step().outputs for token in output.token_ids]
+    assert core.forward._rows._gives_up
+    assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_shape_is_traced_once_and_right_in_every_step(
+    kind: TinyKind, on_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets, lengths and the ring's cursor are other ones in each step."""
+    monkeypatch.setattr(cuda_attention, "decode_attention", _traceable)
+    TRACES.clear()
+    core = _core(kind)
+    core.forward._rows = beside = _Beside(core.forward._model)
+    prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    for name, prompt in prompts.items():
+        _submit(core, name, prompt, 60)
+    while not core.idle:
+        for output in core.step().outputs:
+            tokens[output.request_id] += output.token_ids
+    expected = tiny_model(kind)
+    assert tokens == {name: solo_tokens(expected, own, 60) for name, own in prompts.items()}
+    assert beside.compared > 30
+    layers = len(core.batch.bands[0].attention)
+    assert len(TRACES) == layers * len(beside._known)
+
+
+def test_what_cannot_be_traced_is_called_as_it_is(on_cuda: None) -> None:
+    """The tests' kernel is NumPy's, which asks for numbers."""
+    _assert_gives_up_in_time()
+
+
+def test_a_compiled_step_that_is_wrong_is_not_used(
+    on_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*given: object) -> mx.array:
+        try:
+            return _decode(*given)  # type: ignore[arg-type]
+        except Exception:
+            return 5 * _functional(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cuda_attention, "decode_attention", wrong)
+    _assert_gives_up_in_time()
+
+
+def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
+    """A token that is ruled out, a row that has overflowed: compiled steps are not wrong for it."""
+    logits = mx.random.normal((4, 9), key=mx.random.key(0))
+    spoiled = mx.array(logits)
+    spoiled[1, 3], spoiled[2] = -mx.inf, mx.nan
+    assert alike(spoiled, spoiled + 1e-4, 0.05)
+    assert not alike(spoiled, spoiled + 1, 0.05)
+    assert not alike(logits, spoiled, 0.05)
+    assert not alike(spoiled, logits, 0.05)
+    assert not alike(logits, logits[:3], 0.05)
+
+
+def test_shapes_are_forgotten_when_there_are_too_many() -> None:
+    steps = CompiledSteps(tiny_model("llama"))
+    core = _core("llama")
+    steps._known = {(number,) for number in range(MOST)}
+    before = steps._call
+    band = core.batch.bands[0]
+    assert not any(steps._is_steady(band) for _ in range(STEADY))
+    assert steps._is_steady(band)
+    assert len(steps._known) == 1
+    assert steps._call is not before

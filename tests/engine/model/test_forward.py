@@ -1,0 +1,160 @@
+"""One model call for rows and prompts gives what calls of their own give."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models import llama
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.kinds import make_batch
+from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.model import attention
+from chairlift.engine.model.forward import Chunk, Forward, Makers, fitted
+from chairlift.engine.model.head import Head
+
+
+def _model(kind: TinyKind, tied: bool = True) -> Any:
+    model = tiny_model(kind, tied=tied)
+    attention.install(model)
+    return model
+
+
+def _fitted(model: Any, multiple: int = 1) -> Forward:
+    make_cache = partial(make_batch, model)
+    return fitted(model, make_cache, Makers(make_cache, make_cache), multiple).forward
+
+
+def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
+    """Random prompts in random chunks beside random rows; all logits of all steps.
+
+    Some prompts want those of their own tokens too.
+    """
+    random_ = random.Random(seed)
+    make = partial(make_batch, model)
+    batch: BatchCache = make()
+    prompts: list[tuple[BatchCache, list[int]]] = []
+    results: list[mx.array] = []
+    for _ in range(12):
+        for _ in range(random_.randrange(3)):
+            cache = make()
+            cache.join(columns=40)
+            prompts.append((cache, [random_.randrange(3, 250) for _ in range(1 + seed % 40)]))
+        chunks = []
+        for cache, tokens in prompts:
+            size = random_.randrange(1, 16)
+            ends = cache.offsets[0] + size >= len(tokens)
+            part = tokens[cache.offsets[0] : cache.offsets[0] + size]
+            scored = random_.choice([0, 0, len(part) - 1, len(part) - ends])
+            chunks.append(Chunk(cache, part, random_.randrange(1, 3) if ends else 0, scored))
+        fed = mx.array([random_.randrange(3, 250) for _ in range(len(batch))], mx.int32)
+        logits, scores, _ = forward([batch], fed, chunks)
+        expected = len(fed.tolist()) + sum(chunk.choices for chunk in chunks)
+        if logits is None:
+            assert expected == 0
+        else:
+            assert logits.shape[0] == expected
+            results.append(logits)
+        assert {n: len(own) for n, own in scores.items()} == {
+            n: chunk.scored for n, chunk in enumerate(chunks) if chunk.scored
+        }
+        results += scores.values()
+        mx.eval(results, batch.state, *(cache.state for cache, _ in prompts))
+        for chunk in chunks:
+            for _ in range(chunk.choices):
+                batch.join(chunk.cache.extract(0))
+        ended = {id(chunk.cache) for chunk in chunks if chunk.choices}
+        prompts = [prompt for prompt in prompts if id(prompt[0]) not in ended]
+        batch.leave({0} if len(batch) > 4 else set())
+        mx.eval(batch.take_moves(), batch.state)
+        batch.check_integrity()
+    return results
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool, multiple: int) -> None:
+    """Whether the last chunks of prompts are padded or not."""
+    model = _model(kind, tied)
+    together = _fitted(model, multiple)
+    assert together.packs
+    assert together.narrows
+    for seed in (3, 17, 38):
+        ours = _follow(together, model, seed)
+        theirs = _follow(Forward(model, None, packs=False), model, seed)
+        for one, other in zip(ours, theirs, strict=True):
+            assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_states_are_never_packed() -> None:
+    model = _model("lfm2")
+    forward = _fitted(model)
+    assert not forward.packs
+    assert forward.narrows
+    plain = Forward(model, None, packs=False)
+    for one, other in zip(_follow(forward, model, 21), _follow(plain, model, 21), strict=True):
+        assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_with_an_attention_of_its_own_is_called_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _model("llama")
+    theirs: Any = llama.scaled_dot_product_attention
+    monkeypatch.setattr(llama, "scaled_dot_product_attention", theirs.replaces)
+    assert not _fitted(model).packs
+
+
+class _Neighbours(nn.Module):
+    """A model that adds each token's embedding to the next one's."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._inner = model
+        self.layers = model.layers
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self._inner(tokens, cache=cache)
+        before = mx.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
+        return logits + 10 * before[:, -1:, None]
+
+
+def test_a_model_that_looks_from_token_to_token_is_not_packed() -> None:
+    model = _Neighbours(_model("llama"))
+    assert not _fitted(model).packs
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_sees_the_wanted_positions_only(tied: bool) -> None:
+    model = _model("llama", tied)
+    tokens = mx.array([[5, 9, 11, 4]])
+    whole = model(tokens)
+    head = Head(model)
+    with head.only([2, 3], axis=1) as seen:
+        some = model(tokens)
+    assert [x.shape for x in seen] == [(1, 4, 64)]
+    assert some.shape == (1, 2, whole.shape[2])
+    assert mx.allclose(some, whole[:, -2:], atol=1e-5)
+    assert mx.allclose(model(tokens), whole, atol=1e-5)
+
+
+def test_a_model_of_a_file_that_python_does_not_know_is_accelerated() -> None:
+    """mlx-lm runs a directory's own model file without making a module of it."""
+    names: dict[str, Any] = {"__name__": "a_file_of_a_directory"}
+    exec(
+        "from mlx_lm.models import llama\n"
+        "class Model(llama.Model):\n"
+        "    def __call__(self, *args, **kwargs):\n"
+        "        return super().__call__(*args, **kwargs)\n",
+        names,
+    )
+    model = tiny_model("llama", tied=True)
+    model.__class__ = names["Model"]
+    assert accelerate(model).eager == (mx.default_device() == mx.Device(mx.cpu))

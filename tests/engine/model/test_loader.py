@@ -1,0 +1,229 @@
+"""Loading weights: types, sizes, contexts, and one clear line for what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from gguf.constants import GGMLQuantizationType as GGMLType
+from mlx.utils import tree_flatten
+from mlx_lm.utils import save_config
+from support.models import default_model_path, write_tiny_gguf
+from support.tiny import TinyKind, tiny_model, tiny_model_dir
+
+from chairlift.engine.device import profile
+from chairlift.engine.errors import ModelError, UnsupportedModel
+from chairlift.engine.hub.source import ModelSource, resolve
+from chairlift.engine.model.loader import load_model
+from chairlift.engine.model.tokenizer import load_tokenizer
+
+PROMPT = mx.array([[5, 77, 130, 9, 200, 31]])
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> Any:
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
+def _directory(path: Path) -> ModelSource:
+    return ModelSource(path.name, "directory", path)
+
+
+def _edit_config(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def _quantized_dir(tmp_path: Path) -> Path:
+    """A tiny llama directory as ``mlx_lm.convert -q`` writes it, in bfloat16."""
+    path = tiny_model_dir(tmp_path, "llama")
+    model = tiny_model("llama")
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=32, bits=4)
+    mx.save_safetensors(
+        str(path / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"}
+    )
+    config = json.loads((path / "config.json").read_text())
+    save_config(config | {"quantization": {"group_size": 32, "bits": 4}}, path / "config.json")
+    return path
+
+
+def _dtypes(model: Any) -> set[mx.Dtype]:
+    return {array.dtype for _, array in tree_flatten(model.parameters())}
+
+
+def test_the_default_model_answers() -> None:
+    texts: list[str] = []
+    source = ModelSource("smollm", "gguf", default_model_path())
+    loaded = load_model(source, "auto", texts.append)
+    assert (loaded.architecture, loaded.dtype, loaded.max_context) == ("llama", "float32", 8192)
+    assert loaded.weight_bytes == 538_060_032
+    assert texts
+    assert texts[0].startswith("loading weights: 0 of 272")
+    tokenizer = load_tokenizer(source)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
+    cache = loaded.model.make_cache()
+    tokens, answer = mx.array([prompt]), []
+    while len(answer) < 12:
+        token = mx.argmax(loaded.model(tokens, cache)[0, -1]).item()
+        if token in tokenizer.eos_token_ids:
+            break
+        answer.append(token)
+        tokens = mx.array([[token]])
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_a_directory_loads_as_it_was_saved(tmp_path: Path, kind: TinyKind) -> None:
+    loaded = load_model(_directory(tiny_model_dir(tmp_path, kind)), "auto")
+    assert mx.array_equal(loaded.model(PROMPT), tiny_model(kind)(PROMPT)).item()
+    assert loaded.dtype == "float32"
+    assert loaded.max_context == 4096
+    assert loaded.config["hidden_size"] == 64
+    assert not loaded.model.training
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_dtype_is_given_to_all_floating_parameters(tmp_path: Path, dtype: str) -> None:
+    loaded = load_model(_directory(tiny_model_dir(tmp_path, "llama")), dtype)
+    assert loaded.dtype == dtype
+    assert _dtypes(loaded.model) == {getattr(mx, dtype)}
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"), GGMLType.Q8_0)
+    loaded = load_model(resolve(str(path)), dtype)
+    assert _dtypes(loaded.model) == {getattr(mx, dtype)}
+
+
+def test_a_quantized_directory_is_dequantized_on_the_cpu(tmp_path: Path) -> None:
+    source = _directory(_quantized_dir(tmp_path))
+    loaded = load_model(source, "auto")
+    assert _dtypes(loaded.model) == {mx.float32}
+    kept = load_model(source, "bfloat16")
+    assert _dtypes(kept.model) == {mx.bfloat16, mx.uint32}
+    assert kept.dtype == "bfloat16"
+    assert kept.weight_bytes < loaded.weight_bytes / 4
+    # Scales are widened before they multiply, so that float32 loses nothing of the file.
+    quantized = kept.model.layers[0].mlp.up_proj
+    exact = mx.dequantize(
+        quantized.weight,
+        quantized.scales.astype(mx.float32),
+        quantized.biases.astype(mx.float32),
+        32,
+        4,
+    )
+    assert mx.array_equal(loaded.model.layers[0].mlp.up_proj.weight, exact).item()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 4096),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192),
+        (
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 1024,
+                }
+            },
+            4096,
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_context_by_the_configuration(
+    tmp_path: Path, changes: dict[str, Any], expected: int | None
+) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    _edit_config(path, **changes)
+    assert load_model(_directory(path), "auto").max_context == expected
+
+
+def _truncate(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _drop_weight(path: Path) -> None:
+    weights = dict(mx.load(str(path / "model.safetensors")))
+    weights.pop("model.norm.weight")
+    mx.eval(weights)
+    mx.save_safetensors(str(path / "model.safetensors"), weights)
+
+
+BREAKAGES: list[tuple[Callable[[Path], Any], type[ModelError], str]] = [
+    (lambda path: (path / "config.json").unlink(), ModelError, "no config.json"),
+    (
+        lambda path: (path / "config.json").write_text("{"),
+        ModelError,
+        "cannot be loaded: Expecting",
+    ),
+    (lambda path: (path / "config.json").write_text("{}"), ModelError, "lacks 'model_type'"),
+    (lambda path: (path / "model.safetensors").unlink(), ModelError, "no model.*safetensors"),
+    (lambda path: (path / "model.safetensors").write_bytes(b"x"), ModelError, "truncated"),
+    (_truncate, ModelError, "damaged or truncated"),
+    (_drop_weight, ModelError, "Missing 1 parameters: model.norm.weight"),
+    (lambda path: _edit_config(path, hidden_size=32), ModelError, "shape"),
+    (lambda path: _edit_config(path, model_type="nonesuch"), UnsupportedModel, "nonesuch not supp"),
+    (lambda path: _edit_config(path, model_file="x.py"), ModelError, "custom module"),
+]
+
+
+@pytest.mark.parametrize(("breakage", "error", "line"), BREAKAGES)
+def test_broken_directories_end_with_one_line(
+    tmp_path: Path, breakage: Callable[[Path], Any], error: type[ModelError], line: str
+) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    breakage(path)
+    with pytest.raises(ModelError, match=line) as caught:
+        load_model(_directory(path), "auto")
+    assert type(caught.value) is error
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="dtype 'int4' is not one of auto, float32"):
+        load_model(_directory(tmp_path), "int4")
+
+
+def test_what_cannot_fit_the_memory_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model_dir(tmp_path, "llama")
+    monkeypatch.setattr(profile, "free_memory", lambda: 1000)
+    with pytest.raises(ModelError, match=r"not enough memory: .* and 0\.00 GB are free"):
+        load_model(ModelSource("m", "directory", folder), "auto")
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer"])
+def test_code_that_comes_with_a_model_is_not_run_unasked(tmp_path: Path, name: str) -> None:
+    folder = tiny_model_dir(tmp_path, "llama")
+    ran = tmp_path / "ran"
+    (folder / "custom.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    source = ModelSource("m", "directory", folder)
+    if name == "model":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_file": "custom.py"}))
+        with pytest.raises(ModelError):
+            load_model(source, "auto")
+    else:
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        automatic = {"AutoTokenizer": ["custom.Custom", None]}
+        settings |= {"tokenizer_class": "Custom", "auto_map": automatic}
+        path.write_text(json.dumps(settings))
+        with pytest.raises(ModelError):
+            load_tokenizer(source)
+    assert not ran.exists()

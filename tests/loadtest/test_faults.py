@@ -1,0 +1,39 @@
+"""The fault scenarios themselves, on a tiny model: they find what is wrong and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from support.tiny import tiny_model_dir
+
+from chairlift.loadtest.bench.metrics import Reply
+from chairlift.loadtest.faults.__main__ import main
+from chairlift.loadtest.faults.kill import _compared
+
+
+async def test_kill(tmp_path: Path) -> None:
+    model, out = tiny_model_dir(tmp_path, "llama"), tmp_path / "figures.json"
+    arguments = (
+        *("kill", "--model", str(model), "--out", str(out), "--streams", "4"),
+        *("--output-tokens", "400", "--kills", "1", "--engine-timeout", "2"),
+    )
+    assert await asyncio.to_thread(main, arguments) == 0
+    figures = json.loads(out.read_text())
+    assert figures["tokens"] == 4 * 400
+    assert len(figures["blows"]) == 3
+    assert all(blow["pause_seconds"] > 0.5 for blow in figures["blows"])
+
+
+def test_what_is_lost_or_different_is_found() -> None:
+    def reply(text: str, error: str = "") -> Reply:
+        return Reply(3, chunk_times=[1.0], text=text, error=error)
+
+    alone = [reply("a"), reply("b"), reply("c")]
+    whole, same = _compared(alone, alone)
+    assert whole.passed
+    assert same.passed
+    whole, same = _compared(alone, [reply("a"), reply("x"), reply("c", "HTTP 503")])
+    assert (whole.passed, whole.found) == (False, "2 of 3; HTTP 503")
+    assert (same.passed, same.found) == (False, "1 of 3")

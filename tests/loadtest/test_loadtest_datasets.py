@@ -1,0 +1,202 @@
+"""What the load test sends: the data sets, drawn from a seed, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_server import FakeServer, bench, serving
+
+from chairlift.loadtest.bench import cli
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.data.dataset import Workload, build_workload
+from chairlift.loadtest.servers.child import free_port
+
+
+async def by_words(text: str) -> int:
+    return len(text.split())
+
+
+async def workload(**flags: Any) -> Workload:
+    return await build_workload(BenchConfig(**flags), by_words, lambda: None)
+
+
+def words(count: int, word: str = "word") -> str:
+    return " ".join([word] * count)
+
+
+def conversation(*turns: str) -> dict[str, Any]:
+    return {"id": "x", "conversations": [{"from": "human", "value": turn} for turn in turns]}
+
+
+SHAREGPT = [
+    conversation(words(5, "first"), words(7), words(900)),
+    conversation(words(100, "second"), words(4)),
+    conversation(words(1024, "third"), words(1024)),
+    conversation(words(3, "short"), words(7)),
+    conversation(words(10, "hasty"), words(3)),
+    conversation(words(1025, "long"), words(7)),
+    conversation(words(1000, "both"), words(1049)),
+    conversation(words(10, "alone")),
+    conversation(words(10, "silent"), ""),
+    {"id": "empty"},
+]
+
+TRACE = [
+    {"arrival": 7.0, "prompt_tokens": 5, "output_tokens": 3},
+    {"arrival": 7.5, "prompt_tokens": 9, "output_tokens": 4, "max_tokens": 8, "priority": -1},
+    {"arrival": 9.0, "prompt_tokens": 2, "output_tokens": 1},
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "sharegpt.json").write_text(json.dumps(SHAREGPT))
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, TRACE)))
+    (tmp_path / "custom.jsonl").write_text('{"prompt": "a b", "output_tokens": 5}\n')
+    return tmp_path
+
+
+async def test_prefix_repetition_shares_few_beginnings_evenly() -> None:
+    requests, offsets = await workload(
+        dataset_name="prefix_repetition",
+        num_prompts=10,
+        prefix_repetition_prefix_len=20,
+        prefix_repetition_suffix_len=6,
+        prefix_repetition_num_prefixes=4,
+        prefix_repetition_output_len=9,
+    )
+    assert [(request.prompt_len, request.output_len) for request in requests] == [(26, 9)] * 10
+    heads = Counter(tuple(request.prompt.split()[:20]) for request in requests)
+    assert sorted(heads.values()) == [2, 2, 3, 3]
+    assert len({tuple(request.prompt.split()[20:]) for request in requests}) == 10
+    # Shuffled: the same beginning does not come in turns.
+    assert [r.prompt.split()[0] for r in requests[:4]] != [
+        r.prompt.split()[0] for r in requests[4:8]
+    ]
+    assert offsets == [0.0] * 10
+
+
+async def test_sharegpt_takes_the_conversations_that_vllm_takes(files: Path) -> None:
+    flags: dict[str, Any] = {
+        "dataset_name": "sharegpt",
+        "dataset_path": str(files / "sharegpt.json"),
+        "num_prompts": 3,
+    }
+    requests, _ = await workload(**flags)
+    lengths = {(r.prompt.split()[0], r.prompt_len, r.output_len) for r in requests}
+    assert lengths == {("first", 5, 7), ("second", 100, 4), ("third", 1024, 1024)}
+    # Too few are drawn again; a length that is asked for may be any, and then the hasty answer is
+    # fine; 1,024 and 1,025 tokens are too many for it.
+    requests, _ = await workload(**{**flags, "num_prompts": 30}, sharegpt_output_len=2)
+    heads = {request.prompt.split()[0] for request in requests}
+    assert heads == {"first", "second", "third", "hasty", "both", "silent"}
+    assert len(requests) == 30
+    assert {request.output_len for request in requests} == {2}
+
+
+async def test_a_trace_is_replayed_at_its_times_with_its_lengths(files: Path) -> None:
+    path = str(files / "trace.jsonl")
+    requests, offsets = await workload(dataset_name="trace", dataset_path=path)
+    assert offsets == [0.0, 0.5, 2.0]
+    assert [(r.prompt_len, r.output_len) for r in requests] == [(5, 3), (9, 4), (2, 1)]
+    assert [dict(r.body) for r in requests] == [{}, {"priority": -1}, {}]
+    assert len((await workload(dataset_name="trace", dataset_path=path, num_prompts=2))[0]) == 2
+    assert len((await workload(dataset_name="trace", dataset_path=path, duration=0.5))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dataset_name": "random", "request_rate": 9.0, "random_range_ratio": 0.5},
+        {"dataset_name": "prefix_repetition", "max_concurrency": 3},
+        {"dataset_name": "sharegpt", "request_rate": 9.0},
+        {"dataset_name": "trace"},
+        {
+            **{"dataset_name": "random", "ramp_up_strategy": "exponential"},
+            **{"ramp_up_start_rps": 1.0, "ramp_up_end_rps": 9.0},
+        },
+    ],
+    ids=lambda flags: flags["dataset_name"] + flags.get("ramp_up_strategy", ""),
+)
+async def test_the_same_flags_give_the_same_workload(files: Path, flags: dict[str, Any]) -> None:
+    names = {"sharegpt": "sharegpt.json", "trace": "trace.jsonl"}
+    if flags["dataset_name"] in names:
+        flags = {**flags, "dataset_path": str(files / names[flags["dataset_name"]])}
+    flags = {"num_prompts": 12, **flags}
+    rude = {"cancel_rate": 0.5, "slow_reader_rate": 0.25}
+    once, again = [await workload(**flags, **rude) for _ in "ab"]
+    assert once == again
+    other = await workload(**flags, **rude, seed=1)
+    assert other.requests != once.requests
+    # Who misbehaves changes neither what is sent nor when.
+    polite = await workload(**flags)
+    assert polite.offsets == once.offsets
+    assert polite.requests == [request.behaved for request in once.requests]
+
+
+async def test_as_many_clients_misbehave_as_are_asked_for() -> None:
+    flags: dict[str, Any] = {"num_prompts": 40, "random_input_len": 4, "random_output_len": 9}
+    requests, _ = await workload(**flags, cancel_rate=0.25, slow_reader_rate=0.1)
+    left = [request.cancel_after for request in requests if request.cancel_after is not None]
+    assert len(left) == 10
+    assert all(1 <= after < 9 for after in left)
+    assert len(set(left)) > 2
+    assert [r.bytes_per_s for r in requests if r.bytes_per_s is not None] == [512.0] * 4
+    # Nobody can leave in the middle of one token.
+    requests, _ = await workload(**{**flags, "random_output_len": 1}, cancel_rate=1.0)
+    assert all(request == replace(request, cancel_after=None) for request in requests)
+
+
+def _says(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "complaint"),
+    [
+        ("sharegpt", lambda path: None, "No such file"),
+        ("sharegpt", _says("[{"), "is not a ShareGPT file"),
+        ("sharegpt", _says('{"conversations": []}'), "Expected `array`"),
+        ("sharegpt", _says('[{"conversations": [{"from": 1}]}]'), "$[0].conversations[0]"),
+        ("sharegpt", _says("[]"), "no conversation of two turns"),
+        (
+            "sharegpt",
+            _says(json.dumps(SHAREGPT[3:7])),
+            "no conversation with a prompt of 4 to 1024",
+        ),
+        ("trace", lambda path: None, "No such file"),
+        ("trace", _says(""), "holds no requests"),
+        ("trace", _says('{"arrival": "soon"}\n'), "line 1: no output_tokens"),
+        ("trace", _says("prompt,answer\n1,2\n"), "line 2: no column of arrivals"),
+        ("custom", _says('{"prompt": 5}\n'), ':1: no "prompt" text'),
+    ],
+)
+def test_a_file_that_is_no_data_set_is_refused_in_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    make: Callable[[Path], None],
+    complaint: str,
+) -> None:
+    make(tmp_path / "data")
+    fake = FakeServer(base_url=f"http://127.0.0.1:{free_port()}")
+    flags = ("--dataset-name", name, "--dataset-path", str(tmp_path / "data"), "--model", "m")
+    assert bench(fake, *flags) == cli.EXIT_USAGE
+    err = capsys.readouterr().err
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_bench_sends_a_trace_with_its_priorities_and_to_its_full_length(files: Path) -> None:
+    with serving(FakeServer()) as fake:
+        flags = ("--dataset-name", "trace", "--dataset-path", str(files / "trace.jsonl"))
+        assert bench(fake, *flags, "--duration", "1", "--disable-tqdm") == cli.EXIT_OK
+    assert [body["max_tokens"] for body in fake.bodies] == [3, 4]
+    assert [body.get("priority") for body in fake.bodies] == [None, -1]
+    assert all(body["ignore_eos"] for body in fake.bodies)

@@ -1,0 +1,117 @@
+"""The HTML report: its arithmetic, and that it needs nothing but itself."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from support.api.page_check import check_page
+
+from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.metrics import Reply, compute_metrics
+from chairlift.loadtest.bench.result import BenchRun
+from chairlift.loadtest.bench.server_metrics import QueueSample
+from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero, shown
+from chairlift.loadtest.plots.figures import distribution_of, queue_over_time, requests_over_time
+from chairlift.loadtest.plots.page import page
+
+
+def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
+    """``count`` requests, one every tenth of a second; every fifth is left, every seventh fails."""
+    replies = []
+    for i in range(count):
+        start = 100 + i / 10
+        times = [start + 0.05 + i / 1000 + 0.01 * n for n in range(8)]
+        error = "broken" if i % 7 == 6 else ""
+        reply = Reply(10, start, times[-1], 0.02, times, 8, text, error)
+        reply.cancelled = not error and i % 5 == 4
+        replies.append(reply)
+    config = BenchConfig(**{"max_concurrency": 4, **flags})  # type: ignore[arg-type]
+    metrics = compute_metrics(replies, 6.0, {}, [99])
+    samples = [QueueSample(100 + t, t % 3, 1.0) for t in range(6)]
+    checks = [Check("requests ended", 3, 4, 3), Check("prompt tokens", 9, 9, 8)]
+    moment = datetime(2026, 1, 2, 3, 4)
+    return BenchRun(config, "org/model", moment, metrics, replies, samples, checks, None)
+
+
+@pytest.mark.parametrize(
+    ("axis", "ticks"),
+    [
+        (axis_from_zero(9.3, "s"), [0, 2, 4, 6, 8, 10]),
+        (axis_from_zero(0.0007, "s"), [0, 0.0002, 0.0004, 0.0006, 0.0008]),
+        (axis_from_zero(3, "n", whole=True), [0, 1, 2, 3]),
+        (axis_from_zero(0, "n", whole=True), [0, 1]),
+        (Axis(0.0, 15.1, "s"), [0, 5, 10, 15]),
+        (axis_around([4, 90], "ms"), [0, 20, 40, 60, 80, 100]),
+        (axis_around([0, 3, 470], "ms"), [2, 5, 10, 20, 50, 100, 200, 500]),
+        (axis_around([0.003, 47_000], "ms"), [0.01, 0.1, 1, 10, 100, 1000, 10_000]),
+        (axis_around([0, 0], "ms"), [0, 0.2, 0.4, 0.6, 0.8, 1]),
+    ],
+)
+def test_axes_hold_their_values_and_have_round_ticks(axis: Axis, ticks: list[float]) -> None:
+    assert axis.ticks == pytest.approx(ticks)
+    places = [axis.position(tick) for tick in axis.ticks]
+    assert places == sorted(places)
+    assert axis.position(axis.low) == 0
+    assert axis.position(axis.high) == pytest.approx(1)
+    assert axis.position(axis.high * 2) == axis.position(axis.high)
+
+
+def test_numbers_beside_an_axis_are_short() -> None:
+    assert [shown(n) for n in (0, 0.5, 1500, 20_000, 3e6)] == ["0", "0.5", "1500", "20k", "3M"]
+
+
+def test_figures_tell_in_words_what_they_show() -> None:
+    run = bench_run()
+    # 34 of 50 are whole: every seventh failed, and every fifth of the others was left.
+    assert run.metrics.completed == 34
+    ttft = distribution_of("ttft", run)
+    assert ttft.description.startswith("Time to First Token of 34 requests: median 7")
+    # Gaps of 0, as between tokens that come together, have no place on a scale of powers of ten.
+    wide = bench_run()
+    for i, reply in enumerate(wide.replies):
+        reply.chunk_times = [reply.start, reply.start, reply.start + 0.001 * 2 ** (i % 9)]
+    itl = distribution_of("itl", wide)
+    assert itl.x.log
+    assert "68 gaps" in itl.description
+    assert itl.description.endswith("The first bar holds 34 below 1 ms, too.")
+    told = "at most 2 rows and 1 in the queue by the server."
+    assert queue_over_time(run).description.endswith(told)
+    unread = queue_over_time(run._replace(samples=[]))
+    assert unread.description.endswith("the server's metrics were not read.")
+    assert [key.text for key in unread.keys] == ["in flight"]
+    assert "34 were completed, 7 failed, 9 were cancelled" in requests_over_time(run).description
+    assert requests_over_time(bench_run(1000)).description.startswith("334 of 1000 requests")
+
+
+def test_the_page_is_well_formed_and_needs_nothing_but_itself() -> None:
+    hostile = "</title><script>alert(1)</script><img src=https://example.com/x>"
+    checked = check_page(page([bench_run(label=hostile, text=hostile)]))
+    assert hostile in checked.text
+    assert checked.charts == [
+        "Distribution of TTFT",
+        "Distribution of ITL",
+        "Rows and queue",
+        "Requests",
+    ]
+    assert "requests ended" in checked.text
+    assert "at least 3, at most 4" in checked.text
+
+
+def test_the_page_of_a_sweep_has_its_curves_and_all_runs() -> None:
+    runs = [bench_run(max_concurrency=n) for n in (1, 2, 4)]
+    assert page(runs) == page(runs)
+    checked = check_page(page(runs))
+    assert checked.charts[:2] == ["TTFT against throughput", "ITL against throughput"]
+    assert len(checked.charts) == 2 + 3 * 4
+    assert checked.text.count("2 at once") >= 3
+
+
+def test_the_page_of_a_run_where_all_failed_stands() -> None:
+    run = bench_run()
+    replies = [Reply(10, start=1.0, end=1.0, error="refused") for _ in range(3)]
+    metrics = compute_metrics(replies, 1.0, {}, [99])
+    failed = run._replace(replies=replies, metrics=metrics, samples=[], checks=None)
+    assert len(check_page(page([failed])).charts) == 4
+    assert len(check_page(page([failed, run])).charts) == 10

@@ -1,0 +1,185 @@
+"""Metrics: every name of the table is set by something, and means what metrics.md says."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from support.api.fake_engine import model_info, step_stats
+from support.paths import ROOT
+
+from chairlift.engine.messages import StepStats
+from chairlift.metrics.recorder import Recorder
+from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
+
+MODEL_LABELS = {"model_name": "m", "engine": "0"}
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    recorder = Recorder()
+    recorder.model_loaded("m", model_info())
+    return recorder
+
+
+def value(recorder: Recorder, name: str, **labels: str) -> float | None:
+    common = MODEL_LABELS if name.startswith("vllm:") else {}
+    return recorder.registry.get_sample_value(name, {**common, **labels})
+
+
+def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> None:
+    recorder.record_step(step_stats())
+    recorder.record_prompt(1, 5)
+    recorder.record_http("/health", "GET", 200, 0.1)
+    recorder.record_disconnect()
+    recorder.record_rejected("invalid")
+    recorder.record_restart("crash")
+    recorder.record_reload("failure")
+    recorder.record_canary(diverged=True)
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families(generate_latest(recorder.registry).decode())
+    }
+    for metric in (*SERVER, *MODEL, *ENGINE):
+        family = families[metric.name]
+        assert family.type == metric.kind
+        # Whatever is listed is set: the one step above moved every counter and histogram.
+        total = sum(sample.value for sample in family.samples)
+        assert total > 0, metric.name
+
+
+def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> None:
+    for reason in ("stop", "length", "abort", "error"):
+        assert value(recorder, "vllm:request_success_total", finished_reason=reason) == 0
+    assert value(recorder, "vllm:prompt_tokens_total") == 0
+    assert value(recorder, "vllm:generation_tokens_total") == 0
+    assert value(recorder, "vllm:prompt_tokens_cached_total") == 0
+    assert value(recorder, "vllm:prefix_cache_queries_total") == 0
+    assert value(recorder, "vllm:prefix_cache_hits_total") == 0
+    assert value(recorder, "chairlift_prefix_evictions_total") == 0
+    assert value(recorder, "chairlift_kv_bytes", state="prefix") == 0
+    assert value(recorder, "chairlift_requests_rejected_total", reason="queue_full") == 0
+    assert value(recorder, "chairlift_client_disconnects_total") == 0
+    assert value(recorder, "chairlift_engine_restarts_total", reason="hang") == 0
+
+
+def test_times_of_a_finished_choice(recorder: Recorder) -> None:
+    # arrival 100, scheduled 101, first token 103, finished 107; 5 tokens
+    recorder.record_step(step_stats())
+    sums = {
+        "queue_time": 1.0,
+        "prefill_time": 2.0,
+        "decode_time": 4.0,
+        "inference_time": 6.0,
+        "time_per_output_token": 1.0,
+    }
+    for name, seconds in sums.items():
+        assert value(recorder, f"vllm:request_{name}_seconds_sum") == seconds
+    assert value(recorder, "vllm:e2e_request_latency_seconds_sum") == 7.0
+    assert value(recorder, "vllm:time_to_first_token_seconds_sum") == 0.3
+
+
+def test_gauges_and_ratios(recorder: Recorder) -> None:
+    recorder.record_step(step_stats())
+    assert value(recorder, "vllm:kv_cache_usage_perc") == 0.5
+    assert value(recorder, "vllm:num_requests_running") == 3
+    assert value(recorder, "vllm:num_requests_waiting") == 2
+    assert value(recorder, "chairlift_batch_padding_ratio_sum") == 0.25
+    assert value(recorder, "chairlift_kv_bytes", state="reserved") == 4096
+    assert value(recorder, "chairlift_memory_bytes", kind="peak") == 9
+    assert value(recorder, "vllm:prompt_tokens_total") == 10 + 4
+    assert value(recorder, "vllm:generation_tokens_total") == 2
+    assert value(recorder, "vllm:iteration_tokens_total_sum") == 13
+
+
+def test_prefixes_add_up_over_steps_and_their_bytes_are_the_last(recorder: Recorder) -> None:
+    steps = [
+        StepStats(rows=1, prefill_tokens=100, prefix_queries=100, prefix_bytes=3000),
+        StepStats(rows=1, prefill_tokens=20, prefix_queries=100, prefix_hits=80, prefix_bytes=4000),
+        StepStats(rows=2, prefix_evictions=3, prefix_bytes=1000),
+        StepStats(),
+        StepStats(rows=2, prefix_queries=50, prefix_hits=49, prefix_evictions=1, prefix_bytes=900),
+    ]
+    for stats in steps:
+        recorder.record_step(stats)
+    assert value(recorder, "vllm:prefix_cache_queries_total") == 250
+    assert value(recorder, "vllm:prefix_cache_hits_total") == 129
+    assert value(recorder, "vllm:prompt_tokens_cached_total") == 129
+    # What was computed is the difference, as in vLLM; found tokens are no step's work.
+    assert value(recorder, "vllm:prompt_tokens_total") == 120 + 129
+    assert value(recorder, "vllm:iteration_tokens_total_sum") == 120
+    assert value(recorder, "chairlift_prefix_evictions_total") == 4
+    assert value(recorder, "chairlift_kv_bytes", state="prefix") == 900
+
+
+def test_computed_prompt_tokens_of_a_choice_leave_out_the_cached_ones(recorder: Recorder) -> None:
+    recorder.record_step(step_stats(finished=2))  # prompts of 10 tokens, 4 of them cached
+    name = "vllm:request_prefill_kv_computed_tokens"
+    assert value(recorder, f"{name}_sum") == 2 * 6
+    assert value(recorder, "vllm:request_prompt_tokens_sum") == 2 * 10
+    # The counters come from the step alone: two choices of one prompt are one lookup.
+    assert value(recorder, "vllm:prompt_tokens_cached_total") == 4
+
+
+@pytest.mark.parametrize(("bits", "label"), [(None, "none"), (8, "8")])
+def test_the_cache_config_tells_its_bits(bits: int | None, label: str) -> None:
+    recorder = Recorder()
+    info = model_info(kv_bits=bits)
+    recorder.model_loaded("m", info)
+    config = {
+        "dtype": info.dtype,
+        "kv_bits": label,
+        "kv_limit_bytes": str(info.kv_limit_bytes),
+        "kv_bytes_per_token": str(info.kv_bytes_per_token),
+        "max_context": str(info.max_context),
+        "max_rows": str(info.max_rows),
+    }
+    assert value(recorder, "vllm:cache_config_info", **config) == 1
+
+
+def test_a_choice_that_never_ran_has_only_waited(recorder: Recorder) -> None:
+    stats = step_stats()
+    choice = stats.finished[0]
+    choice.scheduled = choice.first_token = None
+    choice.generated_tokens = 0
+    choice.reason = "abort"
+    recorder.record_step(stats)
+    assert value(recorder, "vllm:request_success_total", finished_reason="abort") == 1
+    assert value(recorder, "vllm:request_queue_time_seconds_sum") == 7.0
+    assert value(recorder, "vllm:request_prefill_kv_computed_tokens_count") == 0
+    assert value(recorder, "vllm:request_prefill_time_seconds_count") == 0
+    assert value(recorder, "vllm:request_decode_time_seconds_count") == 0
+
+
+def test_token_buckets_end_at_the_context() -> None:
+    assert token_buckets(250) == (1, 2, 5, 10, 20, 50, 100, 200, 250)
+    assert token_buckets(1) == (1,)
+
+
+def test_a_replays_step_is_the_machines_and_nobody_elses(recorder: Recorder) -> None:
+    recorder.record_step(StepStats(rows=1, duration=0.5))
+    assert value(recorder, "chairlift_batch_rows_count") == 1
+    assert value(recorder, "vllm:iteration_tokens_total_count") == 0
+
+
+def test_the_documentation_lists_every_metric_as_it_is() -> None:
+    page = ROOT / "docs" / "observability.md"
+    prefixes = ("| `vllm:", "| `chairlift_")
+    listed = [line for line in page.read_text().splitlines() if line.startswith(prefixes)]
+    assert listed == [_documented(metric) for metric in (*MODEL, *ENGINE, *SERVER)]
+
+
+def _documented(metric: Metric) -> str:
+    name = metric.name + ("_total" if metric.kind == "counter" else "")
+    labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
+    return f"| `{name}{labels}` | {metric.kind} | {metric.help} |"
+
+
+def test_recording_a_step_of_256_rows_is_cheap(recorder: Recorder) -> None:
+    stats = step_stats(latencies=[0.1] * 256)
+    started = time.perf_counter()
+    for _ in range(20):
+        recorder.record_step(stats)
+    assert (time.perf_counter() - started) / 20 < 0.01

@@ -1,0 +1,130 @@
+"""The real application on a real socket around a scripted engine, and ways to talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from openai import AsyncOpenAI
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer
+
+from chairlift.api.server.listen import listen
+from chairlift.api.server.service import ServedModel, Service
+from chairlift.api.server.sockets import bind
+from chairlift.api.settings import ServerSettings
+from chairlift.api.text.vocabulary import Vocabulary
+from chairlift.engine.messages import Submit
+
+TOKENIZER = byte_tokenizer()
+END = TOKENIZER.eos_token_id
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": MESSAGES}
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def ending(text: str) -> Callable[[Submit, int], Scripted]:
+    """Every choice is ``text`` and then the end token."""
+    return lambda request, index: Scripted([*ids(text), END], ended_by_token=True)
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A function that can be called, as a request names it."""
+    function = {"name": name, "parameters": parameters or {"type": "object"}, **fields}
+    return {"type": "function", "function": function}
+
+
+def chosen(name: str) -> dict[str, Any]:
+    """The ``tool_choice`` that demands a call of one function."""
+    return {"type": "function", "function": {"name": name}}
+
+
+@dataclass
+class Running:
+    """A server on a socket, and what it is made of."""
+
+    url: str
+    service: Service
+    engine: FakeEngine
+    http: aiohttp.ClientSession
+    openai: AsyncOpenAI
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        # NOTE: aiohttp warns of more than a mebibyte of bytes.
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        headers = {"Content-Type": "application/json", **headers}
+        async with self.http.post(self.url + path, data=data, headers=headers) as response:
+            assert response.headers["X-Request-Id"]
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.url + path) as response:
+            return response.status, await response.json()
+
+    async def events(self, path: str, body: Any) -> list[str]:
+        """A stream's events, each as it stood on the wire."""
+        async with self.http.post(self.url + path, json={**body, "stream": True}) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            assert response.headers["Cache-Control"] == "no-cache"
+            assert response.headers["X-Accel-Buffering"] == "no"
+            text = await response.text()
+        assert text.endswith("\n\n")
+        return text.removesuffix("\n\n").split("\n\n")
+
+    async def named_events(self, path: str, body: Any) -> list[dict[str, Any]]:
+        """A stream's events as objects; each is called what it says it is."""
+        events = []
+        for event in await self.events(path, body):
+            name, data = event.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
+
+    async def chunks(self, path: str, body: Any) -> list[Any]:
+        """A successful stream's chunks, [DONE] checked and left out."""
+        events = await self.events(path, body)
+        assert events[-1] == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.service.recorder.registry.get_sample_value(name, labels)
+
+
+@asynccontextmanager
+async def running(
+    engine: FakeEngine, tokenizer: TokenizerWrapper = TOKENIZER, **settings: Any
+) -> AsyncIterator[Running]:
+    """``tokenizer`` is that of the model."""
+    service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
+    if engine.info is not None:
+        vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
+        service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
+    runner = await listen(service, bind(service.settings.host, 0), None)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    client = AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True
+    )
+    try:
+        async with aiohttp.ClientSession() as http, client:
+            yield Running(url, service, engine, http, client)
+    finally:
+        await service.drain.finish(service.settings.drain_seconds)
+        await runner.cleanup()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen in 5 s")

@@ -1,0 +1,107 @@
+"""An engine in the test, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chairlift.cache.quantized import Quantization
+from chairlift.cache.saved.nodes import fingerprint
+from chairlift.cache.store.store import PrefixStore
+from chairlift.cache.swap.files import SwapFiles
+from chairlift.cache.swap.swap import Swap
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.messages import (
+    FinishedChoice,
+    SamplingParams,
+    StepStats,
+    Submit,
+    TokenOutput,
+)
+from chairlift.engine.model.probe import probe
+from chairlift.scheduler.limits import Limits
+
+
+class Bench:
+    """An engine that is stepped by hand; collects what it gives."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        rows: int = 8,
+        tokens: int = 40,
+        kv: int = 1 << 30,
+        prefix: int = 0,
+        eager: bool = False,
+        directory: Path | None = None,
+        swap: int = 0,
+        swap_files: SwapFiles | None = None,
+        offloads: bool = False,
+        quantization: Quantization | None = None,
+        bands: int = 1,
+        ahead: int = 0,
+        max_scored: int = 512,
+        compiler: Compiler | None = None,
+    ) -> None:
+        geometry, vocabulary, layers = probe(model, "test", quantization)
+        checkpoint = None if geometry.pads else 64
+        limits = Limits(
+            *(rows, tokens, kv, geometry, checkpoint),
+            ahead=ahead,
+            bands=bands,
+            max_scored=max_scored,
+        )
+        kinds = [layer.kind for layer in layers]
+        store = (
+            PrefixStore(directory, 1 << 26, fingerprint("test"), kinds, layers)
+            if directory
+            else None
+        )
+        self.core = EngineCore(
+            *(model, vocabulary, limits, eager, prefix, quantization, store),
+            Swap(kinds, swap, swap_files, offloads, lambda sequence: sequence.rank),
+            compiler=compiler,
+        )
+        self.quantization = quantization
+        self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
+        self.stats: list[StepStats] = []
+
+    def submit(
+        self,
+        name: str,
+        prompt: list[int],
+        count: int = 8,
+        n: int = 1,
+        salt: str = "",
+        reading: Mapping[str, Any] = {},
+        **params: Any,
+    ) -> None:
+        given = SamplingParams(**({"max_tokens": count, "seed": 1, "temperature": 0.0} | params))
+        self.core.submit(Submit(name, prompt, given, n, cache_salt=salt, **reading))
+
+    def step(self) -> None:
+        output = self.core.step()
+        self.core.scheduler.check_integrity()
+        for band in self.core.batch.bands:
+            band.check_integrity()
+        self.stats.append(output.stats)
+        for token in output.outputs:
+            self.outputs.setdefault((token.request_id, token.index), []).append(token)
+
+    def drain(self) -> None:
+        while not self.core.idle or self.core.scheduler.waiting:
+            if self.core.idle:
+                time.sleep(0.001)  # somebody waits for the disk
+            else:
+                self.step()
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [t for output in self.outputs[name, index] for t in output.token_ids]
+
+    @property
+    def finished(self) -> list[FinishedChoice]:
+        return [choice for stats in self.stats for choice in stats.finished]

@@ -1,0 +1,159 @@
+"""Test models on disk: the default model, and tiny GGUF files made from ``tiny``'s weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType as GGMLType
+from mlx.utils import tree_flatten
+from support.tiny import BYTES, CHAT_TEMPLATE, SPECIALS, VOCAB_SIZE, TinyKind, tiny_config
+
+from chairlift.engine.hub.fetch import fetch_default_model
+
+_STEMS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_GEMMA3_STEMS = _STEMS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# GGUF's writer leaves out empty arrays, so the tokenizer has one merge and one token for it.
+MERGED = "th"
+GGUF_VOCAB_SIZE = VOCAB_SIZE + 1
+
+
+def default_model_path() -> Path:
+    """SmolLM2-135M-Instruct's file in the user's cache, fetched if need be."""
+    return fetch_default_model()
+
+
+def write_tiny_gguf(
+    path: Path,
+    kind: TinyKind,
+    model: nn.Module,
+    type_: GGMLType = GGMLType.F32,
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, npt.NDArray[np.float32]] | None = None,
+) -> nn.Module:
+    """Writes a ``tiny_model`` as llama.cpp's converter would, matrices as ``type_``.
+
+    ``metadata`` overrides keys (None leaves one out); ``tensors`` adds float32 ones. The model's
+    own matrices are replaced by what the quantization left of them; it is returned. To run text
+    through it, give the model a ``vocab_size`` of GGUF_VOCAB_SIZE.
+    """
+    config = tiny_config(kind)
+    writer = gguf.GGUFWriter(path, kind)
+    values = _metadata(kind, config) | _tokenizer_metadata() | (metadata or {})
+    for key, value in values.items():
+        _add(writer, key, value)
+    kept: list[tuple[str, mx.array]] = []
+    for name, array in tree_flatten(model.parameters()):
+        data = np.array(array)
+        if data.ndim == 2:
+            quantized = gguf.quantize(data, type_)
+            left = gguf.dequantize(quantized, type_).reshape(data.shape)
+            kept.append((name, mx.array(left)))
+            if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+                quantized = _interleave(quantized, config["head_dim"])
+            writer.add_tensor(_gguf_name(kind, name), quantized, raw_dtype=type_)
+        else:
+            is_shifted = kind == "gemma3" and "norm" in name
+            writer.add_tensor(_gguf_name(kind, name), data + 1 if is_shifted else data)
+    for name, extra in (tensors or {}).items():
+        writer.add_tensor(name, extra)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model.load_weights(kept, strict=False)
+    return model
+
+
+def _interleave(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
+    """llama.cpp's row order: a RoPE pair (i, i + half) of each head becomes (2 i, 2 i + 1)."""
+    order = [
+        start + half * (head_dim // 2) + i
+        for start in range(0, rows.shape[0], head_dim)
+        for i in range(head_dim // 2)
+        for half in (0, 1)
+    ]
+    return np.ascontiguousarray(rows[order])
+
+
+def _gguf_name(kind: TinyKind, name: str) -> str:
+    stems = _GEMMA3_STEMS if kind == "gemma3" else _STEMS
+    stem, suffix = name.rsplit(".", 1)
+    if stem.startswith("model.layers."):
+        _, _, layer, inner = stem.split(".", 3)
+        return f"blk.{layer}.{stems[inner]}.{suffix}"
+    return f"{stems[stem]}.{suffix}"
+
+
+def _metadata(kind: TinyKind, config: dict[str, Any]) -> dict[str, Any]:
+    values = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    }
+    if kind == "gemma3":
+        values |= {
+            "attention.sliding_window": config["sliding_window"],
+            "attention.sliding_window_pattern": config["sliding_window_pattern"],
+            "rope.freq_base_swa": config["rope_local_base_freq"],
+        }
+    return {f"{kind}.{key}": value for key, value in values.items()}
+
+
+def _tokenizer_metadata() -> dict[str, Any]:
+    tokens = [*SPECIALS, *BYTES, MERGED]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(SPECIALS) + [1] * (len(BYTES) + 1),
+        "tokenizer.ggml.merges": [" ".join(MERGED)],
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
