@@ -20,7 +20,7 @@ from chairlift.engine.cpu import bf16_matmul
 from chairlift.engine.cpu.bf16_matmul import Matrix
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import swiglu, view
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def install(model: Any, exactly: bool) -> bool:
     layers = [layer for _, layer in model.named_modules()]
     wanted = [layer for layer in layers if _wanted(layer, exactly)]
     size = sum(layer.weight.nbytes // 2 for layer in wanted)
-    if size > SHARE * profile.free_memory():
+    if size > SHARE * memory.free_memory():
         log.info("no memory for the weights in bfloat16 as well: %.1f GB", size / 1e9)
         return False
     for layer in wanted:

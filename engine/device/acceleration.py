@@ -38,7 +38,7 @@ def accelerate(model: Any, exactly: bool = True) -> Acceleration:
     Args:
         exactly: no weight may be rounded; see ``engine.cpu.bf16_linear``.
     """
-    if profile.kind() == "cpu":
+    if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
         host_attention.install(model)
         return Acceleration(eager)

@@ -16,7 +16,7 @@ from mlx_lm.utils import dequantize_model
 from mlx_lm.utils import load_model as load_directory
 from safetensors import SafetensorError, safe_open
 
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.gguf.model import build_model, is_quantized, own_dtype
@@ -131,7 +131,7 @@ def _check_memory(source: ModelSource) -> None:
     """Refuses what cannot fit, rather than be killed in the middle of loading it."""
     one = source.kind == "gguf"
     files = [source.path] if one else list(source.path.glob("model*.safetensors"))
-    needed, free = sum(file.stat().st_size for file in files), profile.free_memory()
+    needed, free = sum(file.stat().st_size for file in files), memory.free_memory()
     if needed > free:
         raise ModelError(
             f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
