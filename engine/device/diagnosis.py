@@ -118,11 +118,11 @@ def _cores() -> Finding:
 
 
 def _kernels(on_cpu: bool) -> Finding:
-    from chairlift.engine.device.acceleration import cuda_kernels_work
+    from chairlift.engine.cuda.selftest import kernels_work
 
     if on_cpu:
         return Finding("kernels", "attention and activations on the host")
-    if cuda_kernels_work():
+    if kernels_work():
         return Finding("kernels", "CUDA: attention of rows, joins and moves")
     if sys.platform == "darwin":
         return Finding("kernels", "MLX's own, on Metal")

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache, Shared
+from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,15 @@ STEADY = 8
 MOST_ROWS = 64
 # Shapes that are remembered.
 MOST = 64
-# Of the largest logit; what is fused is rounded less often.
+# Of the largest logit: fused operations round less often.
 TOLERANCE = 0.05
+_TRIAL = Trial(
+    within_largest(TOLERANCE),
+    log,
+    error="decode steps are not compiled: %s",
+    level=logging.INFO,
+    mismatch="compiled decode steps are wrong for this model; they are not used",
+)
 
 
 class CompiledSteps:
@@ -58,13 +66,9 @@ class CompiledSteps:
             return logits
         if not self._is_steady(band):
             return self._plain(band, tokens)
-        try:
-            logits = self._compiled(band, tokens)
-            if self._checked or self._is_right(logits, band, tokens):
-                return logits
-            log.warning("compiled decode steps are wrong for this model; they are not used")
-        except Exception as error:  # a model's own code, which may do what cannot be traced
-            log.info("decode steps are not compiled: %s", error)
+        compiled = _TRIAL.attempt(lambda: self._compiled(band, tokens))
+        if compiled is not None and (self._checked or self._is_right(compiled, band, tokens)):
+            return compiled
         self._gives_up = True
         return self._plain(band, tokens)
 
@@ -136,25 +140,9 @@ class CompiledSteps:
 
     def _is_right(self, logits: mx.array, band: BatchCache, tokens: mx.array) -> bool:
         """Whether a plain call gives the same, in a later step than the one that was traced."""
-        plain = self._plain(band, tokens)
-        right = alike(logits, plain, TOLERANCE)
+        right = _TRIAL.passes(lambda: self._plain(band, tokens), lambda: logits)
         self._checked = right and self._steady > STEADY
         return right
-
-
-def alike(ours: mx.array, theirs: mx.array, tolerance: float) -> bool:
-    """Whether logits differ by rounding only: by ``tolerance`` of the largest one at most.
-
-    Numbers that are not finite have to be so in both, and count for nothing else: a model may rule
-    tokens out by -inf, and a row that has left the range of its type says nothing of the others.
-    """
-    if ours.shape != theirs.shape:
-        return False
-    finite = mx.isfinite(theirs)
-    same = (mx.isfinite(ours) == finite).all()
-    apart = mx.where(finite, mx.abs(ours - theirs), 0).max()
-    most = mx.where(finite, mx.abs(theirs), 0).max()
-    return bool((same & (apart <= tolerance * most)).item())
 
 
 def _kinds(band: BatchCache) -> list[LayerCache]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,13 +15,15 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.model.compiled import CompiledSteps, alike
+from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.head import Head
+from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# Of the largest logit: bfloat16 has two digits, and tokens taken for others differ by much more.
-ROUNDING = 0.05
+# Of the largest logit: bfloat16 has two digits, and logits of wrong tokens differ by much more.
+TOLERANCE = 0.05
+_TRIAL = Trial(within_largest(TOLERANCE), log, error="a model call of another form fails: %s")
 
 
 class Chunk(NamedTuple):
@@ -180,11 +183,8 @@ def fitted(
         if packs and not make_cache().pads:
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)
-        try:
-            if alike(_tried(forward, makers), expected, ROUNDING):
-                return _told(Fitted(forward, makers))
-        except Exception as error:  # a model's own code, which may raise anything
-            log.debug("a model call of another form fails: %s", error)
+        if _TRIAL.passes(lambda: expected, partial(_tried, forward, makers)):
+            return _told(Fitted(forward, makers))
     return _told(Fitted(plain, both))
 
 

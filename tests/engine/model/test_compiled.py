@@ -14,8 +14,9 @@ from chairlift.engine.cuda.kernel import KeysValues
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.compiled import MOST, STEADY, CompiledSteps, alike
+from chairlift.engine.model.compiled import MOST, STEADY, CompiledSteps
 from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trial import within_largest
 from chairlift.scheduler.limits import Limits
 
 __all__ = ["on_cuda"]
@@ -143,11 +144,12 @@ def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
     logits = mx.random.normal((4, 9), key=mx.random.key(0))
     spoiled = mx.array(logits)
     spoiled[1, 3], spoiled[2] = -mx.inf, mx.nan
-    assert alike(spoiled, spoiled + 1e-4, 0.05)
-    assert not alike(spoiled, spoiled + 1, 0.05)
-    assert not alike(logits, spoiled, 0.05)
-    assert not alike(spoiled, logits, 0.05)
-    assert not alike(logits, logits[:3], 0.05)
+    alike = within_largest(0.05)
+    assert alike(spoiled, spoiled + 1e-4)
+    assert not alike(spoiled, spoiled + 1)
+    assert not alike(logits, spoiled)
+    assert not alike(spoiled, logits)
+    assert not alike(logits, logits[:3])
 
 
 def test_shapes_are_forgotten_when_there_are_too_many() -> None:
