@@ -13,7 +13,7 @@ from chairlift.engine.cpu import kernels
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import drawn
 from chairlift.engine.sampling.filters import thresholds
-from chairlift.engine.sampling.logprobs import Likely, likely
+from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
 from chairlift.engine.sampling.penalties import Seen
 from chairlift.engine.sampling.verdict import judged
@@ -30,7 +30,7 @@ class Logprobs:
     """What leaves the device about probabilities: those of some rows."""
 
     rows: list[int]
-    likely: Likely
+    values: TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Sampled:
         """All that has to be evaluated."""
         if self.logprobs is None:
             return [self.tokens, self.told]
-        return [self.tokens, self.told, *self.logprobs.likely]
+        return [self.tokens, self.told, *self.logprobs.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Sampler:
             return None
         index = mx.array(rows, mx.int32)
         most = min(max(asked[row] or 0 for row in rows), self._vocabulary)
-        return Logprobs(rows, likely(logits[index], tokens[index], most))
+        return Logprobs(rows, top_logprobs(logits[index], tokens[index], most))
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:

@@ -170,9 +170,9 @@ def test_logprobs_are_the_models_own() -> None:
     expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     chosen = sampled.tokens.tolist()
     assert chosen[0] == 7
-    assert found.likely.chosen.tolist() == pytest.approx(
+    assert found.values.chosen.tolist() == pytest.approx(
         [expected[0, 7], expected[2, chosen[2]]], abs=1e-5
     )
     order = np.argsort(-expected[0])[:3]
-    assert found.likely.top_ids.tolist()[0] == order.tolist()
-    assert found.likely.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)
+    assert found.values.top_ids.tolist()[0] == order.tolist()
+    assert found.values.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)

@@ -16,7 +16,7 @@ from chairlift.engine.core.checks import MOST, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import PARTS, chosen_part, drawn
-from chairlift.engine.sampling.logprobs import likely
+from chairlift.engine.sampling.logprobs import top_logprobs
 from chairlift.engine.sampling.masks import allow, free
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.engine.sampling.verdict import NO_CHOICE, NONFINITE, checked
@@ -220,7 +220,7 @@ def test_what_was_read_is_checked() -> None:
 
 def test_log_probabilities_of_tokens_that_are_ruled_out() -> None:
     values = mx.array([[0.0, -mx.inf, 1.0, -mx.inf]])
-    scored = likely(values, mx.array([1]), 4)
+    scored = top_logprobs(values, mx.array([1]), 4)
     assert scored.chosen.tolist() == [-math.inf]
     assert scored.top_ids.tolist()[0][:2] == [2, 0]
     assert not np.isnan(np.array(scored.top)).any()
