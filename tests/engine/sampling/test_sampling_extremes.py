@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from chairlift.engine.core.checks import MOST, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.draw import PARTS, chosen_part, drawn
+from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
 from chairlift.engine.sampling.logprobs import top_logprobs
 from chairlift.engine.sampling.masks import allow, free
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
@@ -201,7 +201,7 @@ def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, val
     rng = np.random.default_rng(seed)
     weights = np.where(rng.random((8, vocabulary)) < 0.9, value, 0.0).astype(np.float32)
     keys = rng.integers(0, 2**32, (8, 2), dtype=np.uint32)
-    tokens = np.array(drawn(mx.array(weights), mx.array(keys)))
+    tokens = np.array(sample_categorical(mx.array(weights), mx.array(keys)))
     assert (tokens >= 0).all()
     assert (tokens < vocabulary).all()
     if math.isfinite(value) and value > 0:
