@@ -70,7 +70,7 @@ chromium: | setup
 
 # Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
 conformance: setup
-	cd tests && ../$(BIN)/python -m conformance --out ../docs/conformance.md $(ARGS)
+	cd tests && ../$(BIN)/python -m conformance --out ../docs/reference/conformance.md $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
