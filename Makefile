@@ -80,6 +80,7 @@ lint: setup docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=src $(BIN)/mypy -p chairlift
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

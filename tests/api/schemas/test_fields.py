@@ -1,4 +1,4 @@
-"""Every field that is known is done, ignored or refused, as the reference page fields.md says.
+"""Every known field is done, ignored or refused, as docs/reference/fields.md says: none is dropped.
 
 A request with the field is compared with one without it, by what the engine is given and by what
 the client gets.

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from chairlift.engine.core.checks import MOST, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.draw import PARTS, chosen_part, drawn
-from chairlift.engine.sampling.logprobs import likely
+from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
+from chairlift.engine.sampling.logprobs import top_logprobs
 from chairlift.engine.sampling.masks import allow, free
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.engine.sampling.verdict import NO_CHOICE, NONFINITE, checked
@@ -201,7 +201,7 @@ def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, val
     rng = np.random.default_rng(seed)
     weights = np.where(rng.random((8, vocabulary)) < 0.9, value, 0.0).astype(np.float32)
     keys = rng.integers(0, 2**32, (8, 2), dtype=np.uint32)
-    tokens = np.array(drawn(mx.array(weights), mx.array(keys)))
+    tokens = np.array(sample_categorical(mx.array(weights), mx.array(keys)))
     assert (tokens >= 0).all()
     assert (tokens < vocabulary).all()
     if math.isfinite(value) and value > 0:
@@ -220,7 +220,7 @@ def test_what_was_read_is_checked() -> None:
 
 def test_log_probabilities_of_tokens_that_are_ruled_out() -> None:
     values = mx.array([[0.0, -mx.inf, 1.0, -mx.inf]])
-    scored = likely(values, mx.array([1]), 4)
+    scored = top_logprobs(values, mx.array([1]), 4)
     assert scored.chosen.tolist() == [-math.inf]
     assert scored.top_ids.tolist()[0][:2] == [2, 0]
     assert not np.isnan(np.array(scored.top)).any()
