@@ -1,4 +1,4 @@
-"""The examples in docs/guides/apis.md run as they are, but for the address and the model's name."""
+"""The examples in docs/guides/apis.md run unchanged, except for address and model name."""
 
 from __future__ import annotations
 
