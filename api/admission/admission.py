@@ -13,7 +13,7 @@ from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.observe.page import PAGE_PATHS
 from chairlift.api.observe.request_record import route_of
 from chairlift.api.server.routes import ROUTES, Handler
-from chairlift.api.server.service import SERVICE, Service
+from chairlift.api.service import SERVICE, Service
 from chairlift.engine.workers.pool import CLIENT
 
 FREE = PAGE_PATHS | {"/health", "/ping", "/version", "/openapi.json", "/metrics"}

@@ -11,12 +11,12 @@ from chairlift.api.anthropic.dialogue import chat_request, prompt_request
 from chairlift.api.anthropic.replies import TokensCount
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
 from chairlift.api.anthropic.shape import MessageShape
+from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.generate.answer import answer, json_response
 from chairlift.api.observe.request_record import GIVEN_ID
 from chairlift.api.schemas.names import renamed
-from chairlift.api.server.body import convert, read
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 
 _NAMES = {
     "stop": "stop_sequences",

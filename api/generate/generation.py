@@ -14,7 +14,7 @@ from chairlift.api.errors import GenerationFailed
 from chairlift.api.observe.timing import Detokenizing, PromptTimes
 from chairlift.api.schemas.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from chairlift.api.schemas.schemas import Generate
-from chairlift.api.server.service import ServedModel
+from chairlift.api.service import ServedModel
 from chairlift.api.text.choice import Choice, Piece, TextChoice, VectorChoice
 from chairlift.api.text.stops import StopMatcher, Stops
 from chairlift.api.text.stream import TextStream

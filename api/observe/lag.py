@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 from chairlift.metrics.recorder import Recorder
 
 INTERVAL_SECONDS = 0.1

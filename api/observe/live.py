@@ -21,7 +21,7 @@ from chairlift.metrics.window import Percentiles, Tally
 if TYPE_CHECKING:  # they import the service, which holds what is here
     from chairlift.api.generate.generation import Generation
     from chairlift.api.observe.request_record import Exchange
-    from chairlift.api.server.service import ServedModel, Service
+    from chairlift.api.service import ServedModel, Service
 
 # Each watcher is told this often.
 PERIOD_SECONDS = 0.5

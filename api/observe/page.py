@@ -8,9 +8,9 @@ from pathlib import Path
 
 from aiohttp import hdrs, web
 
+from chairlift.api.http.sse import PLAIN, EventStream
 from chairlift.api.observe.live import PERIOD_SECONDS, Live
-from chairlift.api.server.service import SERVICE
-from chairlift.api.server.sse import PLAIN, EventStream
+from chairlift.api.service import SERVICE
 
 _FOLDER = Path(__file__).parent / "ui"
 _INDEX = "index.html"

@@ -21,7 +21,7 @@ from opentelemetry.util.types import AttributeValue
 from chairlift.api.generate.generation import Generation
 from chairlift.api.observe.request_record import CLIENT_LEFT, Exchange
 from chairlift.api.observe.timing import PromptTimes
-from chairlift.api.server.service import VERSION
+from chairlift.api.service import VERSION
 
 # The routes whose requests are traced, and what the conventions call what they do.
 OPERATIONS = {

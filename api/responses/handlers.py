@@ -7,6 +7,7 @@ from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.ratelimit import ACCOUNT
+from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.generate.answer import answer, json_response
@@ -29,8 +30,7 @@ from chairlift.api.responses.request import (
 from chairlift.api.responses.shape import ResponseShape
 from chairlift.api.responses.store import ResponseStore, StoredResponse
 from chairlift.api.schemas.names import renamed
-from chairlift.api.server.body import convert, read
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 
 _NAMES = {

@@ -22,7 +22,7 @@ from chairlift.api.observe.request_record import CLIENT_LEFT, GIVEN_ID, Exchange
 from chairlift.api.server.openapi import document
 from chairlift.api.server.routes import ROUTES, Handler
 from chairlift.api.server.scrape import metrics
-from chairlift.api.server.service import SERVICE, Service
+from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
 
 # What a client's own request id must look like to be sent back and logged.

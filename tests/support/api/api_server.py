@@ -16,8 +16,8 @@ from openai import AsyncOpenAI
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer
 
 from chairlift.api.server.listen import listen
-from chairlift.api.server.service import ServedModel, Service
 from chairlift.api.server.sockets import bind
+from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import Submit
