@@ -45,6 +45,16 @@ class Reading:
     thinks: bool
     calls: CallReading | None
 
+    def new_choice(
+        self,
+        index: int,
+        detokenizer: Callable[[], Detokenizer],
+        matcher: StopMatcher,
+        with_logprobs: bool,
+    ) -> DialogueChoice:
+        """See ``generate.generation.ReplyReader``."""
+        return DialogueChoice(index, self, detokenizer, matcher, with_logprobs)
+
 
 class DialogueChoice(Choice):
     """Its pieces come one kind each. Log-probabilities are those of the text for the user."""
