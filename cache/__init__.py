@@ -1,6 +1,9 @@
-"""Batched KV caches: every row of a batch writes at one shared cursor that moves round a ring.
+"""The KV caches of a batch, and where sequences keep their state outside it.
 
-``ring`` is the buffer of one layer and its geometry, ``batch`` the rows of a whole model,
-``kinds`` reads from a model which layers it wants, ``capacity`` is the arithmetic of sizes, which
-the scheduler uses too and which therefore knows no MLX.
+All rows of a batch write at one shared cursor that moves round a ring: ``ring`` is one layer's
+geometry, ``layer`` its buffers, ``batch`` the rows of a whole model, ``state`` a recurrent layer.
+``kinds`` reads from a model which caches it needs, ``snapshot`` is one sequence's state on its own,
+and ``capacity`` is the arithmetic of sizes, shared with the scheduler and therefore without MLX.
+Public face: ``make_batch``, ``BatchCache``, ``Snapshot``. Runs in the engine process. Must not
+import the engine, the API or the scheduler.
 """

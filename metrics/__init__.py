@@ -1,2 +1,6 @@
-"""Metrics are data: one table says what is measured, one recorder sets it from one stats object a
-step and one call a reply; nothing here knows how a token is made."""
+"""Prometheus metrics as data: ``table`` lists every metric, ``recorder`` updates them.
+
+The recorder takes one ``StepStats`` an engine step and one call an HTTP event; ``window`` keeps the
+last minute's values for the live page. Public face: ``recorder.Recorder``. Runs in the API process.
+Of the rest of Chairlift it imports ``engine.messages`` only, and never MLX.
+"""

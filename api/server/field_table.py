@@ -1,6 +1,6 @@
-"""What becomes of every request field that is known, and docs/fields.md, which tells it.
+"""What becomes of every request field that is known, and docs/reference/fields.md, which tells it.
 
-``python -m chairlift.api.server.field_table > docs/fields.md`` writes the page.
+``python -m chairlift.api.server.field_table > docs/reference/fields.md`` writes the page.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def outcome(api: Api, name: str) -> Outcome:
 
 
 def page() -> str:
-    """All of docs/fields.md."""
+    """All of docs/reference/fields.md."""
     return "\n".join([_HEAD, *(line for api in DOORS for line in _section(api))])
 
 

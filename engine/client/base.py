@@ -38,7 +38,7 @@ def silent(text: str) -> None:
     """Progress that nobody asked for."""
 
 
-class StreamingClient:
+class BaseEngineClient:
     """An engine client but for the transport: subclasses bring ``send`` and call ``receive``.
 
     All of it runs in one event loop.

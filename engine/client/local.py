@@ -9,14 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from chairlift.engine.client.base import StreamingClient, silent
+from chairlift.engine.client.base import BaseEngineClient, silent
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import FromEngine, ModelInfo, Shutdown, ToEngine
 
 
-class LocalClient(StreamingClient):
+class LocalClient(BaseEngineClient):
     """An engine on a thread of this process, for tests and for embedding."""
 
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
@@ -48,7 +48,7 @@ class LocalClient(StreamingClient):
         return await started
 
     def send(self, message: ToEngine) -> None:
-        """See ``StreamingClient.send``."""
+        """See ``BaseEngineClient.send``."""
         self._inbox.put(message)
 
     async def stop(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Literal, NamedTuple
 
-from chairlift.engine.client.base import StreamingClient, silent
+from chairlift.engine.client.base import BaseEngineClient, silent
 from chairlift.engine.client.quarantine import Quarantine
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import STEADY_SECONDS, Supervision
@@ -52,7 +52,7 @@ class _End(NamedTuple):
     steady: bool = False
 
 
-class ProcessClient(StreamingClient):
+class ProcessClient(BaseEngineClient):
     """An engine in its own process, which is supervised: when it dies or hangs, another is started,
     and unfinished requests go on in that with the tokens they have.
 
@@ -108,7 +108,7 @@ class ProcessClient(StreamingClient):
         return await started
 
     def send(self, message: ToEngine) -> None:
-        """See ``StreamingClient.send``."""
+        """See ``BaseEngineClient.send``."""
         if self._engine is not None and self._ready.is_set():
             self._engine.send(message)
 
@@ -123,7 +123,7 @@ class ProcessClient(StreamingClient):
             await self._supervisor
 
     def receive(self, message: FromEngine) -> None:
-        """See ``StreamingClient.receive``."""
+        """See ``BaseEngineClient.receive``."""
         super().receive(message)
         match message:
             case ModelInfo():
@@ -134,19 +134,19 @@ class ProcessClient(StreamingClient):
                 self._refusal = message.message
 
     def admit(self, stream: Stream) -> None:
-        """See ``StreamingClient.admit``; it waits while there is no engine that it may be in."""
+        """See ``BaseEngineClient.admit``; it waits while there is no engine that it may be in."""
         if not self._ready.is_set():
             self.record(StepStats(waiting=self.unfinished))  # there are no steps to tell it
         elif self._quarantine.admits(stream):
             super().admit(stream)
 
     def forget(self, request_id: str) -> None:
-        """See ``StreamingClient.forget``."""
+        """See ``BaseEngineClient.forget``."""
         super().forget(request_id)
         self._arrange()
 
     def report(self, choices: list[FinishedChoice]) -> None:
-        """See ``StreamingClient.report``; at once, when there are no steps."""
+        """See ``BaseEngineClient.report``; at once, when there are no steps."""
         super().report(choices)
         if choices and not self._ready.is_set():
             self.record(StepStats(waiting=self.unfinished))

@@ -15,7 +15,7 @@ from chairlift.engine.messages import Abort, FinishedChoice, FinishReason, Submi
 from chairlift.scheduler.forecast import Claim
 
 if TYPE_CHECKING:  # it imports this
-    from chairlift.engine.client.base import StreamingClient
+    from chairlift.engine.client.base import BaseEngineClient
 
 
 class Stream:
@@ -25,7 +25,7 @@ class Stream:
     that is known, in seconds of ``time.monotonic()``.
     """
 
-    def __init__(self, request: Submit, client: StreamingClient, claim: Claim) -> None:
+    def __init__(self, request: Submit, client: BaseEngineClient, claim: Claim) -> None:
         self.admitted = False
         self.scheduled: float | None = None
         self._request = request

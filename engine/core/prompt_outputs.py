@@ -10,7 +10,7 @@ import numpy as np
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import PromptLogprobs, TokenOutput
 from chairlift.engine.model.forward import Chunk, Outcome
-from chairlift.engine.sampling.logprobs import Likely, likely_of_many
+from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs_in_slices
 from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
@@ -94,13 +94,13 @@ class _Scores:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._parts: list[Likely] = []
+        self._parts: list[TopLogprobs] = []
 
     def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         if scored is not None:
             following = mx.array(tokens[: scored.shape[0]], mx.int32)
             most = min(self._most, scored.shape[1])
-            self._parts.append(likely_of_many(scored, following, most))
+            self._parts.append(top_logprobs_in_slices(scored, following, most))
 
     @property
     def arrays(self) -> list[mx.array]:

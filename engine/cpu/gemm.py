@@ -37,7 +37,9 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     n = b.shape[3]
     transposed = b.strides[3] != b.itemsize
     leading = b.strides[3 if transposed else 2] // b.itemsize
-    # From one head to the next over all rows; an axis of one has a stride that means nothing.
+    # An axis of one has a stride that means nothing, and that BLAS may refuse.
+    leading = max(leading, k if transposed else n)
+    # From one head to the next over all rows.
     distance = b.strides[1] if heads > 1 else b.strides[0]
     result = np.empty((rows, heads, m, n), np.float32)
     batched(

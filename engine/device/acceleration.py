@@ -1,10 +1,10 @@
-"""What this device does sooner than mlx-lm's model files would, chosen when a model is loaded."""
+"""Replaces parts of a loaded model by faster ones for the device, where there are some."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from chairlift.cache.kinds import PLAIN, Layers
+from chairlift.cache.kinds import PLAIN, AttentionLayers
 from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
@@ -16,14 +16,19 @@ from chairlift.engine.model import attention
 
 
 class Acceleration(NamedTuple):
-    """Whether the model is eager now (``engine.cpu.kernels``), and the layers of its caches."""
+    """What the replacements mean for the engine.
+
+    Attributes:
+        eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
+        layers: the layers that its caches need.
+    """
 
     eager: bool
-    layers: Layers = PLAIN
+    layers: AttentionLayers = PLAIN
 
 
 def accelerate(model: Any, exactly: bool = True) -> Acceleration:
-    """Gives a model this device's own attention and activations, where there are some.
+    """Gives a model the device's own attention and activations.
 
     Args:
         exactly: no weight may be rounded; see ``engine.cpu.bf16_linear``.
@@ -37,4 +42,4 @@ def accelerate(model: Any, exactly: bool = True) -> Acceleration:
         return Acceleration(False)
     attention.install(model, cuda_attention.attend)
     cuda_block.install(model)
-    return Acceleration(False, Layers(CudaLayer, CudaPrompt))
+    return Acceleration(False, AttentionLayers(CudaLayer, CudaPrompt))

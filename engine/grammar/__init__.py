@@ -1,5 +1,7 @@
-"""Structured output: what a reply has to be, as a formal language that its tokens are held to.
+"""Structured output: restricts a row's tokens to those that a formal grammar allows.
 
-The language is llguidance's work: it compiles a schema, and tells of each token of the vocabulary
-whether it may come next. This package says what it is given, and bounds what that may cost.
+llguidance compiles a grammar and computes which tokens of the vocabulary may come next; this
+package prepares its input and bounds its cost. Public face: ``checker.Checker`` (API process, with
+trials in worker processes), ``pending.Grammars`` and ``constraints.Constraints`` (engine process).
+Must not import the engine's core.
 """

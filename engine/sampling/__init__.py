@@ -1,1 +1,5 @@
-"""Choosing tokens: all rows at once on the device, each row by its own parameters."""
+"""Sampling: one token for every row at once, on the device, each by its own parameters.
+
+Public face: ``sampler.Sampler``. Runs in the engine process. Must not import the engine's core, the
+caches or the API.
+"""

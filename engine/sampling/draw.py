@@ -20,7 +20,7 @@ LEAST = 1e-10
 BELOW_ONE = 1 - 2**-24
 
 
-def drawn(weights: mx.array, keys: mx.array) -> mx.array:
+def sample_categorical(weights: mx.array, keys: mx.array) -> mx.array:
     """One token for each row.
 
     Nothing here trusts a sum: on a GPU a cumulative sum need not rise from part to part. A part is

@@ -12,7 +12,7 @@ from chairlift.engine.cpu import kernels
 SLICE = 64
 
 
-class Likely(NamedTuple):
+class TopLogprobs(NamedTuple):
     """By position, float32: ``chosen`` is ``[m]``, the asked-for tokens' log-probabilities;
     ``top_ids`` and ``top`` are ``[m, k]``, the most likely tokens, best first.
     """
@@ -22,7 +22,7 @@ class Likely(NamedTuple):
     top: mx.array
 
 
-def likely(logits: mx.array, tokens: mx.array, most: int) -> Likely:
+def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
     """The model's own log-probabilities of one token a position, and of the ``most`` likely.
 
     Args:
@@ -35,19 +35,19 @@ def likely(logits: mx.array, tokens: mx.array, most: int) -> Likely:
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if most <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :most]
-        return Likely(chosen[:, 0], best, (highest - total)[:, :most])
+        return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :most])
     best = mx.argpartition(-logits, most - 1, axis=-1)[:, :most]
     top = mx.take_along_axis(logits, best, axis=-1)
     order = mx.argsort(-top, axis=-1)
-    return Likely(
+    return TopLogprobs(
         chosen[:, 0],
         mx.take_along_axis(best, order, axis=-1),
         mx.take_along_axis(top, order, axis=-1) - total,
     )
 
 
-def likely_of_many(logits: mx.array, tokens: mx.array, most: int) -> Likely:
+def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
     """The same slice by slice, in the memory of one beside the logits'."""
     slices = range(0, logits.shape[0], SLICE)
-    parts = [likely(logits[i : i + SLICE], tokens[i : i + SLICE], most) for i in slices]
-    return Likely(*(mx.concatenate(list(own)) for own in zip(*parts, strict=True)))
+    parts = [top_logprobs(logits[i : i + SLICE], tokens[i : i + SLICE], most) for i in slices]
+    return TopLogprobs(*(mx.concatenate(list(own)) for own in zip(*parts, strict=True)))

@@ -11,7 +11,7 @@ import numpy as np
 HIGHEST = 1e38
 
 
-class Seen:
+class TokenCounts:
     """Which tokens each row's prompt has, and how often each stands in its output.
 
     ``in_prompt`` is ``[rows, vocabulary]`` booleans, ``in_output`` int32 counts of the same shape.

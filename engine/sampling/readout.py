@@ -12,9 +12,9 @@ def read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
     """By row, with as many alternatives as the request that asked for most."""
     if logprobs is None:
         return {}
-    chosen: Any = logprobs.likely.chosen.tolist()
-    ids: Any = logprobs.likely.top_ids.tolist()
-    values: Any = logprobs.likely.top.tolist()
+    chosen: Any = logprobs.values.chosen.tolist()
+    ids: Any = logprobs.values.top_ids.tolist()
+    values: Any = logprobs.values.top.tolist()
     return {
         row: TokenLogprobs(chosen[i], list(zip(ids[i], values[i], strict=True)))
         for i, row in enumerate(logprobs.rows)

@@ -11,12 +11,12 @@ import numpy as np
 
 from chairlift.engine.cpu import kernels
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.draw import drawn
+from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import thresholds
-from chairlift.engine.sampling.logprobs import Likely, likely
+from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
-from chairlift.engine.sampling.penalties import Seen
-from chairlift.engine.sampling.verdict import judged
+from chairlift.engine.sampling.outcomes import row_outcomes
+from chairlift.engine.sampling.penalties import TokenCounts
 
 # Temperatures below this are greedy (vLLM's bound): weights would be 1 and 0.
 GREEDY_BELOW = 1e-5
@@ -30,7 +30,7 @@ class Logprobs:
     """What leaves the device about probabilities: those of some rows."""
 
     rows: list[int]
-    likely: Likely
+    values: TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Sampled:
     """Both ``[rows]`` int32, on the device.
 
     ``tokens`` are what rows feed next: each is in the vocabulary, also where none could be chosen.
-    ``told`` is the same, or below 0 for a row that has failed; see ``verdict``.
+    ``outcomes`` is the same, or below 0 for a row that has failed; see ``sampling.outcomes``.
     """
 
     tokens: mx.array
-    told: mx.array
+    outcomes: mx.array
     logprobs: Logprobs | None
 
     @property
     def arrays(self) -> list[mx.array]:
         """All that has to be evaluated."""
         if self.logprobs is None:
-            return [self.tokens, self.told]
-        return [self.tokens, self.told, *self.logprobs.likely]
+            return [self.tokens, self.outcomes]
+        return [self.tokens, self.outcomes, *self.logprobs.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Sampler:
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         self._rows: list[SamplerRow] = []
-        self._seen: Seen | None = None
+        self._counts: TokenCounts | None = None
         self._bias: tuple[list[bool], mx.array] | None = None
 
     def rearrange(self, kept: Seq[int], joined: Seq[SamplerRow]) -> None:
@@ -89,14 +89,14 @@ class Sampler:
         self._rows = [before[row] for row in kept] + list(joined)
         self._bias = None
         if not any(row.penalized for row in self._rows):
-            self._seen = None
-        elif self._seen is not None:
-            self._seen.rearrange(kept, [(row.prompt, row.output) for row in joined])
+            self._counts = None
+        elif self._counts is not None:
+            self._counts.rearrange(kept, [(row.prompt, row.output) for row in joined])
         else:
             # Only rows without penalties were here before: their counts are never read.
-            self._seen = Seen(self._vocabulary)
+            self._counts = TokenCounts(self._vocabulary)
             everyone = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
-            self._seen.rearrange([], everyone)
+            self._counts.rearrange([], everyone)
 
     def sample(self, logits: mx.array, generated: Seq[int], masks: Bits | None = None) -> Sampled:
         """Chooses a token for every row.
@@ -109,8 +109,8 @@ class Sampler:
         """
         raw = logits.astype(mx.float32)
         logits = self._biased(raw, generated)
-        if self._seen is not None:
-            logits = self._seen.penalize(
+        if self._counts is not None:
+            logits = self._counts.penalize(
                 logits,
                 self._column(lambda p: p.repetition_penalty),
                 self._column(lambda p: p.presence_penalty),
@@ -127,11 +127,11 @@ class Sampler:
             index = mx.array(drawn, mx.int32)
             picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
             chosen = chosen.at[index].add(picked - chosen[index])
-        told = judged(chosen, best[:, 0], raw, masks is not None)
-        tokens = mx.maximum(told, 0)
-        if self._seen is not None:
-            self._seen.count(tokens)
-        return Sampled(tokens, told, self._logprobs(raw, tokens))
+        outcomes = row_outcomes(chosen, best[:, 0], raw, masks is not None)
+        tokens = mx.maximum(outcomes, 0)
+        if self._counts is not None:
+            self._counts.count(tokens)
+        return Sampled(tokens, outcomes, self._logprobs(raw, tokens))
 
     def _column(
         self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None
@@ -198,7 +198,7 @@ class Sampler:
             least = thresholds(weights, top_k, top_p, min_p)
             weights = mx.where(weights >= least, weights, 0.0)
         seeds = [_key(p.seed, generated[row]) for p, row in zip(params, rows, strict=True)]
-        tokens = drawn(weights, mx.array(seeds, mx.uint32))
+        tokens = sample_categorical(weights, mx.array(seeds, mx.uint32))
         weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
         return mx.where(weight > 0, tokens, likeliest)
 
@@ -209,7 +209,7 @@ class Sampler:
             return None
         index = mx.array(rows, mx.int32)
         most = min(max(asked[row] or 0 for row in rows), self._vocabulary)
-        return Logprobs(rows, likely(logits[index], tokens[index], most))
+        return Logprobs(rows, top_logprobs(logits[index], tokens[index], most))
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:

@@ -1,6 +1,8 @@
-"""Processes that do what a client can make expensive, and that can be ended while they do it.
+"""Worker processes for work that a client can make expensive and that must be killable.
 
 A thread does not help against native code that keeps the interpreter (a regular expression, the
-validation of a body) or that overflows the stack. ``Workers`` runs a function in a process with a
-limit on its CPU time, its memory and its stack, and says which of them a job has exceeded.
+validation of a body) or overflows the stack. ``Workers`` runs a function in a process with limits
+on CPU time, memory and stack, and reports which limit a job exceeded. Public face: ``pool.Workers``
+and ``job.Job``. Started by the API process; ``child`` is what runs in the worker. Must not import
+MLX.
 """

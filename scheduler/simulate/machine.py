@@ -68,7 +68,7 @@ def _layers(count: int, size: int) -> KVGeometry:
     return KVGeometry(count * size, layer_bytes={None: size})
 
 
-# The costs are fitted by hand to docs/performance.md; engine/device/profile.py has the limits.
+# The costs are fitted by hand to docs/explanation/performance.md, the limits are the engine's.
 MACHINES = {
     # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 32, 64 and 256 rows at a
     # context of 512 take 5.7, 7.6, 8.2 and 15.7 ms, 650 prompt tokens beside 220 rows 30 ms. What

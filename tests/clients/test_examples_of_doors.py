@@ -1,4 +1,4 @@
-"""The examples in docs/doors.md run as they stand, but for the address and the model's name."""
+"""The examples in docs/guides/apis.md run unchanged, except for address and model name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.api.api_server import ending, running
 from support.api.fake_engine import FakeEngine, model_info
 from support.paths import ROOT
 
-PAGE = ROOT / "docs" / "doors.md"
+PAGE = ROOT / "docs" / "guides" / "apis.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 

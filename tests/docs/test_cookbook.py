@@ -1,4 +1,4 @@
-"""The examples of docs/cookbook.md, as they stand there, before a real server."""
+"""The examples of docs/guides/cookbook.md, as they stand there, before a real server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.paths import ROOT
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
-COOKBOOK = (ROOT / "docs" / "cookbook.md").read_text()
+COOKBOOK = (ROOT / "docs" / "guides" / "cookbook.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", COOKBOOK, re.MULTILINE))
 ADDRESS = "http://127.0.0.1:8000"
 # What each section prints, whatever the model makes of it.

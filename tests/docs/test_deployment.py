@@ -26,9 +26,9 @@ from chairlift.api.settings import ServerSettings
 
 DEPLOY = ROOT / "docs" / "deploy"
 BIN = Path(sys.executable).parent
-# What ends a server takes this many seconds beyond the drain (docs/operations.md).
+# What ends a server takes this many seconds beyond the drain (docs/guides/operations.md).
 AFTER_DRAIN = 15
-# Variables of ours that are no flags (docs/commands.md).
+# Variables of ours that are no flags (docs/guides/commands.md).
 NO_FLAGS = {KEY_VARIABLE, "CHAIRLIFT_CACHE", "CHAIRLIFT_BLAS"}
 
 PLIST = plistlib.loads((DEPLOY / "chairlift.plist").read_bytes())
@@ -91,7 +91,7 @@ def test_systemd_has_keys_read_again_that_the_service_may_read() -> None:
     # Credentials are copied at the start, so that a reload would find the old ones.
     assert not unit("LoadCredential")
     (group,) = unit("SupplementaryGroups")
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "guides" / "deployment.md").read_text()
     assert f"groupadd --system {group}\n" in page
     assert f"install -m 640 -g {group} keys.toml /etc/chairlift/keys.toml\n" in page
 

@@ -165,7 +165,7 @@ def test_a_replays_step_is_the_machines_and_nobody_elses(recorder: Recorder) -> 
 
 
 def test_the_documentation_lists_every_metric_as_it_is() -> None:
-    page = ROOT / "docs" / "observability.md"
+    page = ROOT / "docs" / "guides" / "observability.md"
     prefixes = ("| `vllm:", "| `chairlift_")
     listed = [line for line in page.read_text().splitlines() if line.startswith(prefixes)]
     assert listed == [_documented(metric) for metric in (*MODEL, *ENGINE, *SERVER)]

@@ -11,7 +11,7 @@ from support.api.api_server import CHAT, Running, ending, running
 from support.api.fake_engine import FakeEngine, model_info
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.engine.client.base import MAX_RETRY_AFTER, StreamingClient
+from chairlift.engine.client.base import MAX_RETRY_AFTER, BaseEngineClient
 from chairlift.engine.errors import PromptTooLong
 from chairlift.engine.messages import (
     SamplingParams,
@@ -80,7 +80,7 @@ async def test_the_header_is_documented(server: Running) -> None:
     assert "parameters" not in document["paths"]["/tokenize"]["post"]
 
 
-class Still(StreamingClient):
+class Still(BaseEngineClient):
     """The real client around an engine that computes nothing but what a test says."""
 
     def __init__(self, **facts: Any) -> None:

@@ -34,7 +34,7 @@ from typing_extensions import get_type_hints, is_typeddict
 from chairlift.api.anthropic.request import CountTokensRequest
 from chairlift.api.responses.request import CompactRequest, InputTokensRequest
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "reference"
 HELD_BY_A_STORE = {"input: item_reference", "previous_response_id"}
 ANEW = {"id", "created_at", "completed_at", "item_id", "call_id", "usage"}
 

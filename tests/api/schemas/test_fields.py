@@ -1,4 +1,4 @@
-"""Every field that is known is done, ignored or refused, as docs/fields.md has it: none is dropped.
+"""Every known field is done, ignored or refused, as docs/reference/fields.md says: none is dropped.
 
 A request with the field is compared with one without it, by what the engine is given and by what
 the client gets.
@@ -301,6 +301,6 @@ def test_every_request_is_in_the_table() -> None:
 
 
 def test_docs_have_the_table() -> None:
-    """Write it with ``python -m chairlift.api.server.field_table > docs/fields.md``."""
-    docs = ROOT / "docs" / "fields.md"
+    """Write it with ``python -m chairlift.api.server.field_table > docs/reference/fields.md``."""
+    docs = ROOT / "docs" / "reference" / "fields.md"
     assert docs.read_text() == page()

@@ -33,5 +33,20 @@ def test_products(rows: int, heads: int, lie: object, transposed: bool) -> None:
     assert np.allclose(products(a, b, 0.5), 0.5 * a @ b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stride", [0, 4, 8])
+@pytest.mark.parametrize(("k", "n"), [(7, 1), (1, 7), (1, 1)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_axis_of_one_may_have_any_stride(
+    k: int, n: int, stride: int, transposed: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As MLX's arrays have: what BLAS refuses leaves the result as it was."""
+    a, b = _numbers(2, 3, 5, k), _numbers(2, 3, *((n, k) if transposed else (k, n)))
+    b = b.swapaxes(-1, -2) if transposed else b
+    odd = tuple(s if size > 1 else stride for s, size in zip(b.strides, b.shape, strict=True))
+    lies = np.lib.stride_tricks.as_strided(b, strides=odd)
+    assert np.allclose(products(a, lies), a @ b, rtol=1e-4, atol=1e-4)
+    assert capfd.readouterr() == ("", "")
+
+
 def _numbers(*shape: int) -> Floats:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)

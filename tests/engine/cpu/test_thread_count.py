@@ -171,6 +171,10 @@ def test_what_others_use_is_seen() -> None:
     assert cores.available() >= 1
 
 
+# Times its fair share that a step may take (measured on a loaded machine: 0.6 to 0.8; with two
+# threads throughout 2.3 to 3.5 with OpenBLAS).
+WANTED = 2.0
+
 # Decodes with one row and prints, for each second, wall and processor seconds of a step; first on
 # one thread, then as the engine does.
 _DECODE = """
@@ -252,11 +256,11 @@ def test_beside_busy_processes_a_step_takes_its_fair_share(openblas: bool, busy:
         pytest.skip("mkl is not installed")
     # The least of three: other tests are on this machine as well.
     slowdown = min(_until_good(openblas, busy))
-    assert slowdown < 3
+    assert slowdown < WANTED
 
 
 def _until_good(openblas: bool, busy: int) -> list[float]:
     found: list[float] = []
-    while len(found) < 3 and (not found or min(found) >= 3):
+    while len(found) < 3 and (not found or min(found) >= WANTED):
         found.append(_slowdown(openblas, busy))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.engine.on_cuda import ON_CUDA, _memory
+from support.engine.on_cuda import ON_CUDA, _memory, on_cuda
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
@@ -15,6 +15,8 @@ from chairlift.engine.messages import Abort, SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
+
+__all__ = ["on_cuda"]
 
 
 @pytest.mark.parametrize("prefix", [0, 1 << 24])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.draw import drawn
+from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
 
@@ -97,7 +97,7 @@ def test_what_has_no_weight_is_never_drawn(seed: int, vocabulary: int, some: flo
     weights = rng.random((50, vocabulary)) * (rng.random((50, vocabulary)) < some)
     weights[np.arange(50), rng.integers(0, vocabulary, 50)] = 1.0
     keys = mx.array(rng.integers(0, 2**32, (50, 2), dtype=np.uint32))
-    tokens = np.array(drawn(mx.array(weights, mx.float32), keys))
+    tokens = np.array(sample_categorical(mx.array(weights, mx.float32), keys))
     assert tokens.max() < vocabulary
     assert (weights[np.arange(50), tokens] > 0).all()
 
@@ -170,9 +170,9 @@ def test_logprobs_are_the_models_own() -> None:
     expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     chosen = sampled.tokens.tolist()
     assert chosen[0] == 7
-    assert found.likely.chosen.tolist() == pytest.approx(
+    assert found.values.chosen.tolist() == pytest.approx(
         [expected[0, 7], expected[2, chosen[2]]], abs=1e-5
     )
     order = np.argsort(-expected[0])[:3]
-    assert found.likely.top_ids.tolist()[0] == order.tolist()
-    assert found.likely.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)
+    assert found.values.top_ids.tolist()[0] == order.tolist()
+    assert found.values.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)

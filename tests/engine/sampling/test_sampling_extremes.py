@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from chairlift.engine.core.checks import MOST, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
-from chairlift.engine.sampling.draw import PARTS, chosen_part, drawn
-from chairlift.engine.sampling.logprobs import likely
+from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
+from chairlift.engine.sampling.logprobs import top_logprobs
 from chairlift.engine.sampling.masks import allow, free
+from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, token_of
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
-from chairlift.engine.sampling.verdict import NO_CHOICE, NONFINITE, checked
 
 # A multiple of what is computed at once: so a row is rounded alike wherever it stands.
 VOCABULARY = 64
@@ -124,7 +124,7 @@ def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
         whole.insert(place, (batch[0][0], values, batch[0][2]))
         expected.insert(place, NONFINITE)
     own, sampler = sampled(whole)
-    assert own.told.tolist() == expected
+    assert own.outcomes.tolist() == expected
     tokens: Any = own.tokens.tolist()
     assert [max(told, 0) for told in expected] == tokens
     for told, (_, row, allowed) in zip(expected, whole, strict=True):
@@ -137,8 +137,8 @@ def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
             assert 0 <= told < VOCABULARY
             assert np.isfinite(row[told])
             assert allowed is None or told in allowed
-    if sampler._seen is not None:
-        counts = np.array(sampler._seen.in_output)
+    if sampler._counts is not None:
+        counts = np.array(sampler._counts.in_output)
         for number, (row, _, _) in enumerate(whole):
             own_counts = np.bincount([*row.output, tokens[number]], minlength=VOCABULARY)
             # A batch that was without penalties has not counted.
@@ -147,7 +147,7 @@ def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
 
 def told_alone(row: Row) -> int:
     own, _ = sampled([row])
-    told: Any = own.told.tolist()
+    told: Any = own.outcomes.tolist()
     return int(told[0])
 
 
@@ -201,7 +201,7 @@ def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, val
     rng = np.random.default_rng(seed)
     weights = np.where(rng.random((8, vocabulary)) < 0.9, value, 0.0).astype(np.float32)
     keys = rng.integers(0, 2**32, (8, 2), dtype=np.uint32)
-    tokens = np.array(drawn(mx.array(weights), mx.array(keys)))
+    tokens = np.array(sample_categorical(mx.array(weights), mx.array(keys)))
     assert (tokens >= 0).all()
     assert (tokens < vocabulary).all()
     if math.isfinite(value) and value > 0:
@@ -210,17 +210,17 @@ def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, val
 
 
 def test_what_was_read_is_checked() -> None:
-    assert checked(0, 10) == 0
-    assert checked(9, 10) == 9
+    assert token_of(0, 10) == 0
+    assert token_of(9, 10) == 9
     for told, reason in ((10, "bad_token"), (-3, "bad_token"), (NONFINITE, "nonfinite_logits")):
         with pytest.raises(RowFailed) as raised:
-            checked(told, 10)
+            token_of(told, 10)
         assert raised.value.reason == reason
 
 
 def test_log_probabilities_of_tokens_that_are_ruled_out() -> None:
     values = mx.array([[0.0, -mx.inf, 1.0, -mx.inf]])
-    scored = likely(values, mx.array([1]), 4)
+    scored = top_logprobs(values, mx.array([1]), 4)
     assert scored.chosen.tolist() == [-math.inf]
     assert scored.top_ids.tolist()[0][:2] == [2, 0]
     assert not np.isnan(np.array(scored.top)).any()

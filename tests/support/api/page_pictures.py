@@ -1,4 +1,4 @@
-"""Takes the pictures of the page that docs/ shows: ``python page_pictures.py`` in this folder."""
+"""Takes the pictures of the page in docs/images: ``python page_pictures.py`` in this folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.paths import ROOT
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "images"
 QUESTION = "Name three ski resorts, and what each of them is known for."
 SECONDS_OF_LOAD = 25
 WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}

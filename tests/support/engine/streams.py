@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from support.api.fake_engine import model_info
 
-from chairlift.engine.client.base import StreamingClient
+from chairlift.engine.client.base import BaseEngineClient
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.messages import (
     SamplingParams,
@@ -18,7 +18,7 @@ from chairlift.engine.messages import (
 )
 
 
-class Scripted(StreamingClient):
+class Scripted(BaseEngineClient):
     """Its engine is the test."""
 
     def __init__(self) -> None:
