@@ -32,6 +32,7 @@ from mlx_lm.generate import BatchGenerator
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.device.acceleration import Acceleration, accelerate
 from chairlift.engine.device.profile import (
     AHEAD,
@@ -115,7 +116,10 @@ class Ours:
             band_bytes=BAND_BYTES[kind()],
         )
         eager, layers = acceleration
-        self._core = EngineCore(model, probed.vocabulary, limits, eager, layers=layers)
+        prepared = prepare_model(
+            *(model, probed.vocabulary, limits.chunk_multiple, eager), layers=layers
+        )
+        self._core = EngineCore(prepared, limits)
         self._added = 0
         self.reserved = 0
 
