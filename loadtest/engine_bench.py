@@ -33,6 +33,7 @@ from mlx_lm.generate import BatchGenerator
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.device.acceleration import Acceleration, accelerate
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
@@ -98,7 +99,8 @@ class Ours:
         if not paced:
             limits = replace(limits, step_seconds=math.inf)
         eager, layers = acceleration
-        self._core = EngineCore(model, vocabulary, limits, eager, layers=layers)
+        prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, layers=layers)
+        self._core = EngineCore(prepared, limits)
         self._added = 0
         self.reserved = 0
 

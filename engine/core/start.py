@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.layers import LayerTemplate
 from chairlift.cache.saved.nodes import fingerprint, weights_sample
@@ -16,6 +14,7 @@ from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
 from chairlift.engine.device import memory, profile
 from chairlift.engine.device.acceleration import accelerate
@@ -65,6 +64,9 @@ def serve_loaded(
     except ValueError as error:
         raise ModelError(str(error)) from error
     contexts = (limits.max_context, loaded.max_context, config.max_context)
+    model = prepare_model(
+        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers)
+    )
     info = ModelInfo(
         architecture=loaded.architecture,
         dtype=loaded.dtype,
@@ -77,6 +79,7 @@ def serve_loaded(
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
         limits=limits,
+        hidden_size=model.hidden_size,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
@@ -85,17 +88,8 @@ def serve_loaded(
     swap = _swap(config, layers)
     if device.compiles_kernels:
         on_progress("compiling kernels")
-        warm(
-            EngineCore(
-                loaded.model, vocabulary, limits, quantization=quantization, layers=own_layers
-            )
-        )
-    core = EngineCore(
-        *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
-        layers=own_layers,
-        compiler=compiler,
-    )
-    return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)
+        warm(EngineCore(model, limits))
+    return EngineCore(model, limits, prefix_bytes, store, swap, compiler), info
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from support.engine.core import build_core
 from support.engine.on_cuda import ON_CUDA, _decode, on_cuda
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
@@ -80,7 +81,7 @@ def _core(kind: TinyKind) -> EngineCore:
     model = tiny_model(kind)
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, kind)
-    return EngineCore(model, vocabulary, Limits(4, 40, 1 << 24, geometry), layers=ON_CUDA)
+    return build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry), layers=ON_CUDA)
 
 
 def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None:
