@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chairlift.cache.kinds import PLAIN, Layers
+from chairlift.cache.kinds import PLAIN, AttentionLayers
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
@@ -24,7 +24,7 @@ def build_core(
     quantization: Quantization | None = None,
     store: PrefixStore | None = None,
     swap: Swap[Sequence] | None = None,
-    layers: Layers = PLAIN,
+    layers: AttentionLayers = PLAIN,
     compiler: Compiler | None = None,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
