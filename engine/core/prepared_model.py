@@ -9,7 +9,7 @@ from typing import Any
 from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.model.forward import Forward, Makers, fitted, hidden_size
+from chairlift.engine.model.forward import CacheFactories, Forward, hidden_size, select_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PreparedModel:
     """
 
     forward: Forward
-    caches: Makers
+    caches: CacheFactories
     kinds: tuple[LayerKind, ...]
     vocabulary: int
     hidden_size: int | None
@@ -53,8 +53,8 @@ def prepare_model(
             ``engine.device.acceleration``.
     """
     make_cache = partial(make_batch, model, quantization)
-    makers = Makers(*(partial(make_cache, plain=layer) for layer in layers))
-    forward, caches = fitted(model, make_cache, makers, chunk_multiple)
+    makers = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
+    forward, caches = select_forward(model, make_cache, makers, chunk_multiple)
     return PreparedModel(
         forward=forward,
         caches=caches,

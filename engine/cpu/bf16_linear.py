@@ -56,7 +56,7 @@ class Products:
         return taken
 
 
-class _Narrow(Module):
+class _Grouped(Module):
     """A layer of a group that has its products computed together."""
 
     products: Products
@@ -66,29 +66,29 @@ class _Narrow(Module):
         self.products, self._index = products, index
 
 
-class NarrowLinear(_Narrow, Linear):
+class Bf16Linear(_Grouped, Linear):
     """``x @ weight.T + bias``."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if not few(x):
+        if not is_small_batch(x):
             whole: mx.array = Linear.__call__(self, x)
             return whole
         product = self.products.take(x, self._index)
         return product + self.bias if "bias" in self else product
 
 
-class NarrowEmbedding(_Narrow, Embedding):
+class Bf16Embedding(_Grouped, Embedding):
     """An embedding that is the output layer as well."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         """``x @ weight.T``."""
-        if not few(x):
+        if not is_small_batch(x):
             whole: mx.array = Embedding.as_linear(self, x)
             return whole
         return self.products.take(x, self._index)
 
 
-_KINDS: dict[type, type] = {Linear: NarrowLinear, Embedding: NarrowEmbedding}
+_KINDS: dict[type, type] = {Linear: Bf16Linear, Embedding: Bf16Embedding}
 
 
 def install(model: Any, exactly: bool) -> bool:
@@ -140,7 +140,7 @@ def _group(layer: Any) -> None:
     for names in _TOGETHER:
         children = layer.children()
         group = [children.get(name) for name in names]
-        if all(type(member) is NarrowLinear for member in group):
+        if all(type(member) is Bf16Linear for member in group):
             products = Products(group)
             for index, member in enumerate(group):
                 member._join(products, index)
@@ -151,12 +151,12 @@ def _fuse(layer: Any) -> bool:
     if set(layer.children()) != set(_MLP):
         return False
     gate, up, down = (layer[name] for name in _MLP)
-    if any(type(part) is not NarrowLinear or "bias" in part for part in (gate, up, down)):
+    if any(type(part) is not Bf16Linear or "bias" in part for part in (gate, up, down)):
         return False
     theirs: Any = type(layer)
 
     def fused(own: Any, x: mx.array) -> mx.array:
-        if not few(x):
+        if not is_small_batch(x):
             whole: mx.array = theirs.__call__(own, x)
             return whole
         matrix = own.gate_proj.products.matrix
@@ -170,7 +170,7 @@ def _fuse(layer: Any) -> bool:
     return True
 
 
-def few(x: mx.array) -> bool:
+def is_small_batch(x: mx.array) -> bool:
     """Whether ``[..., inputs]`` are few tokens."""
     return x.size <= FEW * x.shape[-1]
 

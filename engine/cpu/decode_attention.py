@@ -16,7 +16,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.attention import attended
-from chairlift.engine.cpu.bf16_linear import NarrowLinear, few
+from chairlift.engine.cpu.bf16_linear import Bf16Linear, is_small_batch
 from chairlift.engine.cpu.kernels import SharedRope
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trial import Trial, elementwise
@@ -39,12 +39,12 @@ def _take_over(layer: Any) -> bool:
     if set(children) != {*_PROJECTIONS, "rope"} or type(layer.rope) is not SharedRope:
         return False
     projections = [children[name] for name in _PROJECTIONS]
-    if any(not isinstance(part, NarrowLinear) or "bias" in part for part in projections):
+    if any(not isinstance(part, Bf16Linear) or "bias" in part for part in projections):
         return False
     theirs: Any = type(layer)
 
     def decode(own: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
-        ours = type(cache) is LayerCache and not more and x.shape[1] == 1 and few(x)
+        ours = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
         result: mx.array = (
             _decode(own, x, mask, cache) if ours else theirs.__call__(own, x, mask, cache, **more)
         )

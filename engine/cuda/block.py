@@ -20,7 +20,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.cuda.fused_linear import Product, joined
+from chairlift.engine.cuda.fused_linear import Product, fuse_linears
 from chairlift.engine.cuda.heads import WIDE, HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.trial import Trial, identical, within_largest
@@ -138,7 +138,7 @@ def _attention(layer: Any) -> _Attention | None:
     if len(biases) not in (0, 3):
         return None
     bias = mx.concatenate(biases) if biases else None
-    qkv, out = joined(projections), joined([layer.o_proj])
+    qkv, out = fuse_linears(projections), fuse_linears([layer.o_proj])
     if qkv is None or out is None:
         return None
     split = Heads(heads, keys // dim, dim, frequencies, norms, bias)
@@ -175,7 +175,7 @@ def _mlp(layer: Any) -> _Mlp | None:
     gate, up = layer.gate_proj, layer.up_proj
     if gate.weight.shape != up.weight.shape or gate.weight.shape[0] % WIDE:
         return None
-    both, down = joined([gate, up]), joined([layer.down_proj])
+    both, down = fuse_linears([gate, up]), fuse_linears([layer.down_proj])
     if both is None or down is None:
         return None
     x = _input(layer.down_proj.weight.shape[0], _dtype(layer), 2)

@@ -70,7 +70,7 @@ class Forward:
         self._multiple = multiple
 
     @property
-    def narrows(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether logits are computed where they are wanted only."""
         return self._head is not None
 
@@ -146,26 +146,26 @@ class Forward:
         return self._head.only(where, axis) if self._head else nullcontext([])
 
 
-class Makers(NamedTuple):
+class CacheFactories(NamedTuple):
     """What makes the caches of rows, and those of prompts."""
 
     rows: Callable[[], BatchCache]
     prompts: Callable[[], BatchCache]
 
 
-class Fitted(NamedTuple):
+class SelectedForward(NamedTuple):
     """How to call a model, and with which caches."""
 
     forward: Forward
-    makers: Makers
+    makers: CacheFactories
 
 
-def fitted(
+def select_forward(
     model: Any,
     make_cache: Callable[[], BatchCache],
-    wanted: Makers,
+    wanted: CacheFactories,
     multiple: int = 1,
-) -> Fitted:
+) -> SelectedForward:
     """The way to call a model that does least, of those that give the logits of plain calls.
 
     Args:
@@ -173,8 +173,8 @@ def fitted(
         wanted: make the caches that there should be, if they give these logits too.
     """
     plain = Forward(model, None, packs=False)
-    both = Makers(make_cache, make_cache)
-    expected = _tried(plain, both)
+    both = CacheFactories(make_cache, make_cache)
+    expected = _trial_logits(plain, both)
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
     # Caches of rows that are like any other are tried once.
@@ -183,14 +183,14 @@ def fitted(
         if packs and not make_cache().pads:
             continue  # a state goes from token to token
         forward = Forward(model, ours, packs, multiple)
-        if _TRIAL.passes(lambda: expected, partial(_tried, forward, makers)):
-            return _told(Fitted(forward, makers))
-    return _told(Fitted(plain, both))
+        if _TRIAL.passes(lambda: expected, partial(_trial_logits, forward, makers)):
+            return _log_choice(SelectedForward(forward, makers))
+    return _log_choice(SelectedForward(plain, both))
 
 
-def _told(fit: Fitted) -> Fitted:
+def _log_choice(fit: SelectedForward) -> SelectedForward:
     calls = "one for rows and prompts" if fit.forward.packs else "one for the rows and each prompt"
-    logits = "where they are wanted" if fit.forward.narrows else "for every token"
+    logits = "where they are wanted" if fit.forward.selects_positions else "for every token"
     steps = (
         "launched while the one before runs" if fit.makers.rows().queued else "one after the other"
     )
@@ -198,7 +198,7 @@ def _told(fit: Fitted) -> Fitted:
     return fit
 
 
-def _tried(forward: Forward, makers: Makers) -> mx.array:
+def _trial_logits(forward: Forward, makers: CacheFactories) -> mx.array:
     """The logits of two prompts that end in one step, and of their rows beside a third prompt, in
     two bands. One of the prompts comes in two chunks.
     """

@@ -65,7 +65,7 @@ def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
     other = model.layers[1].mlp.up_proj
     weight = other.weight
     assert bf16_linear.install(model, exactly=True)
-    assert type(lossless) is bf16_linear.NarrowLinear
+    assert type(lossless) is bf16_linear.Bf16Linear
     assert type(other) is nn.Linear
     assert mx.array_equal(other.weight, weight).item()
     # In a step of embeddings alone nobody asks for the output layer's numbers.
