@@ -15,7 +15,7 @@ from chairlift.engine.cuda.kernel import KeysValues
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.compiled import MOST, STEADY, CompiledSteps
+from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.trial import within_largest
 from chairlift.scheduler.limits import Limits
@@ -156,7 +156,7 @@ def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
 def test_shapes_are_forgotten_when_there_are_too_many() -> None:
     steps = CompiledSteps(tiny_model("llama"))
     core = _core("llama")
-    steps._known = {(number,) for number in range(MOST)}
+    steps._known = {(number,) for number in range(MAX_SHAPES)}
     before = steps._call
     band = core.batch.bands[0]
     assert not any(steps._is_steady(band) for _ in range(STEADY))

@@ -139,7 +139,7 @@ def test_the_head_sees_the_wanted_positions_only(tied: bool) -> None:
     tokens = mx.array([[5, 9, 11, 4]])
     whole = model(tokens)
     head = Head(model)
-    with head.only([2, 3], axis=1) as seen:
+    with head.select([2, 3], axis=1) as seen:
         some = model(tokens)
     assert [x.shape for x in seen] == [(1, 4, 64)]
     assert some.shape == (1, 2, whole.shape[2])
