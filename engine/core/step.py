@@ -68,10 +68,10 @@ class Step:
         mx.synchronize()
 
     @property
-    def told(self) -> list[int]:
+    def tokens(self) -> list[int]:
         """A token for each of ``rows``, or below 0 how it failed (``verdict``); once computed."""
-        told: Any = [] if self.sampled is None else self.sampled.told.tolist()
-        return cast("list[int]", told)
+        tokens: Any = [] if self.sampled is None else self.sampled.told.tolist()
+        return cast("list[int]", tokens)
 
     @property
     def _results(self) -> list[mx.array]:
