@@ -8,7 +8,7 @@ from pathlib import Path
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.api.text.chat_format import ThinkTags
 from chairlift.engine.logs.setup import LogFormat
-from chairlift.scheduler.sequence import Pooling
+from chairlift.engine.messages import Pooling
 
 
 @dataclass(frozen=True, slots=True)

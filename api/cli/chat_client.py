@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from chairlift.loadtest.bench.sse import SSEParser
+from chairlift.api.http.event_parser import SSEParser
 
 # A server that does not answer at all; a reply may take as long as it does.
 CONNECT_SECONDS = 10.0

@@ -34,7 +34,7 @@ from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
 from chairlift.engine.logs.setup import set_up_logs
-from chairlift.engine.process.open_files import import_mlx_lm
+from chairlift.engine.open_files import import_mlx_lm
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "bench": _Command("chairlift.loadtest.bench.cli", "load-test a server and check its answers"),
+    "bench": _Command("chairlift.loadtest.cli", "load-test a server and check its answers"),
     "chat": _Command("chairlift.api.cli.chat", "talk to a running server in the terminal"),
     "models": _Command("chairlift.api.cli.models", "list the models on disk"),
     "doctor": _Command(

@@ -18,9 +18,8 @@ from chairlift.api.text.choice import Choice, Piece, TextChoice, VectorChoice
 from chairlift.api.text.stops import StopMatcher, Stops
 from chairlift.api.text.stream import Detokenizer, TextStream
 from chairlift.engine.client.interface import TokenStream
-from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
+from chairlift.engine.messages import Pooling, SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
-from chairlift.scheduler.sequence import Pooling
 
 
 class ReplyReader(Protocol):

@@ -14,8 +14,7 @@ from chairlift.api.schemas.structured import Structured
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.schemas.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
-from chairlift.scheduler.sequence import Pooling
+from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS, Pooling
 
 MAX_CHOICES = 128
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
