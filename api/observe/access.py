@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from chairlift.api.observe.request_record import Exchange
+from chairlift.api.observe.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 server_logger = logging.getLogger("aiohttp.server")
@@ -16,11 +16,11 @@ server_logger = logging.getLogger("aiohttp.server")
 POLLED = frozenset({"/health", "/ping", "/metrics"})
 
 
-def log_exchange(exchange: Exchange) -> None:
+def log_request(record: RequestRecord) -> None:
     """Writes the line; the request's id comes from the context."""
-    level = logging.DEBUG if exchange.route in POLLED else logging.INFO
+    level = logging.DEBUG if record.route in POLLED else logging.INFO
     if logger.isEnabledFor(level):
-        logger.log(level, "answered", extra=_fields(exchange))
+        logger.log(level, "answered", extra=_fields(record))
 
 
 def hide_bad_http() -> None:
@@ -35,14 +35,14 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-def _fields(exchange: Exchange) -> dict[str, object]:
+def _fields(record: RequestRecord) -> dict[str, object]:
     fields: dict[str, object] = {
-        "method": exchange.method,
-        "route": exchange.route,
-        "status": exchange.status,
-        "seconds": exchange.seconds,
+        "method": record.method,
+        "route": record.route,
+        "status": record.status,
+        "seconds": record.seconds,
     }
-    generation = exchange.generation
+    generation = record.generation
     if generation is not None:
         usage = generation.usage()
         fields |= {
@@ -53,7 +53,7 @@ def _fields(exchange: Exchange) -> dict[str, object]:
             "queue_seconds": _longest(times.queue for times in generation.times),
             "prefill_seconds": _longest(times.prefill for times in generation.times),
             "decode_seconds": _longest(times.decode for times in generation.times),
-            "finish_reason": ",".join(dict.fromkeys(exchange.finish_reasons)) or None,
+            "finish_reason": ",".join(dict.fromkeys(record.finish_reasons)) or None,
         }
     return {name: value for name, value in fields.items() if value is not None}
 

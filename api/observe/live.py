@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from chairlift.api.errors import TooManyWatchers
-from chairlift.api.observe.request_record import Exchange, ObservedGeneration, ObservedModel
+from chairlift.api.observe.request_record import ObservedGeneration, ObservedModel, RequestRecord
 from chairlift.engine.messages import ModelInfo, StepStats
 from chairlift.metrics.window import Percentiles, Tally
 
@@ -149,9 +149,9 @@ class _Watched:
         self.prefixes.add_many(_QUERIED, stats.prefix_queries, now)
         self.prefixes.add_many(_HIT, stats.prefix_hits, now)
 
-    def add_exchange(self, exchange: Exchange) -> None:
-        request = RecentRequest(None, exchange.route, exchange.status, exchange.seconds, 0.0)
-        if (generation := exchange.generation) is not None:
+    def add_request(self, record: RequestRecord) -> None:
+        request = RecentRequest(None, record.route, record.status, record.seconds, 0.0)
+        if (generation := record.generation) is not None:
             usage = generation.usage()
             request.id = generation.id
             request.prompt_tokens = usage.prompt_tokens
@@ -161,7 +161,7 @@ class _Watched:
                 (t.begun.first_token - t.arrival for t in generation.times if t.begun is not None),
                 default=None,
             )
-        self.ended.appendleft((exchange.ended, request))
+        self.ended.appendleft((record.ended, request))
 
 
 class Live:
@@ -180,10 +180,10 @@ class Live:
         if self._watched is not None:
             self._watched.add_step(stats)
 
-    def record_exchange(self, exchange: Exchange) -> None:
+    def record_request(self, record: RequestRecord) -> None:
         """A request that makes work has ended, or was refused."""
         if self._watched is not None:
-            self._watched.add_exchange(exchange)
+            self._watched.add_request(record)
 
     @contextmanager
     def riding(self, generation: ObservedGeneration) -> Iterator[None]:

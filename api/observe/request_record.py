@@ -61,7 +61,7 @@ GENERATION: web.RequestKey[ObservedGeneration] = web.RequestKey("generation", Ob
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RequestRecord:
     """``route`` is the route's pattern; ``status`` CLIENT_LEFT is a client that did not wait.
 
     ``generation`` is None where nothing was to be generated, or the request was not valid. Times
@@ -77,7 +77,9 @@ class Exchange:
     ended: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, request: web.Request, request_id: str, status: int, started: float) -> Exchange:
+    def of_request(
+        cls, request: web.Request, request_id: str, status: int, started: float
+    ) -> RequestRecord:
         """What has just ended. Nothing in it is text that a client made up."""
         method = request.method if request.method in hdrs.METH_ALL else "other"
         return cls(request_id, route_of(request), method, status, started, request.get(GENERATION))

@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from chairlift.api.http.requests import CLIENT_LEFT
-from chairlift.api.observe.request_record import Exchange, ObservedGeneration
+from chairlift.api.observe.request_record import ObservedGeneration, RequestRecord
 from chairlift.api.observe.timing import PromptTimes
 from chairlift.api.version import VERSION
 
@@ -56,32 +56,32 @@ class Tracing:
         self._tracer = self._provider.get_tracer("chairlift", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, exchange: Exchange, headers: Mapping[str, str]) -> None:
+    def record(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         """Adds a request's spans, if it is one that generates."""
-        operation = OPERATIONS.get(exchange.route)
+        operation = OPERATIONS.get(record.route)
         if operation is None:
             return
-        generation = exchange.generation
+        generation = record.generation
         # What happened was measured by a clock that nobody sets; spans want the one on the wall.
         clock = _WallClock(time.time() - time.monotonic())
         span = self._tracer.start_span(
             operation if generation is None else f"{operation} {generation.model.name}",
             self._propagator.extract(headers),
             SpanKind.SERVER,
-            _http_attributes(exchange) | {"gen_ai.operation.name": operation},
-            start_time=clock.nanoseconds(exchange.started),
+            _http_attributes(record) | {"gen_ai.operation.name": operation},
+            start_time=clock.nanoseconds(record.started),
         )
         if span.is_recording() and generation is not None:
             span.set_attributes(_generation_attributes(generation))
-            if exchange.finish_reasons:
-                span.set_attribute("gen_ai.response.finish_reasons", exchange.finish_reasons)
+            if record.finish_reasons:
+                span.set_attribute("gen_ai.response.finish_reasons", record.finish_reasons)
             parent = set_span_in_context(span)
             for number, times in enumerate(generation.times):
-                self._add_prompt(parent, clock, number, times, exchange.ended)
+                self._add_prompt(parent, clock, number, times, record.ended)
             self._add_detokenizing(parent, clock, generation)
-        if exchange.status >= 500 or "error" in exchange.finish_reasons:
+        if record.status >= 500 or "error" in record.finish_reasons:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(clock.nanoseconds(exchange.ended))
+        span.end(clock.nanoseconds(record.ended))
 
     def close(self) -> None:
         """Sends what is left."""
@@ -139,16 +139,16 @@ class _WallClock:
         return round((seconds + self._offset) * 1e9)
 
 
-def _http_attributes(exchange: Exchange) -> dict[str, AttributeValue]:
+def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        "http.request.method": exchange.method,
-        "http.route": exchange.route,
-        "chairlift.request.id": exchange.request_id,
+        "http.request.method": record.method,
+        "http.route": record.route,
+        "chairlift.request.id": record.request_id,
     }
-    if exchange.status != CLIENT_LEFT:
-        attributes["http.response.status_code"] = exchange.status
-    if exchange.status >= 400:
-        attributes["error.type"] = str(exchange.status)
+    if record.status != CLIENT_LEFT:
+        attributes["http.response.status_code"] = record.status
+    if record.status >= 400:
+        attributes["error.type"] = str(record.status)
     return attributes
 
 
