@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from chairlift.api.schemas.schemas import Handled
+from chairlift.api.schemas.schemas import EngineRequest
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY
 
@@ -14,7 +14,7 @@ DEFAULT = 0
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-def priority_of(request: Handled, headers: Mapping[str, str]) -> int:
+def priority_of(request: EngineRequest, headers: Mapping[str, str]) -> int:
     """The class that a request asks for; lower is earlier.
 
     Raises:

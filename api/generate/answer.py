@@ -19,7 +19,7 @@ from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import EventStream, Framing
 from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Finish, Usage
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import SERVICE
 from chairlift.api.text.choice import Piece
 from chairlift.api.text.logprobs import Scored
@@ -113,7 +113,7 @@ class Shape(Protocol):
 
 
 async def answer(
-    http: web.Request, request: Generate, generation: Generation, shape: Shape
+    http: web.Request, request: GenerationRequest, generation: Generation, shape: Shape
 ) -> web.StreamResponse:
     """Generates and replies.
 

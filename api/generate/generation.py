@@ -12,7 +12,7 @@ from chairlift.api.admission.ratelimit import Account
 from chairlift.api.errors import GenerationFailed
 from chairlift.api.observe.timing import Detokenizing, PromptTimes
 from chairlift.api.schemas.replies import CompletionTokensDetails, PromptTokensDetails, Usage
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
 from chairlift.api.text.choice import Choice, Piece, TextChoice, VectorChoice
 from chairlift.api.text.stops import StopMatcher, Stops
@@ -80,7 +80,7 @@ class Generation:
         self,
         model: ServedModel,
         recorder: Recorder,
-        request: Generate,
+        request: GenerationRequest,
         request_id: str,
         prompts: Sequence[TokenPrompt],
         priority: int,
@@ -107,7 +107,7 @@ class Generation:
         self._stops = Stops(request.stop)
         self.choices = [self._choice(request, index) for index in range(len(prompts) * request.n)]
 
-    def _choice(self, request: Generate, index: int) -> Choice:
+    def _choice(self, request: GenerationRequest, index: int) -> Choice:
         prompt = self.prompts[index // self.n]
         if prompt.pooling is not None:
             return VectorChoice(index)

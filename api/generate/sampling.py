@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 from chairlift.api.errors import ContextExceeded
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
 from chairlift.engine.errors import Overflow, RequestError
 from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
 
 
 def sampling_params(
-    request: Generate,
+    request: GenerationRequest,
     model: ServedModel,
     prompt_tokens: int,
     *,
