@@ -1,4 +1,4 @@
-"""Answers a generating request, whole or as a stream; what differs is its ``Shape``."""
+"""Answers a generating request, whole or as a stream; what differs is its ``ReplyFormatter``."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class WholeChoice:
         ]
 
 
-class Shape(Protocol):
+class ReplyFormatter(Protocol):
     """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
 
     @property
@@ -113,7 +113,7 @@ class Shape(Protocol):
 
 
 async def answer(
-    http: web.Request, request: GenerationRequest, generation: Generation, shape: Shape
+    http: web.Request, request: GenerationRequest, generation: Generation, formatter: ReplyFormatter
 ) -> web.StreamResponse:
     """Generates and replies.
 
@@ -129,21 +129,21 @@ async def answer(
         with http.app[SERVICE].live.riding(generation):
             generation.submit(deadline.arrival)
             if request.stream:
-                return await _stream(http, generation, shape)
+                return await _stream(http, generation, formatter)
             async with deadline.limit():
-                return await _whole(generation, shape)
+                return await _whole(generation, formatter)
     finally:
         generation.close()
 
 
-async def _whole(generation: Generation, shape: Shape) -> web.Response:
+async def _whole(generation: Generation, formatter: ReplyFormatter) -> web.Response:
     choices: dict[int, WholeChoice] = {}
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
             for piece in pieces:
                 choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
     ordered = [choices[index] for index in sorted(choices)]
-    reply = partial(shape.whole, ordered, generation.usage())
+    reply = partial(formatter.whole, ordered, generation.usage())
     return json_response(await _made(generation, reply))
 
 
@@ -154,29 +154,35 @@ async def _made(generation: Generation, make: Callable[[], T]) -> T:
     return await asyncio.to_thread(make)
 
 
-async def _stream(http: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
+async def _stream(
+    http: web.Request, generation: Generation, formatter: ReplyFormatter
+) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
 
     def too_much() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
-    async with EventStream(http, shape.framing, settings.keep_alive_seconds, too_much) as events:
+    async with EventStream(
+        http, formatter.framing, settings.keep_alive_seconds, too_much
+    ) as events:
         try:
             async with http[DEADLINE].limit():
-                await _send_pieces(events, generation, shape)
-            if closing := shape.closing(generation.usage()):
+                await _send_pieces(events, generation, formatter)
+            if closing := formatter.closing(generation.usage()):
                 await events.send(closing)
         except ConnectionResetError:
             raise
         except Exception as error:
             problem = problem_of(error)
             log_failure(problem.status, error)
-            await events.send(shape.failure(problem))
+            await events.send(formatter.failure(problem))
         await events.finish()
     return events.response
 
 
-async def _send_pieces(events: EventStream, generation: Generation, shape: Shape) -> None:
+async def _send_pieces(
+    events: EventStream, generation: Generation, formatter: ReplyFormatter
+) -> None:
     opened: set[int] = set()
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
@@ -184,8 +190,8 @@ async def _send_pieces(events: EventStream, generation: Generation, shape: Shape
             for piece in pieces:
                 if piece.choice not in opened:
                     opened.add(piece.choice)
-                    chunks += await _made(generation, partial(shape.opening, piece.choice))
-                chunks += shape.chunks(piece)
+                    chunks += await _made(generation, partial(formatter.opening, piece.choice))
+                chunks += formatter.chunks(piece)
             await events.send(chunks)
 
 
