@@ -1,4 +1,4 @@
-"""A request's class: the field ``priority``, or the header ``X-Priority`` where there is none."""
+"""A request's priority class: the field ``priority``, or else the header ``X-Priority``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 def priority_of(request: EngineRequest, headers: Mapping[str, str]) -> int:
-    """The class that a request asks for; lower is earlier.
+    """The request's priority class; lower runs earlier.
 
     Raises:
-        RequestError: the header counts, and is not a number in range.
+        RequestError: there is no field, and the header is not a number in range.
     """
     if request.priority is not None:
         return request.priority
