@@ -1,4 +1,4 @@
-"""The access log: one line a request, when it has ended, without anything its user wrote."""
+"""The access log: one line for each ended request, without any text of its user."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from chairlift.api.observe.request_record import RequestRecord
 logger = logging.getLogger(__name__)
 server_logger = logging.getLogger("aiohttp.server")
 
-# Asked every few seconds by machines: their lines would hide the others.
+# Machines poll these every few seconds; at INFO they would bury the other lines.
 POLLED = frozenset({"/health", "/ping", "/metrics"})
 
 
 def log_request(record: RequestRecord) -> None:
-    """Writes the line; the request's id comes from the context."""
+    """Logs an ended request; the log's context adds its id."""
     level = logging.DEBUG if record.route in POLLED else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "answered", extra=_fields(record))
 
 
 def hide_bad_http() -> None:
-    """Keeps requests that are not HTTP, with the bytes that were sent, out of aiohttp's log.
+    """Keeps malformed HTTP, and the bytes that were sent, out of aiohttp's log.
 
-    They are answered with a 400 before they are anybody's request.
+    aiohttp answers it with a 400 before there is a request.
     """
     server_logger.addFilter(_is_ours)
 
@@ -59,5 +59,5 @@ def _fields(record: RequestRecord) -> dict[str, object]:
 
 
 def _longest(seconds: Iterable[float | None]) -> float | None:
-    """Of several prompts the slowest one's; None if none came that far."""
+    """The slowest prompt's time; None if no prompt got that far."""
     return max((each for each in seconds if each is not None), default=None)
