@@ -8,9 +8,9 @@ from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.anthropic.dialogue import chat_request, prompt_request
+from chairlift.api.anthropic.formatter import MessageFormatter
 from chairlift.api.anthropic.replies import TokensCount
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
-from chairlift.api.anthropic.shape import MessageShape
 from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.generate.answer import answer, json_response
@@ -32,10 +32,10 @@ async def create_message(http: web.Request) -> web.StreamResponse:
         chat = await convert(http, (await http.read(),), chat_request, request, thinks)
         # As Anthropic's: what there is no room for is told by the reason to stop.
         generation = await prepare(http, chat, "msg_", fit=True)
-    shape = MessageShape(
+    formatter = MessageFormatter(
         generation, request.max_tokens, http[REQUEST_ID_KEY], request.shows_thoughts
     )
-    return await answer(http, chat, generation, shape)
+    return await answer(http, chat, generation, formatter)
 
 
 async def count_tokens(http: web.Request) -> web.Response:

@@ -18,7 +18,7 @@ from chairlift.api.anthropic.replies import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from chairlift.api.chat.json_text import is_whole, partial_object
+from chairlift.api.chat.json_text import is_complete_object, partial_object
 from chairlift.api.text.choice import CallOpening
 from chairlift.api.text.logprobs import Scored
 
@@ -116,6 +116,6 @@ class _ToolUse(_Section):
 def _input_of(arguments: str) -> msgspec.Raw:
     """The arguments; of those that max_tokens has cut off, what there is, as Anthropic's own
     client reads a stream."""
-    if is_whole(arguments):
+    if is_complete_object(arguments):
         return msgspec.Raw(arguments.encode())
     return msgspec.Raw(msgspec.json.encode(partial_object(arguments)))

@@ -13,11 +13,11 @@ from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.compaction import sealed
 from chairlift.api.responses.dialogue import Earlier, conversation_of
+from chairlift.api.responses.formatter import response_usage
 from chairlift.api.responses.history import messages_of
 from chairlift.api.responses.items import CompactionItem, MessageItem, new_id
 from chairlift.api.responses.replies import CompactedResponse
 from chairlift.api.responses.request import CompactRequest
-from chairlift.api.responses.shape import response_usage
 from chairlift.api.schemas.replies import Usage
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.text.choice import Piece
@@ -61,7 +61,7 @@ def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
     return Compaction(chat, kept)
 
 
-class CompactionShape:
+class CompactionFormatter:
     """Makes a summary the last of the items that are replied; it is never streamed."""
 
     framing = RESPONSES

@@ -11,7 +11,7 @@ from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.generate.answer import answer, json_response
-from chairlift.api.responses.compacting import CompactionShape, compaction_of
+from chairlift.api.responses.compacting import CompactionFormatter, compaction_of
 from chairlift.api.responses.dialogue import (
     Earlier,
     dialogue_of,
@@ -19,6 +19,7 @@ from chairlift.api.responses.dialogue import (
     empty_response,
     prompt_request,
 )
+from chairlift.api.responses.formatter import ResponseFormatter
 from chairlift.api.responses.page import page_of
 from chairlift.api.responses.replies import DeletedResponse, InputTokens, Response
 from chairlift.api.responses.request import (
@@ -27,7 +28,6 @@ from chairlift.api.responses.request import (
     InputTokensRequest,
     ResponsesRequest,
 )
-from chairlift.api.responses.shape import ResponseShape
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore, StoredResponse
 from chairlift.api.schemas.names import renamed
 from chairlift.api.service import SERVICE
@@ -59,7 +59,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 
     vocabulary = generation.model.vocabulary if request.logprobs else None
     empty = empty_response(request, dialogue.offered, generation, stores)
-    return await answer(http, dialogue.chat, generation, ResponseShape(empty, vocabulary, keep))
+    return await answer(http, dialogue.chat, generation, ResponseFormatter(empty, vocabulary, keep))
 
 
 async def count_input_tokens(http: web.Request) -> web.Response:
@@ -82,8 +82,8 @@ async def compact_response(http: web.Request) -> web.StreamResponse:
         compaction = await convert(http, bodies, compaction_of, request, earlier)
         # A summary may take what room there is left.
         generation = await prepare(http, compaction.chat, "resp_", fit=True)
-    shape = CompactionShape(compaction.kept, generation)
-    return await answer(http, compaction.chat, generation, shape)
+    formatter = CompactionFormatter(compaction.kept, generation)
+    return await answer(http, compaction.chat, generation, formatter)
 
 
 async def get_response(http: web.Request) -> web.Response:

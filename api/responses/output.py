@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chairlift.api.chat.json_text import is_whole
+from chairlift.api.chat.json_text import is_complete_object
 from chairlift.api.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -139,7 +139,7 @@ class _Call(_Section):
         self._emit(ArgumentsDelta(self._index, self._id, text))
 
     def close(self, cut: bool) -> None:
-        item = self._item(_status(cut and not is_whole("".join(self._texts))))
+        item = self._item(_status(cut and not is_complete_object("".join(self._texts))))
         self._emit(ArgumentsDone(self._index, self._id, item.name, item.arguments))
         self._end(item)
 

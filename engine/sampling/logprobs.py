@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from chairlift.engine.cpu import kernels
+from chairlift.engine.sampling.math import exp
 
 # Positions whose logits are copied at once: a prompt's may be hundreds of megabytes.
 SLICE = 64
@@ -31,7 +31,7 @@ def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
     """
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
-    total = highest + mx.log(kernels.exp(logits - highest).sum(axis=-1, keepdims=True))
+    total = highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if most <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :most]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from chairlift.engine.cpu import kernels
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
+from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.outcomes import row_outcomes
 from chairlift.engine.sampling.penalties import TokenCounts
 
@@ -186,7 +186,7 @@ class Sampler:
         """
         params = [self._rows[row].params for row in rows]
         # Relative to the highest first: so nothing overflows, whatever the temperature.
-        weights = kernels.exp((logits - best) / self._column(lambda p: p.temperature, rows))
+        weights = exp((logits - best) / self._column(lambda p: p.temperature, rows))
         top_k = top_p = min_p = None
         if any(p.top_k > 0 for p in params):
             top_k = self._column(lambda p: p.top_k, rows)

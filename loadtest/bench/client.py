@@ -13,8 +13,8 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from chairlift.api.http.event_parser import SSEParser
 from chairlift.loadtest.bench.metrics import Reply
-from chairlift.loadtest.bench.sse import SSEParser
 from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder, error_text, shorten
 from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError

@@ -11,6 +11,7 @@ from typing import Any
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.crosscheck import Check, CrossCheck, check_report
+from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.bench.load import LoadResult, run_load, run_loop
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.progress import Progress
@@ -18,7 +19,6 @@ from chairlift.loadtest.bench.report import failures, result_block
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
 from chairlift.loadtest.bench.verify import verification_report, verify_replies
-from chairlift.loadtest.data.dataset import Workload, build_workload
 from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
 

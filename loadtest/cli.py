@@ -97,7 +97,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
 
 
 def main() -> int:
-    """``python -m chairlift.loadtest.bench.cli``: the same as ``chairlift bench``."""
+    """``python -m chairlift.loadtest.cli``: the same as ``chairlift bench``."""
     parser = argparse.ArgumentParser(description="Load test of an OpenAI-compatible server.")
     add_arguments(parser)
     return run(parser.parse_args())

@@ -1,4 +1,4 @@
-"""The Shape of /v1/messages."""
+"""The ReplyFormatter of /v1/messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from chairlift.api.schemas.replies import Finish, Usage
 from chairlift.api.text.choice import Piece
 
 
-class MessageShape:
+class MessageFormatter:
     """Makes a reply of what ``generation``, of one choice, generates.
 
     ``max_tokens`` is what the client asked for, be there room for it or not. Without

@@ -1,4 +1,4 @@
-"""The Shape of /v1/responses."""
+"""The ReplyFormatter of /v1/responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from chairlift.api.text.logprobs import Scored, chat_logprobs
 from chairlift.api.text.vocabulary import Vocabulary
 
 
-class ResponseShape:
+class ResponseFormatter:
     """Makes ``response`` whole, piece by piece; then ``keep`` takes it.
 
     ``vocabulary`` None: no log-probabilities are shown. A response that fails is not kept, as none
