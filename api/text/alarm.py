@@ -1,4 +1,4 @@
-"""Ends, after a while, work in C that neither returns to the loop nor to the interpreter."""
+"""A time limit for C code that blocks the event loop and the interpreter, like a regex search."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ T = TypeVar("T")
 
 
 class TimeUp(Exception):
-    """The work was not done in its time."""
+    """The work exceeded its time limit."""
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises; everything else waits meanwhile.
+    """Runs ``work`` in this thread, which must be the main one, and returns its result.
 
-    Regular expressions look for signals while they search. Only for the main thread.
+    An alarm signal ends the work: Python's regular expressions check for signals while they
+    search.
 
     Raises:
-        TimeUp: it was not done in its time.
+        TimeUp: it took longer than ``seconds``.
     """
     before = signal.signal(signal.SIGALRM, _ring)
     try:
