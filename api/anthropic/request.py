@@ -24,7 +24,7 @@ from chairlift.engine.messages import MAX_PRIORITY
 
 
 class Turn(Request):
-    """A message. As at Anthropic, only the assistant uses tools, and only its content may be empty."""
+    """A message. Only the assistant may use tools or have empty content, as at Anthropic."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks

@@ -1,4 +1,4 @@
-"""The items of a request as pydantic models, and their conversion to the stored form (``items``)."""
+"""The items of a request as pydantic models, and their conversion to the stored ``items``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a list of items, selected by OpenAI's query fields ``limit``, ``order`` and ``after``."""
+"""Pages of a list of items, by OpenAI's query fields ``limit``, ``order`` and ``after``."""
 
 from __future__ import annotations
 
