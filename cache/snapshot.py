@@ -96,7 +96,7 @@ class StatePiece:
         return StatePiece(tuple(None if slot is None else _own(slot) for slot in self.slots))
 
 
-Piece = KVPiece | StatePiece
+LayerState = KVPiece | StatePiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Snapshot:
 
     start: int
     stop: int
-    layers: tuple[Piece | None, ...]
+    layers: tuple[LayerState | None, ...]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
@@ -167,7 +167,7 @@ class Snapshot:
         layers = tuple(self._part_of(piece, start, stop) for piece in self.layers)
         return Snapshot(start, stop, layers)
 
-    def _part_of(self, piece: Piece | None, start: int, stop: int) -> Piece | None:
+    def _part_of(self, piece: LayerState | None, start: int, stop: int) -> LayerState | None:
         if not isinstance(piece, KVPiece):
             return piece if stop == self.stop else None
         oldest = self.stop - piece.tokens
@@ -207,7 +207,7 @@ class Snapshot:
         return Snapshot(self.start, self.stop, layers)
 
 
-def _richer(mine: Piece | None, other: Piece | None) -> Piece | None:
+def _richer(mine: LayerState | None, other: LayerState | None) -> LayerState | None:
     more = mine is None
     if isinstance(mine, KVPiece) and isinstance(other, KVPiece):
         more = other.tokens > mine.tokens
@@ -243,7 +243,7 @@ def merged(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> Snapshot:
         return Snapshot(0, 0, (None,) * len(kinds))
     _check_unbroken(path)
     stop = path[-1].stop
-    layers: list[Piece | None] = []
+    layers: list[LayerState | None] = []
     for i, kind in enumerate(kinds):
         if kind.recurrent:
             layers.append(_state(path, i))

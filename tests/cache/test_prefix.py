@@ -23,7 +23,7 @@ from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import (
     KVPiece,
     LayerKind,
-    Piece,
+    LayerState,
     Snapshot,
     StatePiece,
     merged,
@@ -78,7 +78,7 @@ def _snap(
 ) -> Snapshot:
     """``tokens[start:]``, of windows only the last ``window`` tokens, with states or without."""
     tokens = tuple(tokens)
-    layers: list[Piece | None] = []
+    layers: list[LayerState | None] = []
     for i, kind in enumerate(kinds):
         oldest = start
         if kind.window is not None and window is not None:
