@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
-from chairlift.api.chat.chat_format import ThinkTags
+from chairlift.api.text.chat_format import ThinkTags
 from chairlift.engine.logs.setup import LogFormat
 from chairlift.scheduler.sequence import Pooling
 

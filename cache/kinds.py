@@ -26,7 +26,7 @@ SUPPORTED = ("KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "Cac
 GROUPED_MASKS = frozenset({"gemma2"})
 
 
-class Layers(NamedTuple):
+class AttentionLayers(NamedTuple):
     """What attention layers without a kind of their own should be, in the caches of rows and of
     prompts.
     """
@@ -35,7 +35,7 @@ class Layers(NamedTuple):
     prompts: type[LayerCache] = LayerCache
 
 
-PLAIN = Layers()
+PLAIN = AttentionLayers()
 
 
 class UnsupportedKind(Exception):

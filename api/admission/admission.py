@@ -1,45 +1,53 @@
-"""The middleware at the doors: who comes, whether there is room for them, and what they have used.
-
-Everything needs a key, if there are keys, but what tells nothing of anybody's requests.
-"""
+"""The admission middleware: who may send a request, and whether the server takes it now."""
 
 from __future__ import annotations
 
-from aiohttp import web
+from collections.abc import Mapping
+from typing import Literal
 
-from chairlift.api.admission.accounts import ANONYMOUS
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from chairlift.api.admission.accounts import ANONYMOUS, Accounts
 from chairlift.api.admission.deadline import DEADLINE
+from chairlift.api.admission.drain import Drain
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.observe.page import PAGE_PATHS
-from chairlift.api.observe.request_record import route_of
-from chairlift.api.server.routes import ROUTES, Handler
-from chairlift.api.server.service import SERVICE, Service
+from chairlift.api.http.requests import Handler, route_of
 from chairlift.engine.workers.pool import CLIENT
 
-FREE = PAGE_PATHS | {"/health", "/ping", "/version", "/openapi.json", "/metrics"}
-# What makes work: refused while the server drains, and counted against the key's limits.
-WORK = frozenset(route.path for route in ROUTES if route.request is not None)
+# What a route asks of its client. "free": nothing, as it tells nothing of anybody's requests.
+# "key": an API key, if the server has keys. "work": a key, too; the request is counted against the
+# key's limits, gets a deadline, and is refused while the server drains.
+Access = Literal["free", "key", "work"]
 
 
-@web.middleware
-async def doors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Lets a request in, or not."""
-    route = route_of(request)
-    if route in FREE:
-        return await handler(request)
-    service: Service = request.app[SERVICE]
-    account = request[ACCOUNT] = service.accounts.of(request.headers)
-    # In the queue for the worker processes clients take turns, by their keys or else addresses.
-    CLIENT.set(account.name if account.name != ANONYMOUS else request.remote or "")
-    if route not in WORK:
-        return await handler(request)
-    with service.drain.admit(service.settings.request_seconds) as deadline:
-        request[DEADLINE] = deadline
-        account.take_request()
-        return await handler(request)
+def admission(
+    access: Mapping[str, Access], accounts: Accounts, drain: Drain, request_seconds: float | None
+) -> Middleware:
+    """The middleware. ``access`` is by the routes' patterns; a route that is not in it needs a key.
+
+    ``request_seconds`` is a request's time limit; None means unlimited.
+    """
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        needed = access.get(route_of(request), "key")
+        if needed == "free":
+            return await handler(request)
+        account = request[ACCOUNT] = accounts.of(request.headers)
+        # Clients take turns in the worker processes' queue: by key, or else by address.
+        CLIENT.set(account.name if account.name != ANONYMOUS else request.remote or "")
+        if needed == "key":
+            return await handler(request)
+        with drain.admit(request_seconds) as deadline:
+            request[DEADLINE] = deadline
+            account.take_request()
+            return await handler(request)
+
+    return admit
 
 
-async def tell_limits(request: web.Request, response: web.StreamResponse) -> None:
+async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Adds OpenAI's headers about the key's limits to a reply."""
     if DEADLINE in request:
         response.headers.update(request[ACCOUNT].headers())

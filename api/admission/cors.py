@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from aiohttp import hdrs, web
 
-from chairlift.api.anthropic.errors import ID_HEADER
-from chairlift.api.server.routes import Handler
+from chairlift.api.http.requests import Handler
 
 # What a page may read of a reply's headers, besides those that are always readable.
 _EXPOSED = ", ".join(
     (
         "Retry-After",
         "X-Request-Id",
-        ID_HEADER,
+        # Where Anthropic's clients look for it.
+        "request-id",
         *(
             f"x-ratelimit-{what}-{unit}"
             for unit in ("requests", "tokens")

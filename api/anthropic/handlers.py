@@ -11,12 +11,12 @@ from chairlift.api.anthropic.dialogue import chat_request, prompt_request
 from chairlift.api.anthropic.replies import TokensCount
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
 from chairlift.api.anthropic.shape import MessageShape
+from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.generate.answer import answer, json_response
-from chairlift.api.observe.request_record import GIVEN_ID
+from chairlift.api.http.requests import REQUEST_ID_KEY
 from chairlift.api.schemas.names import renamed
-from chairlift.api.server.body import convert, read
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -32,7 +32,9 @@ async def create_message(http: web.Request) -> web.StreamResponse:
         chat = await convert(http, (await http.read(),), chat_request, request, thinks)
         # As Anthropic's: what there is no room for is told by the reason to stop.
         generation = await prepare(http, chat, "msg_", fit=True)
-    shape = MessageShape(generation, request.max_tokens, http[GIVEN_ID], request.shows_thoughts)
+    shape = MessageShape(
+        generation, request.max_tokens, http[REQUEST_ID_KEY], request.shows_thoughts
+    )
     return await answer(http, chat, generation, shape)
 
 

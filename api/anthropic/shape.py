@@ -21,8 +21,8 @@ from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
 from chairlift.api.generate.answer import WholeChoice
 from chairlift.api.generate.generation import Generation
+from chairlift.api.http.sse import MESSAGES
 from chairlift.api.schemas.replies import Finish, Usage
-from chairlift.api.server.sse import MESSAGES
 from chairlift.api.text.choice import Piece
 
 

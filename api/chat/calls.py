@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from chairlift.api.chat.chat_format import JSON_TOOLS, ToolParser
 from chairlift.api.chat.json_text import ObjectText
 from chairlift.api.text.alarm import TimeUp, within
+from chairlift.api.text.chat_format import JSON_TOOLS, ToolParser
 from chairlift.api.text.choice import CallDelta, CallOpening
 
 # Longer calls are text; the longest ones of real agents write a file.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
 from chairlift.api.chat.calls import Calls
-from chairlift.api.chat.chat_format import CALL, THOUGHT, Tag
 from chairlift.api.chat.reply_text import ReplyText, ThoughtText
+from chairlift.api.text.chat_format import CALL, THOUGHT, Tag
 from chairlift.api.text.choice import CallDelta, Choice, Piece
 from chairlift.api.text.logprobs import LogprobQueue, Scored
 from chairlift.api.text.stops import StopMatcher
@@ -17,7 +17,7 @@ from chairlift.api.text.stream import Detokenizer
 from chairlift.engine.messages import TokenOutput
 
 if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
-    from chairlift.api.chat.splitter import Rules, Segment
+    from chairlift.api.text.splitter import Rules, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,16 @@ class Reading:
     rules: Rules
     thinks: bool
     calls: CallReading | None
+
+    def new_choice(
+        self,
+        index: int,
+        detokenizer: Callable[[], Detokenizer],
+        matcher: StopMatcher,
+        with_logprobs: bool,
+    ) -> DialogueChoice:
+        """See ``generate.generation.ReplyReader``."""
+        return DialogueChoice(index, self, detokenizer, matcher, with_logprobs)
 
 
 class DialogueChoice(Choice):

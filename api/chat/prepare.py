@@ -13,7 +13,6 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.chat.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
 from chairlift.api.chat.choice import Reading
 from chairlift.api.chat.rendering import rendering_of
 from chairlift.api.chat.thoughts import thought_plan
@@ -22,9 +21,11 @@ from chairlift.api.generate.generation import Generation, TokenPrompt
 from chairlift.api.generate.sampling import sampling_params
 from chairlift.api.schemas.messages import Messages, chars_of, check_arguments
 from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.schemas.structured import Wanted
 from chairlift.api.schemas.templating import Templating
-from chairlift.api.server.service import SERVICE, ServedModel
-from chairlift.api.text.structured import Wanted, check, grammar_of
+from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
+from chairlift.api.text.grammars import check, grammar_of
 from chairlift.engine.messages import Grammar
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.api.chat.chat_format import ChatFormat
-from chairlift.api.chat.template import Rendering, shown
 from chairlift.api.chat.thoughts import template_settings
 from chairlift.api.chat.tool_form import as_text, description
 from chairlift.api.schemas.messages import Message
 from chairlift.api.schemas.templating import Templating
+from chairlift.api.text.chat_format import ChatFormat
+from chairlift.api.text.template import Rendering, shown
 
 
 def rendering_of(

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chairlift.api.chat.chat_format import FORM_END, FORM_START
-from chairlift.api.chat.template import Shown, arguments_of, shown
 from chairlift.api.schemas.messages import Message, ToolCall
+from chairlift.api.text.chat_format import FORM_END, FORM_START
+from chairlift.api.text.template import Shown, arguments_of, shown
 
 _DESCRIPTION = """\
 These functions can be called. Each is described in JSON, its parameters by a JSON schema:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from chairlift.api.chat.chat_format import Tag
 from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.structured import Wanted
 from chairlift.api.schemas.tools import Function
-from chairlift.api.text.structured import Wanted
+from chairlift.api.text.chat_format import Tag
 from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import JSON_OPTIONS
 from chairlift.engine.grammar.objects import bounded as bounded_objects

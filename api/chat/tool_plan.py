@@ -7,11 +7,11 @@ from functools import partial
 
 from chairlift.api.chat.call_limits import CallLimits
 from chairlift.api.chat.calls import ParsedCalls, StreamedCalls
-from chairlift.api.chat.chat_format import JSON_TOOLS, ChatFormat
 from chairlift.api.chat.choice import CallReading
 from chairlift.api.chat.tool_grammar import call_grammar
 from chairlift.api.schemas.messages import MAX_CALLS
 from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.text.chat_format import JSON_TOOLS, ChatFormat
 from chairlift.engine.messages import Grammar
 
 # Its templates take no call's id of another length than theirs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from chairlift.api.chat.chat_format import JSON_FORM, ThinkTags, parser_names
+from chairlift.api.text.chat_format import JSON_FORM, ThinkTags, parser_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,11 +16,11 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.errors import Problem, problem_of
 from chairlift.api.generate.generation import Generation
+from chairlift.api.http.sse import EventStream, Framing
 from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Finish, Usage
 from chairlift.api.schemas.schemas import Generate
-from chairlift.api.server.service import SERVICE
-from chairlift.api.server.sse import EventStream, Framing
+from chairlift.api.service import SERVICE
 from chairlift.api.text.choice import Piece
 from chairlift.api.text.logprobs import Scored
 from chairlift.engine.logs.redacted_traceback import trace_of

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from chairlift.api.admission.ratelimit import Account
-from chairlift.api.chat.choice import DialogueChoice, Reading
 from chairlift.api.errors import GenerationFailed
 from chairlift.api.observe.timing import Detokenizing, PromptTimes
 from chairlift.api.schemas.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from chairlift.api.schemas.schemas import Generate
-from chairlift.api.server.service import ServedModel
+from chairlift.api.service import ServedModel
 from chairlift.api.text.choice import Choice, Piece, TextChoice, VectorChoice
 from chairlift.api.text.stops import StopMatcher, Stops
-from chairlift.api.text.stream import TextStream
+from chairlift.api.text.stream import Detokenizer, TextStream
 from chairlift.engine.client.interface import TokenStream
 from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
 from chairlift.scheduler.sequence import Pooling
+
+
+class ReplyReader(Protocol):
+    """Reads replies that are more than text: thoughts and calls, as a chat's may be."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether a reply may begin with a thought."""
+        ...
+
+    def new_choice(
+        self,
+        index: int,
+        detokenizer: Callable[[], Detokenizer],
+        matcher: StopMatcher,
+        with_logprobs: bool,
+    ) -> Choice:
+        """The choice number ``index``, which has no tokens yet."""
+        ...
 
 
 class TokenPrompt(NamedTuple):
@@ -33,7 +51,7 @@ class TokenPrompt(NamedTuple):
 
     tokens: list[int]
     params: SamplingParams
-    reading: Reading | None = None
+    reading: ReplyReader | None = None
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
 
@@ -98,9 +116,7 @@ class Generation:
         matcher = StopMatcher(self._stops, request.include_stop_str_in_output)
         with_logprobs = prompt.params.logprobs is not None
         if prompt.reading is not None:
-            return DialogueChoice(
-                index, prompt.reading, vocabulary.detokenizer, matcher, with_logprobs
-            )
+            return prompt.reading.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)
         hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
         text = TextStream(vocabulary.detokenizer(), hidden, matcher)
         return TextChoice(index, text, with_logprobs, echoed=prompt.is_scored)

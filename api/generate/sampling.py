@@ -6,7 +6,7 @@ import random
 
 from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas.schemas import Generate
-from chairlift.api.server.service import ServedModel
+from chairlift.api.service import ServedModel
 from chairlift.engine.errors import Overflow, RequestError
 from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
 

@@ -1,26 +1,29 @@
-"""How late the event loop is: for as long as it is held up, no stream goes on."""
+"""Measures the event loop's lag. While the loop is blocked, no stream makes progress."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from aiohttp import web
 
-from chairlift.api.server.service import SERVICE
 from chairlift.metrics.recorder import Recorder
 
 INTERVAL_SECONDS = 0.1
 
 
-async def watch_loop(app: web.Application) -> AsyncIterator[None]:
-    """Records the loop's lag for as long as the application runs."""
-    task = asyncio.create_task(_watch(app[SERVICE].recorder))
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+def lag_recording(recorder: Recorder) -> Callable[[web.Application], AsyncIterator[None]]:
+    """A cleanup context that records the event loop's lag while the application runs."""
+
+    async def record(app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(_watch(recorder))
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    return record
 
 
 async def _watch(recorder: Recorder) -> None:

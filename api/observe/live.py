@@ -10,18 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from chairlift.api.errors import TooManyWatchers
-from chairlift.engine.messages import StepStats
+from chairlift.api.observe.request_record import Exchange, ObservedGeneration, ObservedModel
+from chairlift.engine.messages import ModelInfo, StepStats
 from chairlift.metrics.window import Percentiles, Tally
-
-if TYPE_CHECKING:  # they import the service, which holds what is here
-    from chairlift.api.generate.generation import Generation
-    from chairlift.api.observe.request_record import Exchange
-    from chairlift.api.server.service import ServedModel, Service
 
 # Each watcher is told this often.
 PERIOD_SECONDS = 0.5
@@ -116,6 +112,22 @@ class Snapshot(msgspec.Struct):
     requests: list[RecentRequest]
 
 
+class LiveModel(ObservedModel, Protocol):
+    """The model that the page shows."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+
+class ServerStatus(Protocol):
+    """What the page asks the server: its model, and why it cannot serve now, if it cannot."""
+
+    @property
+    def loaded(self) -> LiveModel | None: ...
+    @property
+    def unhealthy(self) -> str | None: ...
+
+
 class _Watched:
     """What is gathered while somebody watches."""
 
@@ -158,7 +170,7 @@ class Live:
     def __init__(self) -> None:
         self.closing = asyncio.Event()
         self._latest = StepStats()
-        self._open: set[Generation] = set()
+        self._open: set[ObservedGeneration] = set()
         self._watchers = 0
         self._watched: _Watched | None = None
 
@@ -174,7 +186,7 @@ class Live:
             self._watched.add_exchange(exchange)
 
     @contextmanager
-    def riding(self, generation: Generation) -> Iterator[None]:
+    def riding(self, generation: ObservedGeneration) -> Iterator[None]:
         """A request is in the engine as long as the ``with`` lasts."""
         self._open.add(generation)
         try:
@@ -200,15 +212,15 @@ class Live:
             if not self._watchers:
                 self._watched = None
 
-    def snapshot(self, service: Service) -> Snapshot:
+    def snapshot(self, server: ServerStatus) -> Snapshot:
         """What there is to tell now. Only while somebody watches."""
         watched, stats, now = self._watched, self._latest, time.monotonic()
         assert watched is not None
         pace, prefixes = watched.pace.counts(now), watched.prefixes.counts(now)
         # A page just opened has not seen a whole window yet.
         seconds = max(PERIOD_SECONDS, min(PACE_SECONDS, now - watched.since))
-        model = service.loaded
-        reason = service.unhealthy
+        model = server.loaded
+        reason = server.unhealthy
         limit = 0 if model is None else model.info.kv_limit_bytes
         return Snapshot(
             "ok" if reason is None else "unavailable",
@@ -235,7 +247,7 @@ class Live:
         ]
 
 
-def _facts(model: ServedModel) -> Facts:
+def _facts(model: LiveModel) -> Facts:
     info = model.info
     return Facts(
         model.name, info.architecture, info.dtype, info.device, info.max_rows, info.max_context

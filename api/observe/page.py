@@ -8,9 +8,8 @@ from pathlib import Path
 
 from aiohttp import hdrs, web
 
-from chairlift.api.observe.live import PERIOD_SECONDS, Live
-from chairlift.api.server.service import SERVICE
-from chairlift.api.server.sse import PLAIN, EventStream
+from chairlift.api.http.sse import PLAIN, EventStream
+from chairlift.api.observe.live import PERIOD_SECONDS, Live, ServerStatus
 
 _FOLDER = Path(__file__).parent / "ui"
 _INDEX = "index.html"
@@ -40,12 +39,19 @@ _PATHS = {
 PAGE_PATHS = frozenset(_PATHS)
 
 
-def add_page(app: web.Application) -> None:
-    """Adds the page to ``app``."""
+def add_page(
+    app: web.Application, live: Live, server: ServerStatus, keep_alive_seconds: float
+) -> None:
+    """Adds the page to ``app``. Silent streams are kept alive every ``keep_alive_seconds``."""
     for route, path in _PATHS.items():
         app.router.add_get(route, partial(_file, path.read_bytes(), _TYPES[path.suffix]))
-    app.router.add_get(EVENTS, _events, allow_head=False)
-    app.on_shutdown.append(_close)
+    events = partial(_events, live, server, keep_alive_seconds)
+    app.router.add_get(EVENTS, events, allow_head=False)
+
+    async def close(app: web.Application) -> None:
+        live.closing.set()
+
+    app.on_shutdown.append(close)
 
 
 async def _file(body: bytes, content_type: str, request: web.Request) -> web.Response:
@@ -54,20 +60,20 @@ async def _file(body: bytes, content_type: str, request: web.Request) -> web.Res
     return response
 
 
-async def _events(request: web.Request) -> web.StreamResponse:
+async def _events(
+    live: Live, server: ServerStatus, keep_alive_seconds: float, request: web.Request
+) -> web.StreamResponse:
     """Snapshots, until the watcher leaves or the server ends.
 
     Raises:
         TooManyWatchers: there is no room for one more.
     """
-    service = request.app[SERVICE]
-    live = service.live
     with live.watching():
         # One who does not read is waited for, and cut off by the connection.
-        stream = EventStream(request, PLAIN, service.settings.keep_alive_seconds, lambda: False)
+        stream = EventStream(request, PLAIN, keep_alive_seconds, lambda: False)
         async with stream as events:
             while not live.closing.is_set():
-                await events.send([live.snapshot(service)])
+                await events.send([live.snapshot(server)])
                 await _period(live)
             await events.finish()
     return stream.response
@@ -79,7 +85,3 @@ async def _period(live: Live) -> None:
             await live.closing.wait()
     except TimeoutError:
         return
-
-
-async def _close(app: web.Application) -> None:
-    app[SERVICE].live.closing.set()

@@ -5,23 +5,59 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aiohttp import hdrs, web
 
-from chairlift.api.generate.generation import Generation
+from chairlift.api.http.requests import CLIENT_LEFT, route_of
+from chairlift.api.observe.timing import Detokenizing, PromptTimes
+from chairlift.api.schemas.replies import Finish, Usage
+from chairlift.engine.messages import SamplingParams
+
+
+class ObservedChoice(Protocol):
+    """One choice of a generation: its output tokens so far, and how it finished."""
+
+    index: int
+    tokens: int
+    finish: Finish | None
+
+
+class ObservedModel(Protocol):
+    """The model that generates."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class ObservedPrompt(Protocol):
+    """One prompt of a generation."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+
+class ObservedGeneration(Protocol):
+    """What logs, traces and the page read of a generation; see ``generate.Generation``."""
+
+    id: str
+    n: int
+    accepted: bool
+    detokenizing: Detokenizing
+
+    @property
+    def model(self) -> ObservedModel: ...
+    @property
+    def prompts(self) -> Sequence[ObservedPrompt]: ...
+    @property
+    def choices(self) -> Sequence[ObservedChoice]: ...
+    @property
+    def times(self) -> Sequence[PromptTimes]: ...
+    def usage(self) -> Usage: ...
+
 
 # What a request generates, once it is valid.
-GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
-# What it is called in logs and in its reply's head: the client's own id of it, or one made here.
-GIVEN_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-# nginx's status for a client that left before its reply; never sent.
-CLIENT_LEFT = 499
-
-
-def route_of(request: web.Request) -> str:
-    """The route's pattern, "unmatched" where there is none."""
-    resource = request.match_info.route.resource
-    return "unmatched" if resource is None else resource.canonical
+GENERATION: web.RequestKey[ObservedGeneration] = web.RequestKey("generation", ObservedGeneration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +73,7 @@ class Exchange:
     method: str
     status: int
     started: float
-    generation: Generation | None
+    generation: ObservedGeneration | None
     ended: float = field(default_factory=time.monotonic)
 
     @classmethod

@@ -18,10 +18,10 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from chairlift.api.generate.generation import Generation
-from chairlift.api.observe.request_record import CLIENT_LEFT, Exchange
+from chairlift.api.http.requests import CLIENT_LEFT
+from chairlift.api.observe.request_record import Exchange, ObservedGeneration
 from chairlift.api.observe.timing import PromptTimes
-from chairlift.api.server.service import VERSION
+from chairlift.api.version import VERSION
 
 # The routes whose requests are traced, and what the conventions call what they do.
 OPERATIONS = {
@@ -106,7 +106,9 @@ class Tracing:
         decode = self._start("decode", parent, clock, begun.first_token, prompt)
         decode.end(clock.nanoseconds(times.last_token or begun.first_token))
 
-    def _add_detokenizing(self, parent: Context, clock: _WallClock, generation: Generation) -> None:
+    def _add_detokenizing(
+        self, parent: Context, clock: _WallClock, generation: ObservedGeneration
+    ) -> None:
         detokenizing = generation.detokenizing
         if detokenizing.started is None:
             return
@@ -150,7 +152,7 @@ def _http_attributes(exchange: Exchange) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _generation_attributes(generation: Generation) -> dict[str, AttributeValue]:
+def _generation_attributes(generation: ObservedGeneration) -> dict[str, AttributeValue]:
     """What was asked for, by the first prompt's parameters, and what came of it."""
     params = generation.prompts[0].params
     usage = generation.usage()

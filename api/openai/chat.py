@@ -8,10 +8,12 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
+from chairlift.api.body import read
 from chairlift.api.chat.prepare import prepare
 from chairlift.api.errors import Problem
 from chairlift.api.generate.answer import WholeChoice, answer
 from chairlift.api.generate.generation import Generation
+from chairlift.api.http.sse import PLAIN
 from chairlift.api.openai.stream_usage import StreamUsage
 from chairlift.api.schemas.replies import (
     ChatChoice,
@@ -28,8 +30,6 @@ from chairlift.api.schemas.replies import (
     Usage,
 )
 from chairlift.api.schemas.schemas import ChatRequest
-from chairlift.api.server.body import read
-from chairlift.api.server.sse import PLAIN
 from chairlift.api.text.choice import CallDelta, Piece
 from chairlift.api.text.logprobs import Scored, chat_logprobs
 

@@ -12,10 +12,13 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
+from chairlift.api.body import read
 from chairlift.api.errors import Problem
 from chairlift.api.generate.answer import WholeChoice, answer
 from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import sampling_params
+from chairlift.api.http.sse import PLAIN
 from chairlift.api.openai.echo import Echo
 from chairlift.api.openai.stream_usage import StreamUsage
 from chairlift.api.schemas.fields import Prompt
@@ -26,13 +29,10 @@ from chairlift.api.schemas.replies import (
     Usage,
 )
 from chairlift.api.schemas.schemas import CompletionRequest
-from chairlift.api.server.body import read
-from chairlift.api.server.service import SERVICE, ServedModel
-from chairlift.api.server.sse import PLAIN
+from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.choice import Piece, TextChoice
+from chairlift.api.text.grammars import grammar_of
 from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
-from chairlift.api.text.prompt_tokens import prompt_tokens
-from chairlift.api.text.structured import grammar_of
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar
 

@@ -13,16 +13,16 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
+from chairlift.api.body import read
 from chairlift.api.generate.answer import json_response
 from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import room_for
 from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Embedding, EmbeddingList, EmbeddingUsage
 from chairlift.api.schemas.schemas import EmbeddingRequest, Generate
-from chairlift.api.server.body import read
-from chairlift.api.server.service import SERVICE, ServedModel
+from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.choice import VectorChoice
-from chairlift.api.text.prompt_tokens import prompt_tokens
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import SamplingParams
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from chairlift.api.body import read
 from chairlift.api.chat.prepare import rendered
 from chairlift.api.generate.answer import json_response
 from chairlift.api.schemas.replies import DetokenizeReply, TokenizeReply
 from chairlift.api.schemas.schemas import DetokenizeRequest, TokenizeRequest
-from chairlift.api.server.body import read
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 from chairlift.engine.errors import Overflow, PromptTooLong
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second

@@ -10,6 +10,7 @@ import msgspec
 from chairlift.api.errors import GenerationFailed, Problem
 from chairlift.api.generate.answer import WholeChoice
 from chairlift.api.generate.generation import Generation
+from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.compaction import sealed
 from chairlift.api.responses.dialogue import Earlier, conversation_of
 from chairlift.api.responses.history import messages_of
@@ -19,7 +20,6 @@ from chairlift.api.responses.request import CompactRequest
 from chairlift.api.responses.shape import response_usage
 from chairlift.api.schemas.replies import Usage
 from chairlift.api.schemas.schemas import ChatRequest
-from chairlift.api.server.sse import RESPONSES
 from chairlift.api.text.choice import Piece
 
 # Longer ones would defeat their purpose.

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.ratelimit import ACCOUNT
+from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.generate.answer import answer, json_response
@@ -27,10 +28,9 @@ from chairlift.api.responses.request import (
     ResponsesRequest,
 )
 from chairlift.api.responses.shape import ResponseShape
-from chairlift.api.responses.store import ResponseStore, StoredResponse
+from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore, StoredResponse
 from chairlift.api.schemas.names import renamed
-from chairlift.api.server.body import convert, read
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 
 _NAMES = {
@@ -44,7 +44,7 @@ _NAMES = {
 async def create_response(http: web.Request) -> web.StreamResponse:
     """Answers items, after those of an earlier response if one is named."""
     request = await read(http, ResponsesRequest)
-    store, owner = http.app[SERVICE].responses, http[ACCOUNT].name
+    store, owner = http.app[RESPONSE_STORE], http[ACCOUNT].name
     stores = _stores(request, store)
     earlier, bodies = await _earlier(http, request)
     with renamed(_NAMES):
@@ -90,34 +90,34 @@ async def get_response(http: web.Request) -> web.Response:
     """A stored response."""
     if http.query.get("stream", "false") != "false":
         raise RequestError("stream is not supported: no stored response is still running", "stream")
-    stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
+    stored = http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
     return web.Response(body=stored.reply, content_type="application/json")
 
 
 async def delete_response(http: web.Request) -> web.Response:
     """Forgets a stored response; those that went on from it stay whole."""
     response_id = http.match_info["response_id"]
-    http.app[SERVICE].responses.delete(http[ACCOUNT].name, response_id)
+    http.app[RESPONSE_STORE].delete(http[ACCOUNT].name, response_id)
     return json_response(DeletedResponse(response_id))
 
 
 async def list_input_items(http: web.Request) -> web.Response:
     """The items that a stored response was made of, those of earlier responses included."""
-    stored = http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
+    stored = http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
     items = await convert(http, (stored.inputs,), StoredResponse.input_items, stored)
     return json_response(page_of(items, http.query))
 
 
 async def cancel_response(http: web.Request) -> web.Response:
     """Says that there is nothing to cancel: no response is made in the background."""
-    http.app[SERVICE].responses.get(http[ACCOUNT].name, http.match_info["response_id"])
+    http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
     raise RequestError("only a response made in the background can be cancelled; none is here")
 
 
 async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:
     """What is stored of a request's conversation, and the JSON of both."""
     try:
-        earlier = earlier_of(request, http.app[SERVICE].responses, http[ACCOUNT].name)
+        earlier = earlier_of(request, http.app[RESPONSE_STORE], http[ACCOUNT].name)
     except UnknownResponse:
         raise UnknownPrevious(
             f"Previous response with id '{request.previous_response_id}' not found.",

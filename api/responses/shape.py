@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
 from chairlift.api.generate.answer import WholeChoice
+from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.events import (
     Completed,
     Created,
@@ -29,7 +30,6 @@ from chairlift.api.responses.replies import (
     ResponseUsage,
 )
 from chairlift.api.schemas.replies import TokenLogprob, Usage
-from chairlift.api.server.sse import RESPONSES
 from chairlift.api.text.choice import Piece
 from chairlift.api.text.logprobs import Scored, chat_logprobs
 from chairlift.api.text.vocabulary import Vocabulary

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
+from aiohttp import web
 
 from chairlift.api.errors import UnknownItem, UnknownResponse
 from chairlift.api.responses.items import Item
@@ -147,3 +148,6 @@ class ResponseStore:
 
     def _expire(self, owner: str, response_id: str) -> None:
         self._shelves[owner].remove(response_id)
+
+
+RESPONSE_STORE: web.AppKey[ResponseStore] = web.AppKey("response_store", ResponseStore)

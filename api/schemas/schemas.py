@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from chairlift.api.schemas.fields import MAX_TOKENS, LogitBias, Prompts, Stops, TokenId
 from chairlift.api.schemas.messages import Messages
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.structured import Structured
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.schemas.unsupported import check_extra_fields
-from chairlift.api.text.structured import Structured
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 from chairlift.scheduler.sequence import Pooling

@@ -7,36 +7,50 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Mapping
 
 from aiohttp import hdrs, web
 
-from chairlift.api.admission.admission import WORK, doors, tell_limits
+from chairlift.api.admission.admission import Access, add_limit_headers, admission
 from chairlift.api.admission.cors import allow_origins
 from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
+from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
 from chairlift.api.observe.access import log_exchange
-from chairlift.api.observe.lag import watch_loop
-from chairlift.api.observe.page import EVENTS, add_page
-from chairlift.api.observe.request_record import CLIENT_LEFT, GIVEN_ID, Exchange, route_of
+from chairlift.api.observe.lag import lag_recording
+from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
+from chairlift.api.observe.request_record import Exchange
+from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document
-from chairlift.api.server.routes import ROUTES, Handler
+from chairlift.api.server.routes import ROUTES
 from chairlift.api.server.scrape import metrics
-from chairlift.api.server.service import SERVICE, Service
+from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
 
 # What a client's own request id must look like to be sent back and logged.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
+# By the routes' patterns. The page, metrics and the API's description are no entries of ROUTES.
+ACCESS: Mapping[str, Access] = {
+    **dict.fromkeys((*PAGE_PATHS, "/openapi.json", "/metrics"), "free"),
+    **{route.path: route.access for route in ROUTES},
+}
+
+
 def build_app(service: Service) -> web.Application:
     """The application around ``service``, loaded or still loading."""
     settings = service.settings
-    app = web.Application(middlewares=[_boundary, doors], client_max_size=settings.max_body_bytes)
+    admit = admission(ACCESS, service.accounts, service.drain, settings.request_seconds)
+    app = web.Application(middlewares=[_boundary, admit], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
+    app[RESPONSE_STORE] = ResponseStore(
+        settings.response_store_bytes, settings.response_store_seconds
+    )
     app.on_cleanup.append(_end_workers)
-    app.cleanup_ctx.append(watch_loop)
-    app.on_response_prepare.extend((_name_request, tell_limits))
+    app.cleanup_ctx.append(lag_recording(service.recorder))
+    app.on_response_prepare.extend((_name_request, add_limit_headers))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
     for route in ROUTES:
@@ -49,7 +63,7 @@ def build_app(service: Service) -> web.Application:
         app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())
     if settings.ui:
-        add_page(app)
+        add_page(app, service.live, service, settings.keep_alive_seconds)
     return app
 
 
@@ -68,7 +82,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     started = time.monotonic()
     given = request.headers.get("X-Request-Id", "")
     request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-    request[GIVEN_ID] = request_id
+    request[REQUEST_ID_KEY] = request_id
     logged = REQUEST_ID.set(request_id)
     service = request.app[SERVICE]
     recorder = service.recorder
@@ -96,7 +110,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         exchange = Exchange.of(request, request_id, status, started)
         recorder.record_http(exchange.route, exchange.method, status, exchange.seconds)
         log_exchange(exchange)
-        if exchange.route in WORK:
+        if ACCESS.get(exchange.route) == "work":
             service.live.record_exchange(exchange)
         if service.tracing is not None:
             service.tracing.record(exchange, request.headers)
@@ -108,7 +122,7 @@ async def _end_workers(app: web.Application) -> None:
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
-    if GIVEN_ID in request:
-        response.headers["X-Request-Id"] = request[GIVEN_ID]
+    if REQUEST_ID_KEY in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID_KEY]
         if is_anthropic(request):
-            response.headers[ID_HEADER] = request[GIVEN_ID]
+            response.headers[ID_HEADER] = request[REQUEST_ID_KEY]

@@ -16,8 +16,8 @@ from chairlift.api.server.connection import Connection
 from chairlift.api.server.files import most_for_connections
 from chairlift.api.server.paths import with_plain_path
 from chairlift.api.server.scrape import metrics
-from chairlift.api.server.service import SERVICE, Service
 from chairlift.api.server.sockets import Binding
+from chairlift.api.service import SERVICE, Service
 
 # More clients may connect in one moment than the usual 128.
 BACKLOG = 1024

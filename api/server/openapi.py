@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from chairlift.api.admission.priority import HEADER
 from chairlift.api.server.routes import ROUTES, Route
-from chairlift.api.server.service import VERSION
+from chairlift.api.version import VERSION
 from chairlift.engine.messages import MAX_PRIORITY
 
 _COMPONENTS = "#/components/schemas/"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-from aiohttp import web
 
+from chairlift.api.admission.admission import Access
 from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.http.requests import Handler
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings
@@ -28,14 +29,14 @@ from chairlift.api.schemas import replies, schemas
 from chairlift.api.schemas.request import Request
 from chairlift.api.server.status import get_model, health, list_models, version
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. ``chunks`` are what its stream consists of, if it can stream.
+    """One route, as the app serves it and /openapi.json describes it.
 
-    ``query`` are the JSON schemas of what may stand behind its path's "?".
+    A route with a ``request`` does work, so its requests count against their key's limits.
+    ``chunks`` are the types of its stream's events, if it can stream; ``query`` holds the JSON
+    schema of each query parameter. ``is_free``: it needs no API key.
     """
 
     method: str
@@ -47,6 +48,14 @@ class Route:
     chunks: tuple[type[msgspec.Struct], ...] = ()
     error: type[msgspec.Struct] = replies.ErrorReply
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    is_free: bool = False
+
+    @property
+    def access(self) -> Access:
+        """What the route asks of its client."""
+        if self.is_free:
+            return "free"
+        return "key" if self.request is None else "work"
 
 
 _STORED = "/v1/responses/{response_id}"
@@ -176,8 +185,15 @@ ROUTES: tuple[Route, ...] = (
         "Tell the tokenizer's special tokens",
         replies.TokenizerInfo,
     ),
-    Route("GET", "/health", health, "Tell whether requests can be served", replies.HealthReply),
-    Route("GET", "/ping", health, "The same as /health", replies.HealthReply),
-    Route("POST", "/ping", health, "The same as /health", replies.HealthReply),
-    Route("GET", "/version", version, "Tell the version", replies.VersionReply),
+    Route(
+        "GET",
+        "/health",
+        health,
+        "Tell whether requests can be served",
+        replies.HealthReply,
+        is_free=True,
+    ),
+    Route("GET", "/ping", health, "The same as /health", replies.HealthReply, is_free=True),
+    Route("POST", "/ping", health, "The same as /health", replies.HealthReply, is_free=True),
+    Route("GET", "/version", version, "Tell the version", replies.VersionReply, is_free=True),
 )

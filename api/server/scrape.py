@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 
 _TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 

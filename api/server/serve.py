@@ -11,15 +11,15 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
-from chairlift.api.chat.chat_format import chat_format
 from chairlift.api.observe.canary import Canary
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
-from chairlift.api.server.service import ServedModel, Service
 from chairlift.api.server.signals import INTERRUPTED, handled
 from chairlift.api.server.sockets import Sockets
 from chairlift.api.server.tls import Certificate
+from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
+from chairlift.api.text.chat_format import chat_format
 from chairlift.engine.client.interface import EngineClient
 from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.supervision import Supervision

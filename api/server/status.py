@@ -8,7 +8,8 @@ from aiohttp import web
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
 from chairlift.api.generate.answer import json_response
 from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
-from chairlift.api.server.service import SERVICE, VERSION, ServedModel
+from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.version import VERSION
 
 
 async def list_models(http: web.Request) -> web.Response:

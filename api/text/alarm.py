@@ -15,22 +15,23 @@ class TimeUp(Exception):
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises; everything else waits meanwhile.
+    """Calls ``work`` and returns its result; everything else waits meanwhile.
 
-    Regular expressions look for signals while they search. Only for the main thread.
+    Regular expressions check for signals while they search. The limit is processor time of this
+    process, so that other processes do not use it up. Only the main thread may call this.
 
     Raises:
-        TimeUp: it was not done in its time.
+        TimeUp: ``work`` was not done after ``seconds`` of processor time.
     """
-    before = signal.signal(signal.SIGALRM, _ring)
+    before = signal.signal(signal.SIGPROF, _ring)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             return work()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _ring(number: int, frame: FrameType | None) -> None:

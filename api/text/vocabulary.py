@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from chairlift.api.chat.chat_format import ChatFormat, Passage, chat_format
-from chairlift.api.chat.splitter import Rules, rules
-from chairlift.api.chat.template import Rendering, with_text_arguments
 from chairlift.api.schemas.replies import TokenizerInfo
+from chairlift.api.text.chat_format import ChatFormat, Passage, chat_format
 from chairlift.api.text.limited import Limited, TookTooLong
+from chairlift.api.text.splitter import Rules, rules
 from chairlift.api.text.stream import Detokenizer
+from chairlift.api.text.template import Rendering, with_text_arguments
 from chairlift.api.text.tokenizing import load_tokenizer, token_ids
 from chairlift.engine.errors import Overflow, PromptTooLong, RequestError
 from chairlift.engine.grammar.checker import Checker

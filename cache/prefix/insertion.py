@@ -37,7 +37,7 @@ def insertion(walk: Walk, snapshot: Snapshot) -> Insertion:
                 offers[node] = offer
                 gain += filled.nbytes - part.nbytes
                 splits = stop < node.stop
-        if not node.holds:
+        if not node.pins:
             kept += held.part(node.start, stop).nbytes if splits else node.nbytes
     if walk.length < snapshot.stop:
         gain += snapshot.part(walk.length, snapshot.stop).nbytes

@@ -28,7 +28,7 @@ class Node:
     nbytes: int = 0
     windows: tuple[int, ...] = ()
     state: bool = False
-    holds: int = 0
+    pins: int = 0
     digest: PathDigest | None = None
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from chairlift.cache.prefix.insertion import insertion
-from chairlift.cache.prefix.layers import Layers
+from chairlift.cache.prefix.layer_rules import LayerRules
 from chairlift.cache.prefix.match import Evicted, Match
 from chairlift.cache.prefix.node import Node, walk
 from chairlift.cache.snapshot import LayerKind, Snapshot
@@ -45,14 +45,14 @@ class PrefixTree:
         self.evictions = 0
         # Another one for everything else that a match may give.
         self.version = 0
-        self._layers = Layers(kinds)
+        self._rules = LayerRules(kinds)
         self._on_evict = on_evict
         self._roots: dict[str, Node] = {}
         # The nodes nobody holds, least recently used first. A child always stands before its
         # parent, so that the first one is a leaf.
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._pending: dict[Node, None] = {}
-        self._nodes = self._tokens = self._nbytes = self._held_nbytes = 0
+        self._nodes = self._tokens = self._nbytes = self._pinned_nbytes = 0
 
     def __len__(self) -> int:
         return self._nodes
@@ -60,7 +60,7 @@ class PrefixTree:
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """What each layer keeps."""
-        return self._layers.kinds
+        return self._rules.kinds
 
     @property
     def nbytes(self) -> int:
@@ -79,32 +79,32 @@ class PrefixTree:
         """
         ids = ids_of(tokens if most is None else tokens[: max(0, most)])
         reached = walk(self._roots.get(salt), ids)
-        length = self._layers.last_resumable(reached)
+        length = self._rules.last_resumable(reached)
         node = next((node for node in reversed(reached.path) if node.start < length), None)
         if node is not None:
             self._touch(node)
         return Match(length, reached.length, self.kinds, node)
 
-    def hold(self, match: Match) -> None:
+    def pin(self, match: Match) -> None:
         """Keeps the match's nodes from being evicted until ``release``; holds are counted.
 
         Raises:
             ValueError: some of it has been evicted since the match.
         """
         for node in match.alive():
-            if not node.holds:
+            if not node.pins:
                 del self._idle[node]
-                self._held_nbytes += node.nbytes
-            node.holds += 1
+                self._pinned_nbytes += node.nbytes
+            node.pins += 1
 
-    def release(self, match: Match) -> None:
+    def unpin(self, match: Match) -> None:
         """Undoes one ``hold``. What nobody else holds counts as just used."""
         for node in match.alive():
-            assert node.holds, "released more often than held"
-            node.holds -= 1
-            if not node.holds:
+            assert node.pins, "released more often than held"
+            node.pins -= 1
+            if not node.pins:
                 self._idle[node] = None
-                self._held_nbytes -= node.nbytes
+                self._pinned_nbytes -= node.nbytes
 
     def insert(self, tokens: Sequence[int], snapshot: Snapshot, salt: str = "") -> bool:
         """Puts a snapshot of ``[start, len(tokens))`` in, and makes room for it.
@@ -119,13 +119,13 @@ class PrefixTree:
         Raises:
             ValueError: the snapshot is not one of these tokens and this tree's layers.
         """
-        self._layers.check_fits(tokens, snapshot)
+        self._rules.check_fits(tokens, snapshot)
         ids = ids_of(tokens)
         reached = walk(self._roots.get(salt), ids)
         if reached.length < snapshot.start or self.budget <= 0:
             return False
         plan = insertion(reached, snapshot)
-        if self._held_nbytes + plan.kept + plan.gain > self.budget:
+        if self._pinned_nbytes + plan.kept + plan.gain > self.budget:
             return False
         node = reached.path[-1] if reached.path else None
         if node is not None:
@@ -172,10 +172,10 @@ class PrefixTree:
         node.snapshot = snapshot
         node.nbytes += grown
         self._nbytes += grown
-        if node.holds:
-            self._held_nbytes += grown
-        node.windows = self._layers.windows_of(snapshot)
-        node.state = self._layers.has_states(snapshot)
+        if node.pins:
+            self._pinned_nbytes += grown
+        node.windows = self._rules.windows_of(snapshot)
+        node.state = self._rules.has_states(snapshot)
         self._pending[node] = None
 
     def _grow(self, parent: Node | None, salt: str, edge: array[int], snapshot: Snapshot) -> None:
@@ -200,11 +200,11 @@ class PrefixTree:
         edge, parent = node.edge, node.parent
         assert parent is not None
         cut = at - node.start
-        upper = Node(parent, node.salt, edge[:cut], first, {edge[cut]: node}, holds=node.holds)
+        upper = Node(parent, node.salt, edge[:cut], first, {edge[cut]: node}, pins=node.pins)
         parent.children[edge[0]] = upper
         node.parent, node.edge = upper, edge[cut:]
         self._nodes += 1
-        if not node.holds:
+        if not node.pins:
             self._idle[upper] = None
         self._put(upper, first)
         self._put(node, second)
@@ -212,7 +212,7 @@ class PrefixTree:
 
     def _touch(self, deepest: Node) -> None:
         for node in deepest.upwards():
-            if not node.holds:
+            if not node.pins:
                 self._idle.move_to_end(node)
 
     def _make_room(self, nbytes: int) -> None:
@@ -234,7 +234,7 @@ class PrefixTree:
         parent = leaf.parent
         assert parent is not None
         assert not leaf.children
-        assert not leaf.holds
+        assert not leaf.pins
         del self._idle[leaf]
         self._pending.pop(leaf, None)
         del parent.children[leaf.edge[0]]
@@ -258,12 +258,12 @@ class PrefixTree:
         assert len(nodes) == self._nodes
         assert sum(len(node.edge) for node in nodes) == self._tokens
         assert sum(node.nbytes for node in nodes) == self._nbytes <= max(0, self.budget)
-        assert sum(node.nbytes for node in nodes if node.holds) == self._held_nbytes
-        assert {node for node in nodes if not node.holds} == set(self._idle)
+        assert sum(node.nbytes for node in nodes if node.pins) == self._pinned_nbytes
+        assert {node for node in nodes if not node.pins} == set(self._idle)
         assert set(self._pending) <= set(nodes)
         used = {node: i for i, node in enumerate(self._idle)}
         for node in nodes:
-            assert node.holds or all(used[child] < used[node] for child in node.children.values())
+            assert node.pins or all(used[child] < used[node] for child in node.children.values())
 
     def _check_node(self, node: Node) -> None:
         assert node.parent is not None
@@ -271,7 +271,7 @@ class PrefixTree:
         assert (node.start, node.salt) == (node.parent.stop, node.parent.salt)
         assert node.stop == node.start + len(node.edge) > node.start
         assert node.nbytes == node.snapshot.nbytes
-        assert node.state == self._layers.has_states(node.snapshot)
-        assert node.windows == self._layers.windows_of(node.snapshot)
-        assert node.holds >= sum(child.holds for child in node.children.values()), "held from above"
-        self._layers.check_fits(range(node.stop), node.snapshot)
+        assert node.state == self._rules.has_states(node.snapshot)
+        assert node.windows == self._rules.windows_of(node.snapshot)
+        assert node.pins >= sum(child.pins for child in node.children.values()), "held from above"
+        self._rules.check_fits(range(node.stop), node.snapshot)

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.kinds import PLAIN, Layers, make_batch
+from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
@@ -31,8 +31,8 @@ from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.logs.redacted_traceback import trace_of
 from chairlift.engine.messages import (
     Abort,
-    Begun,
     FinishReason,
+    PrefillTimes,
     StepOutput,
     StepStats,
     Submit,
@@ -40,8 +40,8 @@ from chairlift.engine.messages import (
     TokenOutput,
 )
 from chairlift.engine.model.forward import Makers, fitted, hidden_size
+from chairlift.engine.sampling.outcomes import token_of
 from chairlift.engine.sampling.readout import cut, read_logprobs
-from chairlift.engine.sampling.verdict import checked
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -74,7 +74,7 @@ class EngineCore:
         quantization: Quantization | None = None,
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
-        layers: Layers = PLAIN,
+        layers: AttentionLayers = PLAIN,
         compiler: Compiler | None = None,
     ) -> None:
         make_cache = partial(make_batch, model, quantization)
@@ -210,8 +210,8 @@ class EngineCore:
             self._stats.ended_seconds = ended - self._ended
             self._ended, self._work = ended, NO_WORK
             running = self._running
-            if self.constraints.hold(running.rows):
-                self.constraints.advance(zip(running.rows, running.told, strict=True))
+            if self.constraints.constrains(running.rows):
+                self.constraints.advance(zip(running.rows, running.outcomes, strict=True))
 
     def _build(self, plan: Plan) -> Step:
         """The graph of a plan: a chunk of prompts, rows that leave and join, a token for each."""
@@ -245,7 +245,7 @@ class EngineCore:
         read = self.readings.take(plan, chunks, outcome)
         self.batch.arriving = self.prompts.states(plan)
         rows = list(self.batch.rows)
-        late = self.constraints.hold(rows)
+        late = self.constraints.constrains(rows)
         sampled = None if logits is None or late else self.batch.sample(logits)
         # NOTE: an array that is written to stays the same object in Python: without a copy of the
         # handle, waiting for this step would compute what the next one writes.
@@ -266,13 +266,13 @@ class EngineCore:
         """Reads a computed step's tokens and decides which sequences they end."""
         now = time.monotonic()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
-        told = step.told
+        told = step.outcomes
         outputs = []
         for row, sequence in enumerate((*step.rows, *step.ended)):
             if sequence.finished:
                 continue
             try:
-                token = checked(told[row], self.requests.vocabulary) if sequence.rows else None
+                token = token_of(told[row], self.requests.vocabulary) if sequence.rows else None
                 output = self._output(sequence, token, logprobs.get(row), now)
                 if sequence in step.readings:
                     step.readings[sequence].tell(output)
@@ -305,7 +305,7 @@ class EngineCore:
             reason,
             token in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if new else 0,
-            begun=Begun(sequence.chunks, now) if new else None,
+            begun=PrefillTimes(sequence.chunks, now) if new else None,
         )
 
     def _refuse(self, request: Submit, error: Exception) -> None:

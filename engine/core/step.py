@@ -68,10 +68,10 @@ class Step:
         mx.synchronize()
 
     @property
-    def told(self) -> list[int]:
-        """A token for each of ``rows``, or below 0 how it failed (``verdict``); once computed."""
-        told: Any = [] if self.sampled is None else self.sampled.told.tolist()
-        return cast("list[int]", told)
+    def outcomes(self) -> list[int]:
+        """Each row's token or failure code (see ``sampling.outcomes``), once computed."""
+        outcomes: Any = [] if self.sampled is None else self.sampled.outcomes.tolist()
+        return cast("list[int]", outcomes)
 
     @property
     def _results(self) -> list[mx.array]:

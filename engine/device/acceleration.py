@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from chairlift.cache.kinds import PLAIN, Layers
+from chairlift.cache.kinds import PLAIN, AttentionLayers
 from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
@@ -29,7 +29,7 @@ class Acceleration(NamedTuple):
     """Whether the model is eager now (``engine.cpu.kernels``), and the layers of its caches."""
 
     eager: bool
-    layers: Layers = PLAIN
+    layers: AttentionLayers = PLAIN
 
 
 def accelerate(model: Any, exactly: bool = True) -> Acceleration:
@@ -47,7 +47,7 @@ def accelerate(model: Any, exactly: bool = True) -> Acceleration:
         return Acceleration(False)
     attention.install(model, cuda_attention.attend)
     cuda_block.install(model)
-    return Acceleration(False, Layers(CudaLayer, CudaPrompt))
+    return Acceleration(False, AttentionLayers(CudaLayer, CudaPrompt))
 
 
 def cuda_kernels_work() -> bool:

@@ -53,7 +53,7 @@ class Constraints:
         self._work: list[Future[None]] = []
         self._executor: LLExecutor | None = None
 
-    def hold(self, rows: Iterable[Sequence]) -> bool:
+    def constrains(self, rows: Iterable[Sequence]) -> bool:
         """Whether any of them has to wait for its last token before it can choose the next."""
         return bool(self._rows) and any(sequence in self._rows for sequence in rows)
 

@@ -15,8 +15,8 @@ from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
+from chairlift.engine.sampling.outcomes import row_outcomes
 from chairlift.engine.sampling.penalties import TokenCounts
-from chairlift.engine.sampling.verdict import judged
 
 # Temperatures below this are greedy (vLLM's bound): weights would be 1 and 0.
 GREEDY_BELOW = 1e-5
@@ -38,19 +38,19 @@ class Sampled:
     """Both ``[rows]`` int32, on the device.
 
     ``tokens`` are what rows feed next: each is in the vocabulary, also where none could be chosen.
-    ``told`` is the same, or below 0 for a row that has failed; see ``verdict``.
+    ``outcomes`` is the same, or below 0 for a row that has failed; see ``sampling.outcomes``.
     """
 
     tokens: mx.array
-    told: mx.array
+    outcomes: mx.array
     logprobs: Logprobs | None
 
     @property
     def arrays(self) -> list[mx.array]:
         """All that has to be evaluated."""
         if self.logprobs is None:
-            return [self.tokens, self.told]
-        return [self.tokens, self.told, *self.logprobs.values]
+            return [self.tokens, self.outcomes]
+        return [self.tokens, self.outcomes, *self.logprobs.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class Sampler:
             index = mx.array(drawn, mx.int32)
             picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
             chosen = chosen.at[index].add(picked - chosen[index])
-        told = judged(chosen, best[:, 0], raw, masks is not None)
-        tokens = mx.maximum(told, 0)
+        outcomes = row_outcomes(chosen, best[:, 0], raw, masks is not None)
+        tokens = mx.maximum(outcomes, 0)
         if self._counts is not None:
             self._counts.count(tokens)
-        return Sampled(tokens, told, self._logprobs(raw, tokens))
+        return Sampled(tokens, outcomes, self._logprobs(raw, tokens))
 
     def _column(
         self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None

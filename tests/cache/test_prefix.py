@@ -223,7 +223,7 @@ def test_a_match_uses_only_what_it_returns() -> None:
     assert _put(tree, SYSTEM)
     assert _put(tree, ONE, 8, states=False)
     match = _assert_matches(tree, ONE, 8)
-    tree.hold(match)
+    tree.pin(match)
     tree.evict(10**9)
     assert tree.tokens == 8
 
@@ -390,63 +390,63 @@ def test_what_is_held_stays() -> None:
     tree, evicted = _tree([FULL], budget=14 * TOKEN)
     assert _put(tree, ONE)
     match = tree.match(ONE, 10)
-    tree.hold(match)
-    tree.hold(match)
+    tree.pin(match)
+    tree.pin(match)
     assert not _put(tree, (60, 61, 62)), "12 are in use"
     assert _put(tree, (60, 61))
-    tree.release(match)
+    tree.unpin(match)
     tree.check_integrity()
     assert tree.evict(10**9) == 2 * TOKEN
     tree.clear()
     assert tree.tokens == 12
     _assert_same(match.snapshot(), _snap([FULL], ONE[:10]))
-    tree.release(match)
+    tree.unpin(match)
     assert _put(tree, (60, 61, 62))
     assert [_evicted_tokens(e) for e in evicted] == [(60, 61), ONE]
     with pytest.raises(ValueError, match="match of 10 tokens is no longer"):
         match.snapshot()
     with pytest.raises(ValueError, match="no longer"):
-        tree.hold(match)
+        tree.pin(match)
 
 
 def test_a_split_leaves_both_halves_held_until_all_have_let_go() -> None:
     tree, _ = _tree([FULL, STATE])
     assert _put(tree, ONE)
     whole = tree.match(ONE)
-    tree.hold(whole)
+    tree.pin(whole)
     assert _put(tree, TWO)  # cuts ONE at 8
     assert _put(tree, SYSTEM)
     part = _assert_matches(tree, SYSTEM, 8)
-    tree.hold(part)
+    tree.pin(part)
     tree.evict(10**9)
     tree.check_integrity()
     assert (len(tree), tree.tokens) == (2, 12)
     _assert_same(whole.snapshot(), _snap([FULL, STATE], ONE))
-    tree.release(whole)
+    tree.unpin(whole)
     tree.evict(10**9)
     tree.check_integrity()
     assert (len(tree), tree.tokens) == (1, 8)
     _assert_same(part.snapshot(), _snap([FULL, STATE], SYSTEM))
-    tree.release(part)
+    tree.unpin(part)
     tree.evict(10**9)
     assert len(tree) == 0
     with pytest.raises(AssertionError):
-        tree.release(_released_twice(tree))
+        tree.unpin(_released_twice(tree))
 
 
 def _released_twice(tree: PrefixTree) -> Match:
     assert _put(tree, ONE)
     match = tree.match(ONE)
-    tree.hold(match)
-    tree.release(match)
+    tree.pin(match)
+    tree.unpin(match)
     return match
 
 
 def test_holding_no_match_is_nothing() -> None:
     tree, _ = _tree([FULL])
     match = tree.match(ONE)
-    tree.hold(match)
-    tree.release(match)
+    tree.pin(match)
+    tree.unpin(match)
     assert match.snapshot().nbytes == 0
 
 
@@ -628,7 +628,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self._touch(salt, path)
         self._assert_right(match, tokens, salt)
         if hold:
-            self.tree.hold(match)
+            self.tree.pin(match)
             self.held.append((salt, match, tokens, _prefixes(salt, path)))
 
     def _assert_right(self, match: Match, tokens: Prefix, salt: str) -> None:
@@ -641,7 +641,7 @@ class PrefixMachine(RuleBasedStateMachine):
             return
         salt, match, tokens, _ = self.held.pop(which)
         self._assert_right(match, tokens, salt)
-        self.tree.release(match)
+        self.tree.unpin(match)
         self._touch(salt, _path_of(match.node))
 
     @rule(tokens=st.integers(0, 5))

@@ -25,9 +25,9 @@ from chairlift.api.admission.keys import (
 )
 from chairlift.api.admission.ratelimit import Account, Bucket, duration
 from chairlift.api.server.listen import is_loopback, listen, listen_for_scrapes
-from chairlift.api.server.service import Service
 from chairlift.api.server.sockets import bind
 from chairlift.api.server.tls import Certificate
+from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text import vocabulary
 from chairlift.api.text.limited import Limited, TookTooLong

@@ -13,7 +13,7 @@ from support.api.cut_reading import PROPERTY, Model, check_cuts, chunks, places
 from support.api.fake_engine import byte_tokenizer
 from support.api.tool_calls import JSON, PYTHONIC
 
-from chairlift.api.chat.chat_format import ThinkTags
+from chairlift.api.text.chat_format import ThinkTags
 
 # Calls in JSON, which a grammar holds
 

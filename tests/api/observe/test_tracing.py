@@ -23,7 +23,7 @@ from support.tiny import tiny_model_dir
 
 from chairlift.api.cli.main import main
 from chairlift.api.observe.tracing import Tracing, otlp_processor
-from chairlift.api.server.service import ServedModel
+from chairlift.api.service import ServedModel
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig

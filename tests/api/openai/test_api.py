@@ -12,7 +12,7 @@ from support.api.api_server import CHAT, END, MESSAGES, TOKENIZER, Running, endi
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info, step_stats
 
 from chairlift.api.server.app import build_app
-from chairlift.api.server.service import Service
+from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.logprobs import clamp
 from chairlift.engine.messages import Submit

@@ -192,7 +192,7 @@ async def test_responses_are_forgotten_in_time() -> None:
         _, reply = await server.post(PATH, {"input": "Hi"})
         assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 200
         # Nobody has to ask for that.
-        await until(lambda: not len(server.service.responses))
+        await until(lambda: not len(server.response_store))
         assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 404
 
 

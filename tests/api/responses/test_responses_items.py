@@ -78,7 +78,7 @@ async def test_a_reference_stands_for_the_stored_item(server: Running) -> None:
     async with server.http.delete(f"{server.url}{PATH}/{third['id']}") as response:
         assert response.status == 200
     pointer = pointers[0]["id"]
-    for stored in list(server.service.responses._shelves["anonymous"].entries):
+    for stored in list(server.response_store._shelves["anonymous"].entries):
         await server.http.delete(f"{server.url}{PATH}/{stored}")
     status, reply = await server.post(PATH, {"input": pointers})
     assert (status, reply["error"]) == (
@@ -114,10 +114,10 @@ async def test_references_end_with_what_is_stored() -> None:
     engine = FakeEngine(model_info(), ending("Hello"))
     async with running(engine, response_store_seconds=0.2) as server:
         _, reply = await server.post(PATH, {"input": "Hi"})
-        await until(lambda: not len(server.service.responses))
+        await until(lambda: not len(server.response_store))
         pointer = reference(reply["output"][0]["id"])
         assert (await server.post(PATH, {"input": [pointer]}))[0] == 404
-        assert not server.service.responses._shelves["anonymous"].holders
+        assert not server.response_store._shelves["anonymous"].holders
 
 
 @given(st.integers(0, 2**32))

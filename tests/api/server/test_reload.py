@@ -31,9 +31,9 @@ from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
 from chairlift.api.admission.ratelimit import Account
 from chairlift.api.server.listen import listen
 from chairlift.api.server.reload import Reloader
-from chairlift.api.server.service import Service
 from chairlift.api.server.sockets import bind
 from chairlift.api.server.tls import Certificate
+from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
 
 ALICE, BOB, CAROL = "sk-alice-secret", "sk-bob-secret", "sk-carol-secret"

@@ -18,8 +18,8 @@ from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
 from chairlift.engine.sampling.logprobs import top_logprobs
 from chairlift.engine.sampling.masks import allow, free
+from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, token_of
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
-from chairlift.engine.sampling.verdict import NO_CHOICE, NONFINITE, checked
 
 # A multiple of what is computed at once: so a row is rounded alike wherever it stands.
 VOCABULARY = 64
@@ -124,7 +124,7 @@ def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
         whole.insert(place, (batch[0][0], values, batch[0][2]))
         expected.insert(place, NONFINITE)
     own, sampler = sampled(whole)
-    assert own.told.tolist() == expected
+    assert own.outcomes.tolist() == expected
     tokens: Any = own.tokens.tolist()
     assert [max(told, 0) for told in expected] == tokens
     for told, (_, row, allowed) in zip(expected, whole, strict=True):
@@ -137,8 +137,8 @@ def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
             assert 0 <= told < VOCABULARY
             assert np.isfinite(row[told])
             assert allowed is None or told in allowed
-    if sampler._seen is not None:
-        counts = np.array(sampler._seen.in_output)
+    if sampler._counts is not None:
+        counts = np.array(sampler._counts.in_output)
         for number, (row, _, _) in enumerate(whole):
             own_counts = np.bincount([*row.output, tokens[number]], minlength=VOCABULARY)
             # A batch that was without penalties has not counted.
@@ -147,7 +147,7 @@ def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
 
 def told_alone(row: Row) -> int:
     own, _ = sampled([row])
-    told: Any = own.told.tolist()
+    told: Any = own.outcomes.tolist()
     return int(told[0])
 
 
@@ -210,11 +210,11 @@ def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, val
 
 
 def test_what_was_read_is_checked() -> None:
-    assert checked(0, 10) == 0
-    assert checked(9, 10) == 9
+    assert token_of(0, 10) == 0
+    assert token_of(9, 10) == 9
     for told, reason in ((10, "bad_token"), (-3, "bad_token"), (NONFINITE, "nonfinite_logits")):
         with pytest.raises(RowFailed) as raised:
-            checked(told, 10)
+            token_of(told, 10)
         assert raised.value.reason == reason
 
 

@@ -15,9 +15,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer
 
+from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.listen import listen
-from chairlift.api.server.service import ServedModel, Service
 from chairlift.api.server.sockets import bind
+from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import Submit
@@ -55,6 +56,7 @@ class Running:
     url: str
     service: Service
     engine: FakeEngine
+    response_store: ResponseStore
     http: aiohttp.ClientSession
     openai: AsyncOpenAI
 
@@ -116,7 +118,7 @@ async def running(
     )
     try:
         async with aiohttp.ClientSession() as http, client:
-            yield Running(url, service, engine, http, client)
+            yield Running(url, service, engine, runner.app[RESPONSE_STORE], http, client)
     finally:
         await service.drain.finish(service.settings.drain_seconds)
         await runner.cleanup()

@@ -14,11 +14,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.api.api_server import MESSAGES, tool
 
 from chairlift.api.chat import calls
-from chairlift.api.chat.chat_format import ThinkTags, chat_format
 from chairlift.api.chat.choice import DialogueChoice, Reading
 from chairlift.api.chat.prepare import reading_of
 from chairlift.api.chat.tool_plan import tool_plan
 from chairlift.api.schemas.schemas import ChatRequest
+from chairlift.api.text.chat_format import ThinkTags, chat_format
 from chairlift.api.text.stops import StopMatcher, Stops
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import TokenLogprobs, TokenOutput

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chairlift.cache.kinds import Layers
+from chairlift.cache.kinds import AttentionLayers
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import layer as cuda_layer
 from chairlift.engine.cuda import rows as cuda_rows
@@ -17,7 +17,7 @@ from chairlift.engine.cuda.kernel import KeysValues
 from chairlift.engine.cuda.layer import CudaLayer, CudaPrompt
 from chairlift.engine.cuda.rows import RowMove
 
-ON_CUDA = Layers(CudaLayer, CudaPrompt)
+ON_CUDA = AttentionLayers(CudaLayer, CudaPrompt)
 
 
 def _memory(array: mx.array) -> np.ndarray[Any, Any]:

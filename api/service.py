@@ -6,7 +6,6 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -16,8 +15,8 @@ from chairlift.api.admission.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.observe.canary import Canary
 from chairlift.api.observe.live import Live
-from chairlift.api.responses.store import ResponseStore
 from chairlift.api.settings import ServerSettings
+from chairlift.api.version import VERSION
 from chairlift.engine.client.interface import EngineClient, TokenStream
 from chairlift.engine.messages import ModelInfo, StepStats, Submit
 from chairlift.engine.workers.pool import Workers
@@ -29,7 +28,6 @@ if TYPE_CHECKING:  # it imports transformers, which takes a second
 if TYPE_CHECKING:  # it needs the extra "otel"
     from chairlift.api.observe.tracing import Tracing
 
-VERSION = version("chairlift")
 # What the processes import that read bodies and grammars, before their first one.
 MODULES = (
     "chairlift.api.anthropic.dialogue",
@@ -80,9 +78,6 @@ class Service:
         self.recorder = Recorder()
         self.live = Live()
         self.accounts = Accounts(settings.keys, settings.anonymous)
-        self.responses = ResponseStore(
-            settings.response_store_bytes, settings.response_store_seconds
-        )
         self.workers = Workers(MODULES, record=self.recorder.record_job)
         self.tracing: Tracing | None = None
         self.drain = Drain()

@@ -23,7 +23,7 @@ _FAILURES = {
 }
 
 
-def judged(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) -> mx.array:
+def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) -> mx.array:
     """The tokens of the rows that may have one, what has gone wrong for the others.
 
     A logit of -inf is a token that the model rules out; NaN, +inf and a row of nothing but -inf
@@ -46,15 +46,15 @@ def judged(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) -> mx.
     return mx.where(sound & some, mx.where(possible, tokens, NO_CHOICE), NONFINITE)
 
 
-def checked(told: int, vocabulary: int) -> int:
+def token_of(outcome: int, vocabulary: int) -> int:
     """A token as it was read from the device.
 
     Raises:
         RowFailed: it is none of the vocabulary's.
     """
-    if 0 <= told < vocabulary:
-        return told
+    if 0 <= outcome < vocabulary:
+        return outcome
     reason, message = _FAILURES.get(
-        told, ("bad_token", f"the device gave token {told}, and there are {vocabulary}")
+        outcome, ("bad_token", f"the device gave token {outcome}, and there are {vocabulary}")
     )
     raise RowFailed(message, reason)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mlx_lm.generate import TextStateMachine
 
-from chairlift.api.chat.chat_format import CALL, Passage
+from chairlift.api.text.chat_format import CALL, Passage
 from chairlift.api.text.stream import Detokenizer
 
 

@@ -1,29 +1,23 @@
-"""What a reply has to be: the fields that OpenAI, vLLM, llama.cpp and SGLang have for it."""
+"""Request fields for structured output, as OpenAI, vLLM, llama.cpp and SGLang name them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from chairlift.api.schemas.fields import bounded
 from chairlift.api.schemas.request import Request
-from chairlift.engine.errors import GrammarError, RequestError, UnsupportedModel
+from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import MAX_CHARS
 from chairlift.engine.grammar.objects import closed
 from chairlift.engine.messages import Grammar
 
-if TYPE_CHECKING:  # it imports transformers, which takes a second
-    from chairlift.api.text.vocabulary import Vocabulary
-
 MAX_CHOICES = 1000
-# A rule's head in GBNF and EBNF; Lark's has one colon.
-_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w.-]*[ \t]*::=", re.MULTILINE)
 
 
 def _schema(value: object) -> str:
@@ -212,30 +206,3 @@ def _closed(grammar: Grammar) -> Grammar:
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return grammar  # no schema, or no readable one, as its check will say
     return Grammar(grammar.kind, msgspec.json.encode(closed(schema)).decode())
-
-
-async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | None:
-    """What the replies to a request are held to, if to anything: known to be possible.
-
-    Raises:
-        RequestError: it is not valid, or not supported, or takes too much.
-        QueueFull: too many others are being found out about.
-    """
-    if (wanted := request.wanted) is None:
-        return None
-    param, grammar = wanted
-    if grammar.kind == "lark" and _GBNF_RULE.search(grammar.text):
-        try:
-            grammar = Grammar("lark", await vocabulary.grammars.as_lark(grammar.text))
-        except GrammarError as error:
-            raise RequestError(f"{param}: {error}", param) from error
-    await check(Wanted(param, grammar), vocabulary)
-    return grammar
-
-
-async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
-    """Raises what ``grammar_of`` does, if replies cannot be held to what is wanted."""
-    try:
-        await vocabulary.grammars.check(wanted.grammar)
-    except (GrammarError, UnsupportedModel) as error:
-        raise RequestError(f"{wanted.param}: {error}", wanted.param) from error

@@ -14,14 +14,14 @@ from chairlift.cache.prefix.node import Node, Walk
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 
 
-class Span(NamedTuple):
+class PositionRange(NamedTuple):
     """The positions from ``first`` to ``last``, both included."""
 
     first: int
     last: int
 
 
-class Layers:
+class LayerRules:
     """The layers of one tree's snapshots."""
 
     def __init__(self, kinds: Sequence[LayerKind]) -> None:
@@ -66,34 +66,34 @@ class Layers:
         )
 
     def last_resumable(self, walk: Walk) -> int:
-        """The last position of a walk that all layers can go on from: each has its spans of them,
+        """The last position of a walk that all layers can go on from: each has its ranges of them,
         and what one of them moves back, the others may move back further.
         """
-        spans = [_window_spans(walk.path, i, window) for i, window in enumerate(self._windows)]
+        ranges = [_window_ranges(walk.path, i, window) for i, window in enumerate(self._windows)]
         if self._recurrent:
-            spans.append([Span(node.stop, node.stop) for node in walk.path if node.state])
+            ranges.append([PositionRange(node.stop, node.stop) for node in walk.path if node.state])
         position, moved = walk.length, True
         while moved:
-            back = min((_last_within(layer, position) for layer in spans), default=position)
+            back = min((_last_within(layer, position) for layer in ranges), default=position)
             position, moved = back, back < position
         return position
 
 
-def _window_spans(path: Sequence[Node], index: int, window: int) -> list[Span]:
+def _window_ranges(path: Sequence[Node], index: int, window: int) -> list[PositionRange]:
     """The positions that the window's layers can go on from, given the newest of each node."""
-    spans: list[Span] = []
+    ranges: list[PositionRange] = []
     oldest = newest = 0  # a run of tokens held without a gap
     for node in path:
         held = node.windows[index]
         if held < node.stop - node.start:
-            spans.append(Span(oldest + window - 1 if oldest else 0, newest))
+            ranges.append(PositionRange(oldest + window - 1 if oldest else 0, newest))
             oldest = node.stop - held
         newest = node.stop
-    spans.append(Span(oldest + window - 1 if oldest else 0, newest))
-    return [span for span in spans if span.first <= span.last]
+    ranges.append(PositionRange(oldest + window - 1 if oldest else 0, newest))
+    return [positions for positions in ranges if positions.first <= positions.last]
 
 
-def _last_within(spans: Sequence[Span], position: int) -> int:
-    """The last position in the spans up to the one given; 0, where nothing is needed, if none."""
-    index = bisect_right(spans, position, key=lambda span: span.first) - 1
-    return min(position, spans[index].last) if index >= 0 else 0
+def _last_within(ranges: Sequence[PositionRange], position: int) -> int:
+    """The last position in the ranges up to the one given; 0, where nothing is needed, if none."""
+    index = bisect_right(ranges, position, key=lambda positions: positions.first) - 1
+    return min(position, ranges[index].last) if index >= 0 else 0

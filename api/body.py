@@ -13,7 +13,7 @@ from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.errors import problem_of
 from chairlift.api.schemas.bounds import weight
 from chairlift.api.schemas.schemas import RequestT, parse
-from chairlift.api.server.service import SERVICE
+from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 from chairlift.engine.workers.job import Job, TooExpensive
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chairlift.api.schemas.fields import Prompt
-from chairlift.api.server.service import ServedModel
+from chairlift.api.service import ServedModel
 
 
 async def prompt_tokens(

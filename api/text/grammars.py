@@ -1,0 +1,43 @@
+"""Turns a request's structured output fields into a grammar that the engine can compile."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from chairlift.api.schemas.structured import Structured, Wanted
+from chairlift.engine.errors import GrammarError, RequestError, UnsupportedModel
+from chairlift.engine.messages import Grammar
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.text.vocabulary import Vocabulary
+
+# A rule's head in GBNF and EBNF; Lark's has one colon.
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w.-]*[ \t]*::=", re.MULTILINE)
+
+
+async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | None:
+    """What the replies to a request are held to, if to anything: known to be possible.
+
+    Raises:
+        RequestError: it is not valid, or not supported, or takes too much.
+        QueueFull: too many others are being found out about.
+    """
+    if (wanted := request.wanted) is None:
+        return None
+    param, grammar = wanted
+    if grammar.kind == "lark" and _GBNF_RULE.search(grammar.text):
+        try:
+            grammar = Grammar("lark", await vocabulary.grammars.as_lark(grammar.text))
+        except GrammarError as error:
+            raise RequestError(f"{param}: {error}", param) from error
+    await check(Wanted(param, grammar), vocabulary)
+    return grammar
+
+
+async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
+    """Raises what ``grammar_of`` does, if replies cannot be held to what is wanted."""
+    try:
+        await vocabulary.grammars.check(wanted.grammar)
+    except (GrammarError, UnsupportedModel) as error:
+        raise RequestError(f"{wanted.param}: {error}", wanted.param) from error
