@@ -7,19 +7,16 @@ import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
-from chairlift.cache.quantized import Quantization
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.phase_timer import Laps
 from chairlift.engine.core.prefill import Prompts
 from chairlift.engine.core.prefix_cache import Prefixes
+from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import Readings
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import complete, count_begun
@@ -39,7 +36,6 @@ from chairlift.engine.messages import (
     TokenLogprobs,
     TokenOutput,
 )
-from chairlift.engine.model.forward import Makers, fitted, hidden_size
 from chairlift.engine.sampling.outcomes import token_of
 from chairlift.engine.sampling.readout import cut, read_logprobs
 from chairlift.scheduler.limits import Limits
@@ -53,35 +49,25 @@ class EngineCore:
     """One model, its batch, and everything that waits for it. Not thread-safe.
 
     Args:
-        model: an mlx-lm model whose caches can be batched; see ``probe``.
-        vocabulary: the last dimension of its logits.
-        eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
-        prefix_bytes: what the prefix cache may hold.
-        quantization: of keys and values, in rows and prefixes.
+        model: how to call the model, and its caches.
+        limits: of the batch; without packed model calls it has one band only.
+        prefix_bytes: memory that the prefix cache may use; 0 turns it off.
         store: keeps prefixes on disk.
         swap: keeps the states of preempted rows; None: they are computed again.
-        layers: of the caches, where the model allows them; see ``engine.device.acceleration``.
         compiler: of grammars; None: no request may have one.
     """
 
     def __init__(
         self,
-        model: Any,
-        vocabulary: int,
+        model: PreparedModel,
         limits: Limits,
-        eager: bool = False,
         prefix_bytes: int = 0,
-        quantization: Quantization | None = None,
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
-        layers: AttentionLayers = PLAIN,
         compiler: Compiler | None = None,
     ) -> None:
-        make_cache = partial(make_batch, model, quantization)
-        kinds = make_cache().kinds
-        makers = Makers(*(partial(make_cache, plain=layer) for layer in layers))
-        self.forward, makers = fitted(model, make_cache, makers, limits.chunk_multiple)
-        self.hidden_size = hidden_size(self.forward, make_cache)
+        kinds, vocabulary = model.kinds, model.vocabulary
+        self.forward = model.forward
         # Where bands do not share a model call, each would read all weights again.
         self.limits = limits = limits if self.forward.packs else replace(limits, bands=1)
         self.requests = Requests(vocabulary)
@@ -95,14 +81,14 @@ class EngineCore:
             vocabulary, lambda s: self.requests.of(s).constraint(self.grammars.matcher(s))
         )
         self.scheduler = Scheduler(limits, cached, self._fetching, self.swap.covers)
-        self.prompts = Prompts(makers.prompts, self.prefixes, self.swap, limits)
+        self.prompts = Prompts(model.caches.prompts, self.prefixes, self.swap, limits)
         self.readings = Readings()
         self.batch = DecodeBatch(
-            [makers.rows() for _ in range(limits.bands)],
+            [model.caches.rows() for _ in range(limits.bands)],
             vocabulary,
             lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
-        self._eager = eager
+        self._eager = model.eager
         self._running = Step()
         # The work of the running step until it is there, and when the one before was.
         self._work = NO_WORK

@@ -13,13 +13,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from support.engine.core import build_core
 from support.engine.grammars import compiler
 from support.engine.logit_faults import VALUES, Faults
 from support.engine.on_cuda import ON_CUDA, on_cuda
 from support.tiny import VOCAB_SIZE, tiny_model
 
 from chairlift.cache.kinds import PLAIN
-from chairlift.engine.core.core import EngineCore
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.messages import FinishReason, Grammar, SamplingParams, StepStats, Submit
@@ -67,7 +67,7 @@ class Run:
                 bands=2,
                 band_bytes=1024,
             )
-        self.core = EngineCore(
+        self.core = build_core(
             *(model, vocabulary, limits, path == "cpu"), layers=layers, compiler=compiler()
         )
         assert self.core.forward.packs
