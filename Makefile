@@ -77,6 +77,7 @@ reference: setup
 	$(BIN)/python -m chairlift.api.cli.reference >docs/reference/flags.md
 	$(BIN)/python -m chairlift.api.server.reference >docs/reference/api.md
 	$(BIN)/python -m chairlift.api.server.field_table >docs/reference/fields.md
+	$(BIN)/python -m chairlift.engine.device.reference >docs/reference/defaults.md
 	$(BIN)/python -m chairlift.metrics.reference >docs/reference/metrics.md
 
 # The site; fails on a broken link. Its pages are in build/site.

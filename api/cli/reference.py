@@ -75,7 +75,7 @@ def _described(action: argparse.Action) -> tuple[str, str]:
     if match is not None:
         return text[: match.start()], match[1]
     if action.dest in _BY_DEVICE:
-        return text, "by device"
+        return text, "[by device](defaults.md)"
     if action.default is None:
         return text, "none"
     if action.default is False:

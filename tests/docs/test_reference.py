@@ -9,10 +9,12 @@ from support.paths import ROOT
 
 from chairlift.api.cli import reference as flags
 from chairlift.api.server import reference as api
+from chairlift.engine.device import reference as defaults
 from chairlift.metrics import reference as metrics
 
 PAGES: dict[str, Callable[[], str]] = {
     "api.md": api.page,
+    "defaults.md": defaults.page,
     "flags.md": flags.page,
     "metrics.md": metrics.page,
 }
