@@ -21,9 +21,9 @@ MAX_CHOICES = 1000
 
 
 def _schema(value: object) -> str:
-    """A JSON schema's text, written alike whichever way it comes; its properties keep their order.
+    """A JSON schema's text in one normal form; its properties keep their order.
 
-    A text that is no JSON object stays as it is: the grammar's library says what is wrong with it.
+    A text that is no JSON object is returned unchanged; the grammar library reports the error.
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
@@ -51,7 +51,7 @@ Choice = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 class NamedSchema(Request):
-    """All of a schema always holds; with ``strict`` its objects have no other properties."""
+    """A named JSON schema. ``strict`` forbids properties that it does not name."""
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: str = ""
@@ -60,7 +60,7 @@ class NamedSchema(Request):
 
 
 class ResponseFormat(Request):
-    """``schema`` is llama.cpp's; OpenAI's stands in ``json_schema``."""
+    """``schema`` is llama.cpp's field, ``json_schema`` OpenAI's."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -80,12 +80,12 @@ class ResponseFormat(Request):
 
     @property
     def schema_text(self) -> str | None:
-        """The schema that replies fit."""
+        """The schema of replies, or None."""
         return self.text if self.json_schema is None else self.json_schema.text
 
     @property
     def wanted(self) -> Iterator[Wanted]:
-        """What it asks for, if for anything."""
+        """The requested constraint, or none."""
         if self.schema_text is not None:
             yield Wanted("response_format", Grammar("json_schema", self.schema_text))
         elif self.type == "json_object":
@@ -93,7 +93,7 @@ class ResponseFormat(Request):
 
 
 class StructuredOutputs(Request):
-    """Exactly one of them. ``disable_additional_properties`` is what ``strict`` is elsewhere."""
+    """Exactly one field. ``disable_additional_properties`` equals ``strict`` elsewhere."""
 
     json_text: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None
@@ -110,7 +110,7 @@ class StructuredOutputs(Request):
 
     @property
     def wanted(self) -> Iterator[Wanted]:
-        """What it asks for."""
+        """The requested constraint."""
         prefix = "structured_outputs."
         yield from _each("json_schema", prefix, json=self.json_text)
         yield from _each("regex", prefix, regex=self.regex)
@@ -121,7 +121,7 @@ class StructuredOutputs(Request):
 
 
 class Wanted(NamedTuple):
-    """What a reply has to be, and the field that says so. Of kind "lark" it may be GBNF as well."""
+    """A constraint on replies, and the field it comes from. Kind "lark" may also hold GBNF."""
 
     param: str
     grammar: Grammar
@@ -157,7 +157,7 @@ class Structured(Request):
 
     @cached_property
     def wanted(self) -> Wanted | None:
-        """What the reply has to be; None: anything."""
+        """The constraint on the reply, or None."""
         if not self.all_wanted:
             return None
         param, grammar = self.all_wanted[0]
@@ -165,7 +165,7 @@ class Structured(Request):
 
     @cached_property
     def all_wanted(self) -> list[Wanted]:
-        """What each of the fields asks for: all of them for the same."""
+        """The constraint of each field that is set; all must be equal."""
         form, outputs = self.response_format, self.structured_outputs
         return [
             *(() if form is None else form.wanted),
@@ -192,7 +192,7 @@ def _each(
     prefix: str = "",
     **fields: str | list[str] | None,
 ) -> Iterator[Wanted]:
-    """What each of the fields that are there asks for."""
+    """The constraint of each field that is set."""
     for name, value in fields.items():
         if value is not None:
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -200,7 +200,7 @@ def _each(
 
 
 def _closed(grammar: Grammar) -> Grammar:
-    """The same without further properties in the objects of a schema."""
+    """The grammar with its schema's objects closed to further properties."""
     try:
         schema = bounded(msgspec.json.decode(grammar.text, type=dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError, ValueError):
