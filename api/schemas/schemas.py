@@ -86,7 +86,7 @@ class ChatRequest(GenerationRequest, Templating):
 
     @model_validator(mode="after")
     def _a_call_has_one_form(self) -> Self:
-        """Refuses a demanded call with grammars other than ``response_format``, which is for replies."""
+        """Refuses a demanded call with any grammar but ``response_format``, which skips calls."""
         if self.choosing.mode == "required":
             for param, _ in self.all_wanted:
                 if param != "response_format":
