@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -31,24 +31,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.device.acceleration import Acceleration, accelerate
-from chairlift.engine.device.profile import (
-    AHEAD,
-    BAND_BYTES,
-    BANDS,
-    CHUNK_MULTIPLE,
-    DEFAULT_CHUNK,
-    DEFAULT_STEP_SECONDS,
-    STRETCH,
-    WHOLE,
-    kind,
-)
+from chairlift.engine.device.limits import build_limits
+from chairlift.engine.device.profile import current
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model.probe import Probed, probe
 from chairlift.loadtest.shapes import SHAPES, config_of, random_model
 from chairlift.loadtest.timeline import Timeline, record
-from chairlift.scheduler.limits import Limits
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # Steps of pure decode that are timed, and those before them, which warm up.
@@ -101,21 +93,14 @@ class Ours:
         rows: int,
         paced: bool,
     ) -> None:
-        limits = Limits(
-            rows,
-            DEFAULT_CHUNK[kind()] + rows,
-            kv_bytes,
-            probed.geometry,
-            chunk_multiple=CHUNK_MULTIPLE[kind()],
-            whole=WHOLE[kind()],
-            ahead=AHEAD[kind()],
-            step_seconds=DEFAULT_STEP_SECONDS[kind()] if paced else math.inf,
-            stretch=STRETCH[kind()],
-            bands=BANDS,
-            band_bytes=BAND_BYTES[kind()],
-        )
+        config = EngineConfig(max_rows=rows, kv_memory=kv_bytes, prefix_cache_bytes=0)
+        geometry, vocabulary, _ = probed
+        limits = build_limits(config, current(), geometry, vocabulary, kv_bytes, prefix_bytes=0)
+        if not paced:
+            limits = replace(limits, step_seconds=math.inf)
         eager, layers = acceleration
-        self._core = EngineCore(model, probed.vocabulary, limits, eager, layers=layers)
+        prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, layers=layers)
+        self._core = EngineCore(prepared, limits)
         self._added = 0
         self.reserved = 0
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: the model summarizes a conversation, to go on from in its place."""
+"""POST /v1/responses/compact: the model summarizes a conversation, which the summary replaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chairlift.api.schemas.replies import Usage
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.text.choice import Piece
 
-# Longer ones would defeat their purpose.
+# A longer summary would defeat its purpose.
 MAX_SUMMARY_TOKENS = 4096
 _ASK = (
     "Summarize the conversation so far, for an assistant who will carry on without having seen it. "
@@ -32,17 +32,17 @@ _ASK = (
 
 
 class Compaction(NamedTuple):
-    """``chat`` asks for the summary; ``kept`` are the messages that stay as they are."""
+    """``chat`` asks the model for the summary; ``kept`` are the messages that stay unchanged."""
 
     chat: ChatRequest
     kept: list[MessageItem]
 
 
 def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
-    """What is asked of the model, and what is kept beside its summary.
+    """Plans the compaction of a conversation; all messages but the assistant's are kept.
 
     Raises:
-        RequestError, pydantic.ValidationError: nothing was said, or too much.
+        RequestError, pydantic.ValidationError: the conversation is empty or too long.
     """
     items = conversation_of(request, earlier)
     messages = messages_of(request.instructions, items)
@@ -62,7 +62,7 @@ def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
 
 
 class CompactionFormatter:
-    """Makes a summary the last of the items that are replied; it is never streamed."""
+    """Replies with the kept messages and the summary as the last item. It is never streamed."""
 
     framing = RESPONSES
 

@@ -6,9 +6,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-import mlx.core as mx
-import msgspec
-
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.layers import LayerTemplate
 from chairlift.cache.saved.nodes import fingerprint, weights_sample
@@ -17,9 +14,11 @@ from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory, profile
 from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
@@ -28,12 +27,7 @@ from chairlift.engine.messages import ModelInfo
 from chairlift.engine.model.loader import LoadedModel, load_model
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
-from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
-
-# How far apart a prompt's recurrent states are kept, in tokens: who is the first to share a prefix
-# shares it up to the last one.
-CHECKPOINT_TOKENS = {"cpu": 128, "gpu": 256}
 
 
 def start_core(
@@ -62,30 +56,17 @@ def serve_loaded(
     eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
-    kv_bytes, prefix_bytes = profile.kv_and_prefix_bytes(config, vocabulary)
-    mx.set_cache_limit(profile.cache_bytes())
+    device = profile.current()
+    kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
+    memory.configure_mlx(device)
     try:
-        limits = Limits(
-            max_rows=profile.max_rows(config),
-            max_step_tokens=profile.max_step_tokens(config),
-            kv_bytes=kv_bytes,
-            geometry=geometry,
-            checkpoint=None
-            if geometry.pads or not prefix_bytes
-            else CHECKPOINT_TOKENS[profile.kind()],
-            chunk_multiple=profile.CHUNK_MULTIPLE[profile.kind()],
-            max_scored=profile.max_scored(vocabulary),
-            whole=profile.WHOLE[profile.kind()],
-            ahead=profile.AHEAD[profile.kind()],
-            step_seconds=profile.step_seconds(config),
-            stretch=0.0 if config.max_step_ms else profile.STRETCH[profile.kind()],
-            bands=profile.BANDS,
-            band_bytes=profile.BAND_BYTES[profile.kind()],
-            ageing=config.priority_ageing,
-        )
+        limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:
         raise ModelError(str(error)) from error
     contexts = (limits.max_context, loaded.max_context, config.max_context)
+    model = prepare_model(
+        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers)
+    )
     info = ModelInfo(
         architecture=loaded.architecture,
         dtype=loaded.dtype,
@@ -98,25 +79,17 @@ def serve_loaded(
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
         limits=limits,
+        hidden_size=model.hidden_size,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
     compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers)
     swap = _swap(config, layers)
-    if profile.kind() == "gpu":
+    if device.compiles_kernels:
         on_progress("compiling kernels")
-        warm(
-            EngineCore(
-                loaded.model, vocabulary, limits, quantization=quantization, layers=own_layers
-            )
-        )
-    core = EngineCore(
-        *(loaded.model, vocabulary, limits, eager, prefix_bytes, quantization, store, swap),
-        layers=own_layers,
-        compiler=compiler,
-    )
-    return core, msgspec.structs.replace(info, hidden_size=core.hidden_size)
+        warm(EngineCore(model, limits))
+    return EngineCore(model, limits, prefix_bytes, store, swap, compiler), info
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
@@ -130,8 +103,9 @@ def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:
     except OSError as error:
         raise ModelError(f"swap-dir {directory}: {error}") from error
     kinds = [layer.kind for layer in layers]
-    offloads = profile.kind() == "gpu"
-    return Swap(kinds, profile.swap_bytes(config), files, offloads, lambda sequence: sequence.rank)
+    device = profile.current()
+    size = memory.swap_bytes(config, device)
+    return Swap(kinds, size, files, device.offloads_swap, lambda sequence: sequence.rank)
 
 
 def _store(

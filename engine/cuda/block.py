@@ -20,9 +20,10 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.cuda.fused_linear import Product, joined
+from chairlift.engine.cuda.fused_linear import Product, fuse_linears
 from chairlift.engine.cuda.heads import WIDE, HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.model.attention import names_of
+from chairlift.engine.model.trial import Trial, identical, within_largest
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ _MLP = {"gate_proj", "up_proj", "down_proj"}
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
 # Of the largest number: a product's sum is rounded at other places.
 TOLERANCE = 0.02
+_TRIAL = Trial(within_largest(TOLERANCE), log, error="a layer is of another form: %s")
+_BLOCK_TRIAL = Trial(identical, log, error="a block is of another form: %s")
 
 
 class _Attention(NamedTuple):
@@ -104,13 +107,13 @@ def _is_sum(block: Any) -> bool:
         return False
     first, second = norms
     x = _input(first.weight.size, first.weight.dtype, 2)
-    try:
-        sum_ = x + block.self_attn(first(x), None, None)
-        sum_ = sum_ + block.mlp(second(sum_))
-        return bool(mx.array_equal(block(x, None, None), sum_).item())
-    except Exception as error:  # a model's own code, which may raise anything
-        log.debug("a block is of another form: %s", error)
-        return False
+
+    def sum_() -> mx.array:
+        attended = x + block.self_attn(first(x), None, None)
+        result: mx.array = attended + block.mlp(second(attended))
+        return result
+
+    return _BLOCK_TRIAL.passes(sum_, lambda: block(x, None, None))
 
 
 def _attention(layer: Any) -> _Attention | None:
@@ -135,7 +138,7 @@ def _attention(layer: Any) -> _Attention | None:
     if len(biases) not in (0, 3):
         return None
     bias = mx.concatenate(biases) if biases else None
-    qkv, out = joined(projections), joined([layer.o_proj])
+    qkv, out = fuse_linears(projections), fuse_linears([layer.o_proj])
     if qkv is None or out is None:
         return None
     split = Heads(heads, keys // dim, dim, frequencies, norms, bias)
@@ -159,7 +162,9 @@ def _frequencies(rope: Any) -> mx.array | None:
     x = mx.ones((1, 1, 1, 2 * frequencies.size))
     cosines, sines = mx.cos(frequencies), mx.sin(frequencies)
     turned = [cosines - sines, cosines + sines]
-    alike = _alike(lambda: rope(x, offset=1), lambda: mx.concatenate(turned))
+    alike = _TRIAL.passes(
+        lambda: rope(x, offset=1), lambda: mx.concatenate(turned)[None, None, None]
+    )
     return frequencies if alike else None
 
 
@@ -170,11 +175,11 @@ def _mlp(layer: Any) -> _Mlp | None:
     gate, up = layer.gate_proj, layer.up_proj
     if gate.weight.shape != up.weight.shape or gate.weight.shape[0] % WIDE:
         return None
-    both, down = joined([gate, up]), joined([layer.down_proj])
+    both, down = fuse_linears([gate, up]), fuse_linears([layer.down_proj])
     if both is None or down is None:
         return None
     x = _input(layer.down_proj.weight.shape[0], _dtype(layer), 2)
-    alike = _alike(lambda: layer(x), lambda: down(swiglu(both(x))))
+    alike = _TRIAL.passes(lambda: layer(x), lambda: down(swiglu(both(x))))
     return _Mlp(both, down) if alike else None
 
 
@@ -202,17 +207,7 @@ def _attends_alike(layer: Any, fused: _Attention) -> bool:
                 results.append(call(x, cache.make_mask(length), cache))
         return mx.concatenate(results, axis=1)
 
-    return _alike(lambda: tried(own), lambda: tried(ours))
-
-
-def _alike(theirs: Any, ours: Any) -> bool:
-    try:
-        left, right = theirs(), ours()
-        apart = mx.abs(left - right).max()
-        return bool((apart <= TOLERANCE * mx.abs(left).max()).item())
-    except Exception as error:  # a model's own code or a compiler, which may raise anything
-        log.debug("a layer is of another form: %s", error)
-        return False
+    return _TRIAL.passes(lambda: tried(own), lambda: tried(ours))
 
 
 def _dtype(layer: Any) -> mx.Dtype:

@@ -24,7 +24,7 @@ class Product(Protocol):
 
 class _Whole:
     def __init__(self, layers: Sequence[Any]) -> None:
-        self._weight = _joined(layers, "weight").T
+        self._weight = _concatenated(layers, "weight").T
 
     def __call__(self, x: mx.array) -> mx.array:
         return x @ self._weight
@@ -38,9 +38,9 @@ class _Whole:
 class _Quantized:
     def __init__(self, layers: Sequence[Any]) -> None:
         first = layers[0]
-        self._weight = _joined(layers, "weight")
-        self._scales = _joined(layers, "scales")
-        self._biases = _joined(layers, "biases") if first.get("biases") is not None else None
+        self._weight = _concatenated(layers, "weight")
+        self._scales = _concatenated(layers, "scales")
+        self._biases = _concatenated(layers, "biases") if first.get("biases") is not None else None
         self._how = _how(first)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -52,7 +52,7 @@ class _Quantized:
         return to + self(x)
 
 
-def joined(layers: Sequence[Any]) -> Product | None:
+def fuse_linears(layers: Sequence[Any]) -> Product | None:
     """One product for all of ``layers``, which keep their weights as parts of one array each; None
     where they are not linear layers of one kind and type.
     """
@@ -71,7 +71,7 @@ def _how(layer: Any) -> dict[str, Any]:
     return {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
 
 
-def _joined(layers: Sequence[Any], name: str) -> mx.array:
+def _concatenated(layers: Sequence[Any], name: str) -> mx.array:
     """The layers' arrays of that name one behind the other; theirs become views of it."""
     whole: mx.array = layers[0][name]
     if len(layers) > 1:

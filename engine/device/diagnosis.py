@@ -44,9 +44,9 @@ def diagnose(host: str, port: int) -> Iterator[Finding]:
     blas = load_fast_blas()
     try:
         import_mlx_lm()
-        from chairlift.engine.device import profile
+        from chairlift.engine.device import memory, profile
 
-        on_cpu = profile.kind() == "cpu"
+        on_cpu = profile.current().on_cpu
         yield _device()
     except Exception as error:
         # An import that fails, or a driver: MLX raises many kinds.
@@ -58,7 +58,7 @@ def diagnose(host: str, port: int) -> Iterator[Finding]:
                 yield _matrix_units(blas.name)
             yield _cores()
         yield _kernels(on_cpu)
-        yield _memory(profile.free_memory())
+        yield _memory(memory.free_memory())
     if _HUGE_PAGES.exists():
         yield _huge_pages(_HUGE_PAGES.read_text())
     yield _files()
@@ -81,7 +81,7 @@ def _device() -> Finding:
     total = (mx.ones((64, 64)) @ mx.ones((64, 64))).sum().item()
     works = total == 64**3
     advice = None if works else "MLX computes wrongly here: install it again"
-    return Finding("device", f"{profile.kind()}: {profile.name()}", advice, works)
+    return Finding("device", f"{profile.current().kind}: {profile.name()}", advice, works)
 
 
 def _no_device(error: Exception) -> Finding:
@@ -118,11 +118,11 @@ def _cores() -> Finding:
 
 
 def _kernels(on_cpu: bool) -> Finding:
-    from chairlift.engine.device.acceleration import cuda_kernels_work
+    from chairlift.engine.cuda.selftest import kernels_work
 
     if on_cpu:
         return Finding("kernels", "attention and activations on the host")
-    if cuda_kernels_work():
+    if kernels_work():
         return Finding("kernels", "CUDA: attention of rows, joins and moves")
     if sys.platform == "darwin":
         return Finding("kernels", "MLX's own, on Metal")

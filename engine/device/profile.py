@@ -1,139 +1,176 @@
-"""What the device is and how much memory there is to plan with."""
+"""Which device MLX computes on, and the settings that the engine chooses for it."""
 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Literal
 
 import mlx.core as mx
 
-from chairlift.engine.config import EngineConfig
 from chairlift.engine.model.attention_blocks import SCORE_BYTES
 
-# Parts of the free memory that KV may take: an accelerator's is ours alone; on the CPU the rest of
-# the machine wants some too.
-ACCELERATOR_SHARE = 0.85
-CPU_SHARE = 0.5
-# The host's memory for preempted rows: this much, or that part of what is free if it is less.
-SWAP_BYTES = 4 << 30
-SWAP_SHARE = 1 / 8
-DEFAULT_MAX_ROWS = {"cpu": 32, "gpu": 256}
-# Prompt tokens a step. On the CPU a chunk of 512 takes as long as six to eight decode steps.
-DEFAULT_CHUNK = {"cpu": 512, "gpu": 1024}
-# Beside running rows a step takes no longer than this, or so many times what the rows alone take.
-# On the CPU chunks are cut by tokens only: by time (0.4 s) gaps between tokens were a third of what
-# they are, but throughput was 8 % less.
-DEFAULT_STEP_SECONDS = {"cpu": math.inf, "gpu": 0.033}
-STRETCH = {"cpu": 0.0, "gpu": 1.75}
-# Columns given to rows ahead of their tokens, so that buffers grow seldom. On the CPU attention
-# reads the whole ring where rows lie across its end, and a wide one costs time.
-AHEAD = {"cpu": 0, "gpu": 512}
-# Bands of rows of like length, and the bytes of KV that another one has to save. On an accelerator
-# its three launches a layer take as long as reading these bytes. So does on the CPU what is lost
-# with a second band: attention that runs on the host from input to output, 6 to 8 ms a step.
+# Row groups ("bands") of similar length that attention may read separately, on any device.
 BANDS = 4
-BAND_BYTES = {"cpu": 96 << 20, "gpu": 1 << 30}
-# A chunk has a multiple of this many tokens where its shape costs something when it is new.
-CHUNK_MULTIPLE = {"cpu": 1, "gpu": 128}
-# Of the logits of prompts whose log-probabilities are wanted, in float32, that a step holds at
-# once; beside what KV and prefixes may take.
-SCORED_BYTES = {"cpu": 128 << 20, "gpu": 512 << 20}
-# Of one number of a step's logits, what sampling has at once: penalties' counts, the logits as they
-# are and changed, weights (41 bytes measured with all parameters in use).
-SAMPLER_BYTES = 42
-# Buffers that MLX keeps for arrays to come: that part of the free memory, and no more than this.
-# Without a limit it keeps any number of them, which no budget counts.
-CACHE_SHARE = {"cpu": 1 / 16, "gpu": 1 / 10}
-CACHE_BYTES = {"cpu": 512 << 20, "gpu": 16 << 30}
-# A prompt more in a step costs launches, which an accelerator waits for.
-WHOLE = {"cpu": False, "gpu": True}
 
 
-def kind() -> str:
-    """ "cpu" or "gpu": where MLX computes by default."""
-    return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """The defaults of one kind of device. ``EngineConfig`` overrides those that have a flag.
+
+    Attributes:
+        kind: the device; "cuda" also stands for any accelerator that is not Metal.
+        max_rows: rows of the decode batch.
+        chunk_tokens: prompt tokens of a step, beside one decode token for each row.
+        chunk_multiple: chunks are padded to a multiple of this many tokens. Above 1 only where a
+            chunk length that is new costs time, because a plan is compiled for it.
+        step_seconds: how long a step may take while rows are decoding; prompts are cut to fit.
+        step_stretch: a step may also take this many times what its rows alone take, if longer.
+        avoids_partial_prefill: a prompt waits rather than begin in the remainder of a step.
+        lookahead_columns: KV columns that rows get ahead of their tokens, so that buffers grow
+            seldom.
+        band_bytes: bytes of KV reads that a further band has to save in each step.
+        checkpoint_tokens: distance in tokens between the recurrent states kept of a prompt. The
+            first request that shares a prefix shares it up to the last of them.
+        kv_share: share of the free memory for KV cache and prefix cache together.
+        scored_bytes: float32 logits of prompt tokens that a step may hold, for prompt logprobs.
+        attention_bytes: memory for attention scores during a step.
+        cache_share: share of the free memory for MLX's cache of freed buffers.
+        cache_bytes: upper bound of that cache. Without a bound MLX keeps any number of buffers,
+            which no budget counts.
+        unified_memory: an accelerator uses the host's memory, so swap takes the same memory as KV.
+        offloads_swap: states of preempted rows are copied out of MLX's memory.
+        compiles_kernels: kernels are compiled at their first use, so the engine warms up.
+    """
+
+    kind: Literal["cpu", "cuda", "metal"]
+    max_rows: int
+    chunk_tokens: int
+    chunk_multiple: int
+    step_seconds: float
+    step_stretch: float
+    avoids_partial_prefill: bool
+    lookahead_columns: int
+    band_bytes: int
+    checkpoint_tokens: int
+    kv_share: float
+    scored_bytes: int
+    attention_bytes: int
+    cache_share: float
+    cache_bytes: int
+    unified_memory: bool
+    offloads_swap: bool
+    compiles_kernels: bool
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether MLX computes on the CPU."""
+        return self.kind == "cpu"
+
+    def max_scored(self, vocabulary: int) -> int:
+        """Prompt tokens of a step whose logits may be kept, for logits ``vocabulary`` wide."""
+        return max(1, self.scored_bytes // (4 * vocabulary))
+
+
+CPU = DeviceProfile(
+    kind="cpu",
+    max_rows=32,
+    # A chunk of 512 takes as long as six to eight decode steps.
+    chunk_tokens=512,
+    chunk_multiple=1,
+    # Chunks are cut by tokens only. Cut by time (0.4 s), gaps between tokens were a third as long,
+    # but throughput was 8 % lower.
+    step_seconds=math.inf,
+    step_stretch=0.0,
+    avoids_partial_prefill=False,
+    # Attention reads the whole ring where rows lie across its end, so a wide ring costs time.
+    lookahead_columns=0,
+    # A second band turns off decode attention on the host, which costs 6 to 8 ms a step.
+    band_bytes=96 << 20,
+    checkpoint_tokens=128,
+    # The rest of the machine needs memory, too.
+    kv_share=0.5,
+    scored_bytes=128 << 20,
+    attention_bytes=SCORE_BYTES,
+    cache_share=1 / 16,
+    cache_bytes=512 << 20,
+    unified_memory=False,
+    offloads_swap=False,
+    compiles_kernels=False,
+)
+
+# Measured on an H200.
+CUDA = DeviceProfile(
+    kind="cuda",
+    max_rows=256,
+    chunk_tokens=1024,
+    # cuDNN compiles a plan for each new shape; see ``engine.cuda.attention``.
+    chunk_multiple=128,
+    step_seconds=0.033,
+    step_stretch=1.75,
+    # Each further prompt of a step costs kernel launches, which the GPU waits for.
+    avoids_partial_prefill=True,
+    lookahead_columns=512,
+    # The three launches that a band adds to each layer take as long as reading these bytes.
+    band_bytes=1 << 30,
+    checkpoint_tokens=256,
+    # The GPU's memory is the engine's alone.
+    kv_share=0.85,
+    scored_bytes=512 << 20,
+    attention_bytes=0,
+    cache_share=1 / 10,
+    cache_bytes=16 << 30,
+    unified_memory=False,
+    offloads_swap=True,
+    compiles_kernels=True,
+)
+
+# NOTE: not measured. These values are reasoned from published bandwidths (100 to 800 GB/s) and
+# arithmetic (3 to 30 TFLOP/s in float16) of Apple's M1 to M4; measure before relying on them.
+METAL = DeviceProfile(
+    kind="metal",
+    # Decoding is bound by arithmetic beyond some tens of rows, and what sampling needs for 256
+    # rows of a large vocabulary, 1.6 GB, is much of a laptop's memory.
+    max_rows=64,
+    # An 8B model needs 8 TFLOP for 512 tokens, which takes 0.3 to 3 s.
+    chunk_tokens=512,
+    # MLX's Metal kernels take any length without compiling for it. Chunks are at least 32 tokens
+    # long, the scheduler's own minimum.
+    chunk_multiple=1,
+    # A decode step of an 8B model in bfloat16 reads 16 GB: 20 ms at 800 GB/s, 160 ms at 100. Ten
+    # tokens a second are still faster than people read.
+    step_seconds=0.1,
+    step_stretch=1.75,
+    # Prefill is bound by arithmetic and hides the launches of a further prompt.
+    avoids_partial_prefill=False,
+    # MLX's attention with a mask reads all columns, as on the CPU.
+    lookahead_columns=0,
+    # Three launches of 5 us in each of 36 layers take as long as reading these bytes at 400 GB/s.
+    band_bytes=256 << 20,
+    checkpoint_tokens=256,
+    # Metal recommends two thirds to three quarters of the memory as the working set, so the system
+    # has its part already. The rest of this share is for a step's activations.
+    kv_share=0.7,
+    scored_bytes=128 << 20,
+    attention_bytes=0,
+    # As on the CPU, the cache of buffers takes memory from other programs.
+    cache_share=1 / 16,
+    cache_bytes=2 << 30,
+    unified_memory=True,
+    # A copy elsewhere in the same memory would free nothing.
+    offloads_swap=False,
+    compiles_kernels=True,
+)
+
+
+def current() -> DeviceProfile:
+    """The profile of MLX's default device."""
+    if mx.default_device() != mx.Device(mx.gpu):
+        return CPU
+    return METAL if mx.metal.is_available() else CUDA
 
 
 def name() -> str:
-    """The device's own name, as far as MLX knows it."""
+    """The device's own name, as far as MLX knows it, e.g. "NVIDIA H200"."""
     info = mx.device_info()
-    return str(info.get("device_name") or info.get("architecture") or kind())
-
-
-def free_memory() -> int:
-    """Bytes that can still be allocated where MLX computes."""
-    if kind() == "cpu":
-        return _free_host_memory()
-    info = mx.device_info()
-    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
-        if key in info:
-            return max(0, int(info[key]) - mx.get_active_memory())
-    return _free_host_memory()
-
-
-def _free_host_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def max_rows(config: EngineConfig) -> int:
-    """Rows of the batch: as configured, else by device."""
-    return DEFAULT_MAX_ROWS[kind()] if config.max_rows is None else config.max_rows
-
-
-def max_step_tokens(config: EngineConfig) -> int:
-    """Tokens of a step: as configured, else a chunk and a decode token of every row."""
-    if config.max_step_tokens is not None:
-        return config.max_step_tokens
-    return DEFAULT_CHUNK[kind()] + max_rows(config)
-
-
-def max_scored(vocabulary: int) -> int:
-    """Prompt tokens of a step whose logits are computed, by their size."""
-    return max(1, SCORED_BYTES[kind()] // (4 * vocabulary))
-
-
-def step_seconds(config: EngineConfig) -> float:
-    """How long a step may take beside running rows: as configured, else by device."""
-    if config.max_step_ms is not None:
-        return config.max_step_ms / 1e3
-    return DEFAULT_STEP_SECONDS[kind()]
-
-
-def cache_bytes() -> int:
-    """What MLX may keep of freed buffers. To be asked once the weights are loaded."""
-    return min(CACHE_BYTES[kind()], int(free_memory() * CACHE_SHARE[kind()]))
-
-
-def step_bytes(config: EngineConfig, vocabulary: int) -> int:
-    """Most bytes of a step's logits, sampling and attention scores, which no cache accounts for."""
-    sampled = max_rows(config) * vocabulary * SAMPLER_BYTES
-    return sampled + SCORED_BYTES[kind()] + (SCORE_BYTES if kind() == "cpu" else 0)
-
-
-def kv_and_prefix_bytes(config: EngineConfig, vocabulary: int) -> tuple[int, int]:
-    """Bytes for rows and for the prefix cache: as configured, else shares of what is free.
-
-    A step's own memory and MLX's cache of buffers are left free. To be asked once the weights are
-    loaded. The prefix cache takes a quarter of what both may have.
-    """
-    if config.kv_memory is not None:
-        prefix = config.prefix_cache_bytes
-        return config.kv_memory, config.kv_memory // 3 if prefix is None else prefix
-    free = free_memory()
-    left = free - step_bytes(config, vocabulary) - cache_bytes()
-    share = min(int(free * (CPU_SHARE if kind() == "cpu" else ACCELERATOR_SHARE)), max(0, left))
-    prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
-    return max(0, share - prefix), prefix
-
-
-def swap_bytes(config: EngineConfig) -> int:
-    """Bytes of host memory for preempted rows: as configured, else a share of what is free."""
-    if config.swap_memory is not None:
-        return config.swap_memory
-    return min(SWAP_BYTES, int(_free_host_memory() * SWAP_SHARE))
+    return str(info.get("device_name") or info.get("architecture") or current().kind)

@@ -1,7 +1,7 @@
-"""Where a model's attention meets our caches: the one function that mlx-lm's model files share.
+"""Connects a model's attention with the engine's caches.
 
-They import ``scaled_dot_product_attention`` by name, so it is replaced in each model file's own
-module. With a cache that is not ours it stays mlx-lm's.
+All model files of mlx-lm call ``scaled_dot_product_attention``, which they import by name. So it is
+replaced in the module of each model file. With other caches mlx-lm's own function still runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "scaled_dot_product_attention"
 
 
 class Attend(Protocol):
-    """Computes attention for the parts of a step, as far as it is made for them."""
+    """Computes attention for those parts of a step that it supports."""
 
     def __call__(
         self, parts: Sequence[Part], scale: float, sinks: mx.array | None
@@ -26,39 +26,41 @@ class Attend(Protocol):
         """
         Args:
             parts: queries, keys, values and masks of each part.
-            scale: of the scores.
-            sinks: ``[heads]``, scores of nothing that take their share of the weights; or None.
+            scale: factor of the scores.
+            sinks: ``[heads]``, a score of each head that takes weight but adds no value; or None.
 
         Returns:
-            ``[rows, heads, step, value dim]`` for each part; None for those it cannot do.
+            ``[rows, heads, step, value dim]`` for each part; None for unsupported ones.
         """
         ...
 
 
 def install(model: Any, attend: Attend | None = None) -> bool:
-    """Makes a model's attention ours with our caches: by ``attend`` where it can, else as before.
+    """Has a model compute attention by ``attend`` where that can, else by mlx-lm's function.
 
     Returns:
-        Whether there was one to replace.
+        Whether the model uses the function that is replaced.
     """
     found = False
     layers = (layer for layer in model.modules() if callable(layer))
     for names in {id(names): names for names in map(names_of, layers)}.values():
         if _NAME in names:
             original = names[_NAME]
-            names[_NAME] = _ours(getattr(original, "replaces", original), attend)
+            names[_NAME] = _with_caches(getattr(original, "replaces", original), attend)
             found = True
     return found
 
 
 def names_of(layer: Any) -> dict[str, Any]:
-    """Where a layer's code looks names up: its Python module's, which may be in no list of them."""
+    """The globals of the module of a layer's code. (That module need not be in ``sys.modules``.)"""
     names: dict[str, Any] = type(layer).__call__.__globals__
     return names
 
 
-def _ours(original: Callable[..., mx.array], attend: Attend | None) -> Callable[..., mx.array]:
-    def theirs(part: Part, scale: float, sinks: mx.array | None) -> mx.array:
+def _with_caches(
+    original: Callable[..., mx.array], attend: Attend | None
+) -> Callable[..., mx.array]:
+    def by_mlx_lm(part: Part, scale: float, sinks: mx.array | None) -> mx.array:
         return original(
             part.queries,
             part.keys,
@@ -72,7 +74,7 @@ def _ours(original: Callable[..., mx.array], attend: Attend | None) -> Callable[
     def compute(parts: Sequence[Part], scale: float, sinks: mx.array | None) -> list[mx.array]:
         ours = attend(parts, scale, sinks) if attend else [None] * len(parts)
         return [
-            theirs(part, scale, sinks) if mixed is None else mixed
+            by_mlx_lm(part, scale, sinks) if mixed is None else mixed
             for part, mixed in zip(parts, ours, strict=True)
         ]
 

@@ -1,8 +1,8 @@
-"""Decode steps whose rows stay as they are, compiled.
+"""Compiles decode steps whose shapes stay the same.
 
-A step of few rows takes as long as the host needs to build and launch it. What Python and MLX do
-for each operation of it is the same from step to step while the shapes are, and is done once then.
-For layers that are ``queued`` only: seen from MLX their buffers never change.
+A step of few rows takes as long as the host needs to build and launch it. While the shapes stay
+the same, so does what Python and MLX do for each operation, and ``mx.compile`` does it only once.
+Works for ``queued`` layers only, whose buffers never change as far as MLX can see.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache, Shared
+from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# Steps of the same shape after which it is compiled, which takes as long as three more of them.
+# Steps of one shape after which it is compiled; compiling takes as long as three more steps.
 STEADY = 8
-# Rows above which the device takes longer than the host, compiled or not (measured on an H200).
-MOST_ROWS = 64
-# Shapes that are remembered.
-MOST = 64
-# Of the largest logit; what is fused is rounded less often.
+# Above this the device takes longer than the host anyway (measured on an H200).
+MAX_ROWS = 64
+# Compiled shapes that are kept.
+MAX_SHAPES = 64
+# Of the largest logit: fused operations round less often.
 TOLERANCE = 0.05
+_TRIAL = Trial(
+    within_largest(TOLERANCE),
+    log,
+    error="decode steps are not compiled: %s",
+    level=logging.INFO,
+    mismatch="compiled decode steps are wrong for this model; they are not used",
+)
 
 
 class CompiledSteps:
-    """Calls a model for one band's step of one token a row; each shape's call is compiled."""
+    """Calls a model for a band's decode step, with the call compiled for each steady shape."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -38,7 +46,7 @@ class CompiledSteps:
         self._band: BatchCache | None = None
         self._known: set[tuple[Any, ...]] = set()
         self._last: tuple[Any, ...] = ()
-        # What the layers of each kind were asked for in the last plain step: see ``Shared``.
+        # Windows for which each kind of layer gave lengths in the last plain call (``Shared``).
         self._limits: list[list[int | None]] = []
         self._steady = 0
         self._checked = False
@@ -47,35 +55,31 @@ class CompiledSteps:
     def __call__(self, band: BatchCache, tokens: mx.array) -> mx.array:
         """
         Args:
-            band: in a step of one token.
+            band: must be within a step of one token.
             tokens: ``[rows, 1]``.
 
         Returns:
             Logits ``[rows, 1, vocabulary]``.
         """
-        if not band.queued or self._gives_up or len(band) > MOST_ROWS:
+        if not band.queued or self._gives_up or len(band) > MAX_ROWS:
             logits: mx.array = self._model(tokens, cache=band.layers)
             return logits
         if not self._is_steady(band):
             return self._plain(band, tokens)
-        try:
-            logits = self._compiled(band, tokens)
-            if self._checked or self._is_right(logits, band, tokens):
-                return logits
-            log.warning("compiled decode steps are wrong for this model; they are not used")
-        except Exception as error:  # a model's own code, which may do what cannot be traced
-            log.info("decode steps are not compiled: %s", error)
+        compiled = _TRIAL.attempt(lambda: self._compiled(band, tokens))
+        if compiled is not None and (self._checked or self._is_right(compiled, band, tokens)):
+            return compiled
         self._gives_up = True
         return self._plain(band, tokens)
 
     def _plain(self, band: BatchCache, tokens: mx.array) -> mx.array:
-        """A call that is not compiled; notes what the layers are asked for."""
+        """Calls the model uncompiled, and notes for which windows the layers gave lengths."""
         logits: mx.array = self._model(tokens, cache=band.layers)
         self._limits = [list(layer.shared.lengths) for layer in _kinds(band)]
         return logits
 
     def _is_steady(self, band: BatchCache) -> bool:
-        """Whether a band's shape is compiled, or had better be."""
+        """Whether the band's shape is compiled already, or has been the same for long enough."""
         shape = (len(band), *(layer.ring.columns for layer in _kinds(band)), band.capacity.rows)
         self._steady = self._steady + 1 if shape == self._last else 0
         self._last = shape
@@ -83,7 +87,7 @@ class CompiledSteps:
             return True
         if self._steady < STEADY:
             return False
-        if len(self._known) >= MOST:
+        if len(self._known) >= MAX_SHAPES:
             self._known.clear()
             self._call = mx.compile(self._traced)
         self._known.add(shape)
@@ -91,14 +95,14 @@ class CompiledSteps:
 
     def _compiled(self, band: BatchCache, tokens: mx.array) -> mx.array:
         kinds = _kinds(band)
-        own = [
+        inputs = [
             (layer.newest, [layer.lengths(limit) for limit in limits])
             for layer, limits in zip(kinds, self._limits, strict=True)
         ]
         buffers = [layer.state for layer in band.attention]
         self._band = band
         try:
-            return self._call(tokens, kinds[0].offset, own, buffers)
+            return self._call(tokens, kinds[0].offset, inputs, buffers)
         finally:
             self._band = None
 
@@ -109,13 +113,16 @@ class CompiledSteps:
         kinds: Sequence[tuple[mx.array, Sequence[mx.array]]],
         buffers: Sequence[tuple[mx.array, mx.array]],
     ) -> mx.array:
-        """What is compiled: of the step there may be nothing in it but what it is given.
+        """The function that is compiled. Every array that changes between steps is an argument.
 
         Args:
             tokens: ``[rows, 1]``.
-            offset: ``[rows]``.
-            kinds: of each kind of layer the newest column, and lengths by what was asked for.
+            offset: ``[rows]``, the rows' positions.
+            kinds: for each kind of layer the newest column, and the lengths for each window.
             buffers: keys and values of each layer.
+
+        Raises:
+            ValueError: the model's masks differ from step to step.
         """
         assert self._band is not None
         band = self._band
@@ -128,48 +135,32 @@ class CompiledSteps:
             )
         }
         known = self._limits
-        with _in_place_of(band.attention, offset, shared, buffers):
+        with _replaced_arrays(band.attention, offset, shared, buffers):
             logits = self._plain(band, tokens)
         if known != self._limits:
             raise ValueError("its masks differ from step to step")
         return logits
 
     def _is_right(self, logits: mx.array, band: BatchCache, tokens: mx.array) -> bool:
-        """Whether a plain call gives the same, in a later step than the one that was traced."""
-        plain = self._plain(band, tokens)
-        right = alike(logits, plain, TOLERANCE)
+        """Whether a plain call gives the same logits; settled in a step after the traced one."""
+        right = _TRIAL.passes(lambda: self._plain(band, tokens), lambda: logits)
         self._checked = right and self._steady > STEADY
         return right
 
 
-def alike(ours: mx.array, theirs: mx.array, tolerance: float) -> bool:
-    """Whether logits differ by rounding only: by ``tolerance`` of the largest one at most.
-
-    Numbers that are not finite have to be so in both, and count for nothing else: a model may rule
-    tokens out by -inf, and a row that has left the range of its type says nothing of the others.
-    """
-    if ours.shape != theirs.shape:
-        return False
-    finite = mx.isfinite(theirs)
-    same = (mx.isfinite(ours) == finite).all()
-    apart = mx.where(finite, mx.abs(ours - theirs), 0).max()
-    most = mx.where(finite, mx.abs(theirs), 0).max()
-    return bool((same & (apart <= tolerance * most)).item())
-
-
 def _kinds(band: BatchCache) -> list[LayerCache]:
-    """A layer of each kind."""
+    """One layer of each kind, i.e. of each ring."""
     return list({id(layer.ring): layer for layer in reversed(band.attention)}.values())
 
 
 @contextmanager
-def _in_place_of(
+def _replaced_arrays(
     layers: Sequence[LayerCache],
     offset: mx.array,
     shared: dict[int, Shared],
     buffers: Sequence[tuple[mx.array, mx.array]],
 ) -> Iterator[None]:
-    """Layers that have other arrays while inside."""
+    """While inside, the layers use these arrays instead of their own."""
     before = [(layer.offset, layer.shared, layer.keys, layer.values) for layer in layers]
     for layer, (keys, values) in zip(layers, buffers, strict=True):
         layer.begin(offset, shared[id(layer.ring)])
@@ -177,7 +168,7 @@ def _in_place_of(
     try:
         yield
     finally:
-        for layer, (own, step, *held) in zip(layers, before, strict=True):
-            layer.begin(own, step)
-            layer.keys, layer.values = held
+        for layer, (own_offset, own_shared, *arrays) in zip(layers, before, strict=True):
+            layer.begin(own_offset, own_shared)
+            layer.keys, layer.values = arrays
             layer.end()

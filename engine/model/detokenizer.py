@@ -1,7 +1,7 @@
-"""Turns tokens into text one at a time; all segments together are what ``decode`` would give.
+"""Turns tokens into text one at a time; the segments together are the text that ``decode`` gives.
 
-mlx-lm's byte-level detokenizer drops a leading space and its SentencePiece one depends on where a
-line began. Both kinds of token are bytes, though, so one UTF-8 decoder over those bytes does.
+mlx-lm's byte-level detokenizer drops a leading space, and its SentencePiece one depends on where a
+line begins. Both kinds of tokens stand for bytes, so one UTF-8 decoder serves both.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 class ByteDetokenizer:
-    """mlx-lm's StreamingDetokenizer interface, in time linear in the tokens.
+    """Implements mlx-lm's StreamingDetokenizer in time linear in the tokens.
 
-    ``token_bytes`` are the bytes of each token id. ``strip`` drops one leading space of the text.
-    An invalid byte becomes U+FFFD once it is known that no later one can complete it.
+    An invalid byte becomes U+FFFD as soon as no later byte can complete it.
+
+    Args:
+        token_bytes: the bytes of each token id.
+        strip: drop one leading space of the text.
     """
 
     def __init__(self, token_bytes: list[bytes], strip: bool) -> None:
@@ -27,7 +30,7 @@ class ByteDetokenizer:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all tokens; the table of bytes stays."""
+        """Starts a new text."""
         self.tokens: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._segments: list[str] = []
@@ -35,13 +38,13 @@ class ByteDetokenizer:
         self._at_start = True
 
     def add_token(self, token: int) -> None:
-        """Takes the next token. An id outside the vocabulary has no text, as in ``decode``."""
+        """Adds the next token. An id outside the vocabulary has no text, as in ``decode``."""
         self.tokens.append(token)
         if 0 <= token < len(self._token_bytes):
             self._append(self._decoder.decode(self._token_bytes[token]))
 
     def finalize(self) -> None:
-        """Ends the text: what waits for more bytes becomes U+FFFD."""
+        """Ends the text: an incomplete character becomes U+FFFD."""
         self._append(self._decoder.decode(b"", final=True))
 
     def _append(self, text: str) -> None:
@@ -54,19 +57,19 @@ class ByteDetokenizer:
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """The complete text so far."""
         return "".join(self._segments)
 
     @property
     def last_segment(self) -> str:
-        """The text that has come since the last time this was read."""
+        """The text that was added since this property was last read."""
         new = "".join(self._segments[self._read :])
         self._read = len(self._segments)
         return new
 
 
 def byte_detokenizer(tokenizer: Any) -> ByteDetokenizer | None:
-    """The detokenizer for a transformers tokenizer, or None if its decoder is of another kind."""
+    """The detokenizer of a transformers tokenizer; None if its decoder is of another kind."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return None

@@ -1,4 +1,4 @@
-"""Logits only where they are wanted: a model's output layer, given fewer positions."""
+"""Computes a model's logits at selected positions only."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 
 
 class Head:
-    """The output layer of a model, whichever it is: ``lm_head``, or the embedding used as one.
+    """A model's output layer: ``lm_head``, or the embedding where that is the output layer, too.
 
-    For a prompt's chunk of hundreds of tokens only the last one's logits matter, and the product
-    with the vocabulary is a quarter of a small model's work.
+    Of a prompt's chunk of hundreds of tokens only the last one's logits are needed, and the
+    product with the vocabulary is a quarter of a small model's work.
     """
 
     def __init__(self, model: Any) -> None:
-        self._where: mx.array | None = None
+        self._positions: mx.array | None = None
         self._axis = 0
-        self._seen: list[mx.array] = []
+        self._inputs: list[mx.array] = []
         for name, layer in model.named_modules():
             if isinstance(layer, Embedding | QuantizedEmbedding):
-                self._narrow(layer, "as_linear")
+                self._replace(layer, "as_linear")
             elif name.rpartition(".")[2] == "lm_head":
-                self._narrow(layer, "__call__")
+                self._replace(layer, "__call__")
 
     @contextmanager
-    def only(self, where: list[int], axis: int) -> Iterator[list[mx.array]]:
-        """While inside, the output layer sees only these of its input's positions.
+    def select(self, positions: list[int], axis: int) -> Iterator[list[mx.array]]:
+        """While inside, the output layer computes only these positions of its input's ``axis``.
 
-        Yields a list of what it was given, all of it, each time that it was called.
+        Yields a list that gets the complete input of each call of the layer.
         """
-        self._where, self._axis = mx.array(where, mx.int32), axis
-        self._seen = []
+        self._positions, self._axis = mx.array(positions, mx.int32), axis
+        self._inputs = []
         try:
-            yield self._seen
+            yield self._inputs
         finally:
-            self._where, self._seen = None, []
+            self._positions, self._inputs = None, []
 
-    def _narrow(self, layer: Any, method: str) -> None:
-        """Python looks for ``__call__`` in the class, hence one of its own for the layer."""
-        theirs: Any = type(layer)
-        original = getattr(theirs, method)
+    def _replace(self, layer: Any, method: str) -> None:
+        """Gives the layer a subclass of its own: Python looks for ``__call__`` in the class."""
+        base: Any = type(layer)
+        original = getattr(base, method)
 
-        def narrowed(own: Any, x: mx.array) -> mx.array:
-            result: mx.array = original(own, self._selected(x))
+        def at_positions(layer: Any, x: mx.array) -> mx.array:
+            result: mx.array = original(layer, self._selected(x))
             return result
 
-        layer.__class__ = type(theirs.__name__, (theirs,), {method: narrowed})
+        layer.__class__ = type(base.__name__, (base,), {method: at_positions})
 
     def _selected(self, x: mx.array) -> mx.array:
-        if self._where is None:
+        if self._positions is None:
             return x
-        self._seen.append(x)
-        return mx.take(x, self._where, axis=self._axis)
+        self._inputs.append(x)
+        return mx.take(x, self._positions, axis=self._axis)

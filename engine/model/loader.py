@@ -16,7 +16,7 @@ from mlx_lm.utils import dequantize_model
 from mlx_lm.utils import load_model as load_directory
 from safetensors import SafetensorError, safe_open
 
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory, profile
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.gguf.model import build_model, is_quantized, own_dtype
@@ -24,20 +24,22 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.adapters import adapt
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-# The first that a configuration has is its context, in tokens.
+# The first of these that a configuration has is its context in tokens.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
-# RoPE scalings whose configurations give the context before it is stretched.
+# RoPE scalings whose configurations give the context before stretching.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to compute, in rows as well.
+    """A model that is ready to compute batches.
 
-    ``dtype`` names the type of its floating-point parameters; ``max_context`` is in tokens, None
-    where the configuration does not say; ``weight_bytes`` is what its parameters hold in memory.
-    ``quantized``: its weights came in fewer bits than a floating-point type has.
+    Attributes:
+        dtype: the type of its floating-point parameters.
+        max_context: in tokens; None where the configuration does not say.
+        weight_bytes: memory of its parameters.
+        quantized: its files have weights of fewer bits than a floating-point type.
     """
 
     model: Module
@@ -54,19 +56,21 @@ def load_model(
 ) -> LoadedModel:
     """Loads the weights onto MLX's default device and waits until they are there.
 
-    ``dtype`` is "auto", "float32", "float16" or "bfloat16": what floating-point parameters, and
-    the scales of quantized ones, are cast to. "auto" is float32 on the CPU, where MLX computes
-    other types an order of magnitude slower, and the model's own type elsewhere. On the CPU a
-    float32 model is also dequantized, for the same reason. ``on_progress`` is given short texts.
+    Args:
+        dtype: "auto", "float32", "float16" or "bfloat16", to which floating-point parameters and
+            the scales of quantized ones are cast. "auto" is float32 on the CPU, where MLX computes
+            other types an order of magnitude slower, and the model's own type elsewhere. For the
+            same reason a float32 model is dequantized on the CPU.
+        on_progress: is called with short texts for the user.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
-        UnsupportedModel: it is whole, but cannot be served.
+        UnsupportedModel: the model is intact, but cannot be served.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    wanted = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
+    on_cpu = profile.current().on_cpu
+    target = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
     try:
         _check_memory(source)
         if source.kind == "gguf":
@@ -74,16 +78,16 @@ def load_model(
             model, config = build_model(
                 file,
                 keep_quantized=not on_cpu,
-                dtype=wanted or own_dtype(file),
+                dtype=target or own_dtype(file),
                 on_progress=on_progress,
             )
             max_context = config["max_position_embeddings"]
             quantized = is_quantized(file)
         else:
             model, config = _from_directory(source, on_progress)
-            if wanted is not None:
-                _cast(model, wanted)
-            if on_cpu and wanted == mx.float32:
+            if target is not None:
+                _cast(model, target)
+            if on_cpu and target == mx.float32:
                 model = dequantize_model(model)
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
@@ -92,7 +96,7 @@ def load_model(
     except ModelError:
         raise
     except Exception as error:
-        # mlx-lm, safetensors and MLX raise many kinds; the operator is owed one line.
+        # mlx-lm, safetensors and MLX raise many types of errors; the operator gets one line.
         raise _explained(source.path, error) from error
     floats = _floating(model)
     return LoadedModel(
@@ -128,10 +132,10 @@ def _from_directory(
 
 
 def _check_memory(source: ModelSource) -> None:
-    """Refuses what cannot fit, rather than be killed in the middle of loading it."""
-    one = source.kind == "gguf"
-    files = [source.path] if one else list(source.path.glob("model*.safetensors"))
-    needed, free = sum(file.stat().st_size for file in files), profile.free_memory()
+    """Refuses a model that cannot fit, before the system kills the process while it loads."""
+    is_gguf = source.kind == "gguf"
+    files = [source.path] if is_gguf else list(source.path.glob("model*.safetensors"))
+    needed, free = sum(file.stat().st_size for file in files), memory.free_memory()
     if needed > free:
         raise ModelError(
             f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
@@ -140,7 +144,7 @@ def _check_memory(source: ModelSource) -> None:
 
 
 def _cast(model: Module, dtype: mx.Dtype) -> None:
-    """Casts the parameters of floating type, but those the model's class wants left as they are."""
+    """Casts floating-point parameters, except those that the model's class exempts."""
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
     def is_cast(path: str, array: mx.array) -> bool:
@@ -152,12 +156,12 @@ def _cast(model: Module, dtype: mx.Dtype) -> None:
 
 
 def _parameters(model: Any) -> dict[str, mx.array]:
-    """By dotted path. (mlx.nn has no types; hence Any.)"""
+    """Parameters by dotted path. (mlx.nn has no types, hence Any.)"""
     return dict(tree_flatten(model.parameters()))
 
 
 def _floating(model: Module) -> Counter[mx.Dtype]:
-    """Floating-point parameters' types, by the elements that have them."""
+    """How many elements have each floating-point type."""
     counts: Counter[mx.Dtype] = Counter()
     for array in _parameters(model).values():
         if mx.issubdtype(array.dtype, mx.floating):
@@ -166,7 +170,7 @@ def _floating(model: Module) -> Counter[mx.Dtype]:
 
 
 def _max_context(config: dict[str, Any]) -> int | None:
-    """The context in tokens by a Hugging Face configuration, RoPE stretching included."""
+    """The context in tokens of a Hugging Face configuration, RoPE stretching included."""
     text = config.get("text_config") or config
     known = [text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)]
     context: int | None = known[0] if known else None
@@ -191,5 +195,5 @@ def _explained(path: Path, error: Exception) -> ModelError:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # "Missing 3 parameters:" and the like: the list that follows tells which.
+    # The line after "Missing 3 parameters:" names them.
     return " ".join(line.strip() for line in lines[:2])

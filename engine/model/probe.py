@@ -1,4 +1,4 @@
-"""A first step with a model: can it run on our caches, and what does a token cost?"""
+"""A first step with a model, which shows whether it runs on batched caches, and its KV size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from chairlift.engine.errors import UnsupportedModel
 
 
 class Probed(NamedTuple):
-    """What a token costs in the caches, the last dimension of the logits, what layers hold."""
+    """What the first step shows.
+
+    Attributes:
+        geometry: bytes of a token and of a row in the caches.
+        vocabulary: the last dimension of the logits.
+        layers: what each layer caches.
+    """
 
     geometry: KVGeometry
     vocabulary: int
@@ -25,8 +31,8 @@ def probe(model: Any, architecture: str, quantization: Quantization | None = Non
     """Runs two rows of different length through a prefill and a decode step.
 
     Raises:
-        UnsupportedModel: the model wants caches that cannot be batched yet, or its code does not
-            run with them; the architecture is named.
+        UnsupportedModel: the model needs caches that cannot be batched, or its code does not run
+            with batched ones; the message names the architecture.
     """
     try:
         prompts, batch = make_batch(model, quantization), make_batch(model, quantization)
@@ -43,6 +49,6 @@ def probe(model: Any, architecture: str, quantization: Quantization | None = Non
         return Probed(batch.geometry(), int(logits.shape[-1]), layers)
     except UnsupportedKind as error:
         why = str(error)
-    except Exception as error:  # a model's own code, which may raise anything
+    except Exception as error:  # a model file may raise anything
         why = f"its model file fails on batched caches ({type(error).__name__}: {error})"
     raise UnsupportedModel(f"the architecture {architecture} cannot be served: {why}")

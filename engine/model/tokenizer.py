@@ -1,4 +1,4 @@
-"""The tokenizer of any model source, with its chat template and the ids that end a text."""
+"""Loads the tokenizer of any model source, with its chat template and end-of-text ids."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from chairlift.engine.model.detokenizer import byte_detokenizer
 
 
 def load_tokenizer(source: ModelSource) -> TokenizerWrapper:
-    """mlx-lm's wrapper: ``encode``, ``decode``, ``apply_chat_template``, ``eos_token_ids``.
-
-    Its ``detokenizer`` gives a new streaming detokenizer at each access.
+    """Loads a tokenizer in mlx-lm's wrapper, whose ``detokenizer`` is a new one at each access.
 
     Raises:
         ModelError: the tokenizer is missing or damaged.
-        UnsupportedModel: it is of a kind that is not supported.
+        UnsupportedModel: the kind of tokenizer is not supported.
     """
     if source.kind == "gguf":
         tokenizer = load_gguf_tokenizer(GGUFFile(source.path))

@@ -1,7 +1,7 @@
-"""Model files that take a single sequence for granted, made to work with rows.
+"""Adapters that make single-sequence model files of mlx-lm work with batches.
 
-Each module here is of one of mlx-lm's model files, by its name: subclasses of what has one position
-for all rows, with positions of each row's own. They do so with our caches only; with any other the
+Each module adapts the model file of the same name. It subclasses the layers that assume one
+position for all rows, and gives each row its own position. With caches other than the engine's the
 inherited method runs.
 """
 
@@ -14,10 +14,10 @@ ADAPTED = ("afm7", "deepseek_v41", "gpt_bigcode", "llama4", "minimax_m3_vl", "re
 
 
 def adapt(model: Any) -> None:
-    """Gives the parts of ``model`` that need it the class that can do rows; once is enough.
+    """Replaces the classes of those layers of ``model`` that need an adapter.
 
-    Only this instance changes, and nothing of its parameters. To be called before a batch is made
-    (``cache.kinds.make_batch``): of a model file that is adapted here, that is not checked there.
+    Changes this instance only, and no parameters. Call it before ``cache.kinds.make_batch``, which
+    relies on it for the model files that are adapted here.
     """
     package, _, name = type(model).__module__.rpartition(".")
     if package != "mlx_lm.models" or name not in ADAPTED:

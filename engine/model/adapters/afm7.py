@@ -1,4 +1,4 @@
-"""afm7: layers that reuse the last cache's keys rotate their queries by each row's positions."""
+"""afm7: layers that reuse another layer's keys rotate their queries by each row's positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
-    """Is told whose keys it reads, and so where each row is."""
+    """Gets the cache whose keys it reads, and with it the position of each row."""
 
     def __call__(
         self, x: mx.array, keys: mx.array, values: mx.array, mask: Any = None, cache: Any = None
@@ -23,7 +23,7 @@ class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
         rows, length, _ = x.shape
         queries = self.q_proj(x).reshape(rows, length, self.n_heads, -1).swapaxes(1, 2)
         queries = self.q_norm(self.rope(queries, offset=cache.offset))
-        # By way of the module, where engine.cpu puts another.
+        # Looked up in the module, where ``engine.model.attention`` replaces it.
         mixed = afm7.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=self.scale, mask=mask
         )
@@ -32,7 +32,7 @@ class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
 
 
 class RowReuseBlock(afm7.KVReuseTransformerBlock):  # type: ignore[misc]
-    """Hands the cache on to its attention."""
+    """Passes the cache to its attention."""
 
     def __call__(
         self, x: mx.array, keys: mx.array, values: mx.array, mask: Any = None, cache: Any = None
@@ -44,7 +44,7 @@ class RowReuseBlock(afm7.KVReuseTransformerBlock):  # type: ignore[misc]
 
 
 class RowModel(afm7.AFMModel):  # type: ignore[misc]
-    """Tells the layers that reuse keys where each row is."""
+    """Passes the last cache to the layers that reuse its keys."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
@@ -53,8 +53,8 @@ class RowModel(afm7.AFMModel):  # type: ignore[misc]
             return original
         h = self.embedding(inputs)
         mask = cache[-1].make_mask(inputs.shape[1])
-        for layer, own in zip(self.layers, cache, strict=True):
-            h = layer(h, mask, cache=own)
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            h = layer(h, mask, cache=layer_cache)
         keys, values = cache[-1].keys_and_values()
         for layer in self.kv_reuse_layers:
             h = layer(h, keys, values, mask, cache[-1])

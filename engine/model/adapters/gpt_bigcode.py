@@ -1,4 +1,4 @@
-"""gpt_bigcode: learned positions, looked up for each row."""
+"""gpt_bigcode: looks up learned positions for each row."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RowModel(gpt_bigcode.GPTBigCodeModel):  # type: ignore[misc]
             return original
         length = inputs.shape[1]
         positions = cache[0].offset[:, None] + mx.arange(length)
-        # A row's padding may lie beyond the last position that there is.
+        # A row's padding may lie beyond the last learned position.
         last = self.wpe.weight.shape[0] - 1
         h = self.wte(inputs) + self.wpe(mx.minimum(positions, last))
         mask = cache[0].make_mask(length)
-        for layer, own in zip(self.h, cache, strict=True):
-            h = layer(h, mask, cache=own)
+        for layer, layer_cache in zip(self.h, cache, strict=True):
+            h = layer(h, mask, cache=layer_cache)
         normed: mx.array = self.ln_f(h)
         return normed
 

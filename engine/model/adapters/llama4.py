@@ -1,4 +1,4 @@
-"""llama4: chunks and, in layers without rotation, queries scaled by position."""
+"""llama4: chunked attention, and queries scaled by position in layers without rotation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class RowAttention(llama4.Attention):  # type: ignore[misc]
         def heads(projected: mx.array) -> mx.array:
             return projected.reshape(rows, length, -1, self.head_dim).swapaxes(1, 2)
 
-        # Counted from 1, as the model does.
+        # The model counts positions from 1.
         positions = cache.offset[:, None] + mx.arange(1, length + 1)
         scale = mx.log(mx.floor(positions / self.floor_scale) + 1) * self.attn_scale + 1
         queries = heads(self.q_proj(x))
         queries = (queries * scale[:, None, :, None]).astype(queries.dtype)
         keys, values = cache.update_and_fetch(heads(self.k_proj(x)), heads(self.v_proj(x)))
-        # By way of the module, where engine.cpu puts another.
+        # Looked up in the module, where ``engine.model.attention`` replaces it.
         mixed = llama4.scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=self.scale, mask=mask
         )
@@ -47,8 +47,8 @@ class RowModel(llama4.LlamaModel):  # type: ignore[misc]
             original: mx.array = super().__call__(inputs, cache)
             return original
         h = self.embed_tokens(inputs)
-        for layer, own in zip(self.layers, cache, strict=True):
-            h = layer(h, own.make_mask(inputs.shape[1]), cache=own)
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            h = layer(h, layer_cache.make_mask(inputs.shape[1]), cache=layer_cache)
         normed: mx.array = self.norm(h)
         return normed
 

@@ -1,4 +1,4 @@
-"""minimax_m3_vl: blocks of keys are blocks of a row's positions, not of the columns they lie in."""
+"""minimax_m3_vl: divides keys into blocks by a row's positions, not by columns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
-    """Chooses blocks for each row by itself."""
+    """Selects blocks of keys for each row."""
 
     def _block_mask(self, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:
-        """What makes each query attend to its best blocks, and its newest, only.
+        """The mask that restricts each query to its best blocks and its newest ones.
 
         Args:
             x: ``[rows, length, hidden]``.
-            mask: what the cache made: an array, "causal" or None.
+            mask: the cache's mask: an array, "causal" or None.
             offset: the rows' positions, ``[rows]``.
-            cache: the indexer's, whose ring is that of all layers.
+            cache: the indexer's; its ring is that of all layers.
 
         Returns:
-            A term of the scores, ``[rows, heads, length, visible columns]``, 0 or -inf; ``mask``
-            where all blocks are kept.
+            A summand of the scores, ``[rows, heads, length, visible columns]``, 0 or -inf; or
+            ``mask`` where all blocks are kept.
         """
         if not has_rows(cache):
             return super()._block_mask(x, mask, offset, cache)
@@ -42,17 +42,17 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         seen = mask if isinstance(mask, mx.array) else cache.make_mask(length, return_array=True)
         kept = self._kept(mx.where(seen, scores, -mx.inf), blocks, offset, cache.ring) & seen
         kept = mx.repeat(kept, self.num_attention_heads // self.index_n_heads, axis=1)
-        # Booleans that differ by head are not for engine.cpu, which leaves sums to mlx-lm.
+        # engine.cpu does not support booleans that differ by head; it leaves summands to mlx-lm.
         return mx.where(kept, 0, -mx.inf).astype(x.dtype)
 
     def _kept(self, scores: mx.array, blocks: int, offset: mx.array, ring: Ring) -> mx.array:
         """The columns of each query's best blocks, as booleans.
 
         Args:
-            scores: ``[rows, heads, length, visible columns]``, -inf for what is not seen.
-            blocks: how many the longest row has, more than are kept.
+            scores: ``[rows, heads, length, visible columns]``, -inf for hidden columns.
+            blocks: the number of blocks of the longest row, which is more than are kept.
             offset: the rows' positions, ``[rows]``.
-            ring: of the columns.
+            ring: maps positions to columns.
         """
         length, width = scores.shape[2:]
         size = self.index_block_size
@@ -69,7 +69,7 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         count = self.index_topk_blocks
         chosen = mx.argpartition(-best, count - 1, axis=-1)[..., :count]
         kept = mx.put_along_axis(mx.zeros(best.shape, mx.bool_), chosen, mx.array(True), axis=-1)
-        # Back to columns: which block each is in. What is no token of the row's is not seen anyway.
+        # Back to columns: the block of each column. The cache's mask hides columns without a token.
         home = mx.maximum(last - ring.behind(length)[-1], 0) // size
         return mx.take_along_axis(kept, home[:, None, None], axis=-1)
 

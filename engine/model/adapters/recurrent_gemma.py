@@ -1,4 +1,4 @@
-"""recurrent_gemma: a sequence's first token is not scaled down, in whichever rows it is."""
+"""recurrent_gemma: the first token of a sequence is not scaled down, whichever row it is in."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowRecurrentBlock(recurrent_gemma.RecurrentBlock):  # type: ignore[misc]
-    """Where some rows are at their beginning and others are not, computes both ways."""
+    """Computes both ways if some rows are at their beginning and others are not."""
 
     def __call__(self, x: mx.array, cache: Any = None, mask: Any = None) -> mx.array:
         """``[rows, length, width]`` to the same shape.
 
-        With one of our caches ``mask`` is not a mask, but tells of each row whether this is its
-        beginning.
+        With a batched cache ``mask`` is not a mask, but a list that says for each row whether this
+        is its beginning.
         """
         if not isinstance(cache, StateLayer) or not any(mask):
             original: mx.array = super().__call__(x, cache=cache)
@@ -36,7 +36,7 @@ class RowRecurrentBlock(recurrent_gemma.RecurrentBlock):  # type: ignore[misc]
 
 
 class RowModel(recurrent_gemma.Griffin):  # type: ignore[misc]
-    """Tells the recurrent layers which rows are at their beginning."""
+    """Passes to recurrent layers which rows are at their beginning."""
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""

@@ -1,4 +1,4 @@
-"""What tells our caches from mlx-lm's."""
+"""Tells the engine's batched caches from mlx-lm's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from mlx_lm.models.cache import _BaseCache
 
 
 def has_rows(cache: Any) -> bool:
-    """Whether it is a layer of ours: with positions ``[rows]`` for its ``offset``."""
+    """Whether ``cache`` is a batched layer, whose ``offset`` are positions ``[rows]``."""
     offset = getattr(cache, "offset", None)
     return isinstance(offset, mx.array) and not isinstance(cache, _BaseCache)

@@ -17,7 +17,9 @@ from support.paths import ROOT
 from chairlift.api.cli.flags import byte_size
 from chairlift.api.cli.main import add_serve_arguments, engine_config, main
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.device import profile
+from chairlift.engine.device.limits import step_seconds
+from chairlift.engine.device.memory import swap_bytes
+from chairlift.engine.device.profile import CPU
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.process.engine_process import Start, decode_path, encode_path
 
@@ -107,8 +109,8 @@ def test_without_flags_the_settings_are_the_defaults() -> None:
 def test_the_time_of_a_step_is_given_in_milliseconds() -> None:
     config = config_of("--max-step-ms", "40")
     assert config == EngineConfig(max_step_ms=40)
-    assert profile.step_seconds(config) == pytest.approx(0.04)
-    assert profile.step_seconds(EngineConfig()) == profile.DEFAULT_STEP_SECONDS[profile.kind()]
+    assert step_seconds(config, CPU) == pytest.approx(0.04)
+    assert step_seconds(EngineConfig(), CPU) == CPU.step_seconds
 
 
 def test_the_flags_of_the_caches_reach_the_engine_process(tmp_path: Path) -> None:
@@ -139,8 +141,8 @@ def test_the_defaults_of_the_caches() -> None:
     assert config.prefix_cache_dir_bytes == 10 << 30
     assert config_of("--prefix-cache-bytes", "0").prefix_cache_bytes == 0
     assert config.swap_dir_bytes == 10 << 30
-    assert 0 < profile.swap_bytes(config) <= 4 << 30
-    assert profile.swap_bytes(config_of("--swap-memory", "0")) == 0
+    assert 0 < swap_bytes(config, CPU) <= 4 << 30
+    assert swap_bytes(config_of("--swap-memory", "0"), CPU) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from support.engine.bench import Bench
+from support.engine.core import build_core
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import Abort
 from chairlift.engine.model import attention
 from chairlift.engine.model.probe import probe
@@ -40,11 +40,11 @@ class MemoryBench(Bench):
         self.limits = Limits(
             geometry=core.limits.geometry, checkpoint=core.limits.checkpoint, **limits
         )
-        self.core = EngineCore(
-            *(_model(kind), core.requests._vocabulary, self.limits, False, prefix),
+        self.core = build_core(
+            *(_model(kind), core.requests.vocabulary, self.limits, False, prefix),
             swap=core.swap,
         )
-        assert self.core.forward.packs == (kind != "lfm2")  # a state takes no padding
+        assert self.core.pipeline.forward.packs == (kind != "lfm2")  # a state takes no padding
         self.grown = 0
         make = self.core.prompts._make_cache
 

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine.cpu import bf16_linear, bf16_matmul
 from chairlift.engine.cpu.bf16_matmul import Matrix, _Room
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory
 
 has_units = pytest.mark.skipif(
     not bf16_matmul.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
@@ -65,7 +65,7 @@ def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
     other = model.layers[1].mlp.up_proj
     weight = other.weight
     assert bf16_linear.install(model, exactly=True)
-    assert type(lossless) is bf16_linear.NarrowLinear
+    assert type(lossless) is bf16_linear.Bf16Linear
     assert type(other) is nn.Linear
     assert mx.array_equal(other.weight, weight).item()
     # In a step of embeddings alone nobody asks for the output layer's numbers.
@@ -74,7 +74,7 @@ def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
 
 @has_units
 def test_weights_are_not_kept_twice_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 20)
     model = _llama()
     assert not bf16_linear.install(model, exactly=False)
     assert type(model.layers[0].mlp.up_proj) is nn.Linear

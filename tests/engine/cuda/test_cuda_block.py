@@ -7,10 +7,10 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.rope_utils import YarnRoPE
+from support.engine.core import build_core
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
-from chairlift.engine.core.core import EngineCore
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda.heads import Heads, SplitHeads
 from chairlift.engine.messages import SamplingParams, Submit
@@ -61,7 +61,7 @@ def _taken_over(model: nn.Module) -> list[nn.Module]:
 
 def _served(model: nn.Module, kind: str, prompts: list[list[int]], most: int) -> list[list[int]]:
     geometry, vocabulary, _ = probe(model, kind)
-    core = EngineCore(model, vocabulary, Limits(4, 40, 1 << 24, geometry))
+    core = build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry))
     for number, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=most, seed=0, temperature=0.0)
         core.submit(Submit(str(number), prompt, params))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.engine.on_cuda import ON_CUDA, _memory
+from support.engine.core import build_core
+from support.engine.on_cuda import ON_CUDA, _memory, on_cuda
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
-from chairlift.engine.core.core import EngineCore
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.messages import Abort, SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
+
+__all__ = ["on_cuda"]
 
 
 @pytest.mark.parametrize("prefix", [0, 1 << 24])
@@ -28,7 +30,7 @@ def test_tokens_are_those_of_the_sequences_alone(
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, kind)
     limits = Limits(4, 40, 1 << 24, geometry, chunk_multiple=8, bands=2, band_bytes=1024)
-    core = EngineCore(model, vocabulary, limits, prefix_bytes=prefix, layers=ON_CUDA)
+    core = build_core(model, vocabulary, limits, prefix_bytes=prefix, layers=ON_CUDA)
     assert core.batch.queued
     rng = random.Random(kind)
     prompts = [[rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 60))] for _ in range(14)]
@@ -59,14 +61,14 @@ def test_prompts_in_chunks_are_written_where_they_are(on_cuda: None) -> None:
     model = tiny_model("llama")
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, "llama")
-    core = EngineCore(model, vocabulary, Limits(4, 16, 1 << 24, geometry), layers=ON_CUDA)
+    core = build_core(model, vocabulary, Limits(4, 16, 1 << 24, geometry), layers=ON_CUDA)
     params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
     core.submit(Submit("a", list(range(3, 63)), params))
     core.step()
     (cache,) = core.prompts._caches.values()
     before = [_memory(array).__array_interface__["data"] for array in cache.state]
     core.step()
-    assert core._running.queued
+    assert core.pipeline.running.queued
     assert [_memory(array).__array_interface__["data"] for array in cache.state] == before
 
 
@@ -75,5 +77,5 @@ def test_keys_without_a_kernel_are_left_to_mlx() -> None:
     model = tiny_model("llama")
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, "llama")
-    core = EngineCore(model, vocabulary, Limits(4, 16, 1 << 24, geometry), layers=ON_CUDA)
+    core = build_core(model, vocabulary, Limits(4, 16, 1 << 24, geometry), layers=ON_CUDA)
     assert not core.batch.queued

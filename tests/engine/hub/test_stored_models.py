@@ -18,6 +18,7 @@ from chairlift.api.cli.main import main
 from chairlift.engine.cpu.blas import BlasReport
 from chairlift.engine.device import diagnosis
 from chairlift.engine.device.diagnosis import diagnose
+from chairlift.engine.device.profile import CPU
 from chairlift.engine.hub.inventory import stored_models
 
 NAME = "some-org/some-model"
@@ -235,7 +236,7 @@ def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     def without_backend() -> str:
         raise ImportError("libmlx.so: cannot open\nshared object file")
 
-    monkeypatch.setattr("chairlift.engine.device.profile.kind", without_backend)
+    monkeypatch.setattr("chairlift.engine.device.profile.current", without_backend)
     findings = {finding.topic: finding for finding in diagnose("127.0.0.1", 0)}
     device = findings["device"]
     assert not device.serves
@@ -250,7 +251,7 @@ def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_slow_blas_is_advised_against(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "load_fast_blas", lambda: BlasReport(warning="None was found"))
-    monkeypatch.setattr("chairlift.engine.device.profile.kind", lambda: "cpu")
+    monkeypatch.setattr("chairlift.engine.device.profile.current", lambda: CPU)
     monkeypatch.setattr(diagnosis.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(diagnosis.sys, "platform", "linux")
     findings = {finding.topic: finding for finding in diagnose("127.0.0.1", 0)}

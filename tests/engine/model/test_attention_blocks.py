@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paths import TESTS
 
+from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import Part
 from chairlift.cache.ring import Ring
@@ -22,7 +23,9 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu import attention
 from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.views import view
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory
+from chairlift.engine.device.limits import build_limits
+from chairlift.engine.device.profile import CPU, METAL, DeviceProfile
 from chairlift.engine.model.attention_blocks import SCORE_BYTES, blocks, fused_in_blocks
 
 shapes = st.tuples(*[st.integers(1, 6)] * 4)
@@ -163,19 +166,30 @@ def test_what_is_left_to_mlx_takes_bounded_memory(
     assert mx.allclose(mixed, theirs, rtol=2e-2, atol=2e-2)
 
 
-def test_what_a_step_takes_is_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "kind", lambda: "cpu")
+@pytest.mark.parametrize("profile", [CPU, METAL])
+def test_what_a_step_takes_is_left_free(
+    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for free, rows, vocabulary in itertools.product(
         (1 << 28, 1 << 30, 1 << 33, 1 << 36), (1, 32, 512), (1000, 152_000)
     ):
-        monkeypatch.setattr(profile, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
         config = EngineConfig(max_rows=rows)
-        kv, prefix = profile.kv_and_prefix_bytes(config, vocabulary)
-        step = profile.step_bytes(config, vocabulary)
-        assert step >= rows * vocabulary * 42 + SCORE_BYTES
+        kv, prefix = memory.plan_kv_memory(config, profile, vocabulary)
+        step = memory.step_bytes(config, profile, vocabulary)
+        cache = memory.cache_bytes(profile)
+        swap = memory.swap_bytes(config, profile) if profile.unified_memory else 0
+        assert step >= rows * vocabulary * 42 + profile.attention_bytes
         assert kv >= 0
         assert prefix >= 0
-        assert kv + prefix == 0 or kv + prefix + step + profile.cache_bytes() <= free
-        assert profile.cache_bytes() <= min(512 << 20, free // 16)
+        assert kv + prefix == 0 or kv + prefix + step + cache + swap <= free
+        assert cache <= min(profile.cache_bytes, free // 16)
     given = EngineConfig(kv_memory=1 << 30, prefix_cache_bytes=5)
-    assert profile.kv_and_prefix_bytes(given, 1000) == (1 << 30, 5)
+    assert memory.plan_kv_memory(given, profile, 1000) == (1 << 30, 5)
+
+
+def test_an_apple_gpu_computes_short_chunks_without_padding() -> None:
+    limits = build_limits(EngineConfig(), METAL, KVGeometry(100), 1000, 1 << 30, 1 << 20)
+    assert (limits.max_rows, limits.max_step_tokens) == (64, 576)
+    assert limits.prompt_size(33, 0) == (33, 33)
+    assert not limits.whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from support.engine.core import build_core
 from support.engine.on_cuda import ON_CUDA, _decode, on_cuda
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
@@ -14,8 +15,9 @@ from chairlift.engine.cuda.kernel import KeysValues
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.compiled import MOST, STEADY, CompiledSteps, alike
+from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps
 from chairlift.engine.model.probe import probe
+from chairlift.engine.model.trial import within_largest
 from chairlift.scheduler.limits import Limits
 
 __all__ = ["on_cuda"]
@@ -79,7 +81,7 @@ def _core(kind: TinyKind) -> EngineCore:
     model = tiny_model(kind)
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, kind)
-    return EngineCore(model, vocabulary, Limits(4, 40, 1 << 24, geometry), layers=ON_CUDA)
+    return build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry), layers=ON_CUDA)
 
 
 def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None:
@@ -93,7 +95,7 @@ def _assert_gives_up_in_time() -> None:
     tokens: list[int] = []
     while not core.idle:
         tokens += [token for output in core.step().outputs for token in output.token_ids]
-    assert core.forward._rows._gives_up
+    assert core.pipeline.forward._rows._gives_up
     assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
 
 
@@ -105,7 +107,7 @@ def test_a_shape_is_traced_once_and_right_in_every_step(
     monkeypatch.setattr(cuda_attention, "decode_attention", _traceable)
     TRACES.clear()
     core = _core(kind)
-    core.forward._rows = beside = _Beside(core.forward._model)
+    core.pipeline.forward._rows = beside = _Beside(core.pipeline.forward._model)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():
@@ -143,17 +145,18 @@ def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
     logits = mx.random.normal((4, 9), key=mx.random.key(0))
     spoiled = mx.array(logits)
     spoiled[1, 3], spoiled[2] = -mx.inf, mx.nan
-    assert alike(spoiled, spoiled + 1e-4, 0.05)
-    assert not alike(spoiled, spoiled + 1, 0.05)
-    assert not alike(logits, spoiled, 0.05)
-    assert not alike(spoiled, logits, 0.05)
-    assert not alike(logits, logits[:3], 0.05)
+    alike = within_largest(0.05)
+    assert alike(spoiled, spoiled + 1e-4)
+    assert not alike(spoiled, spoiled + 1)
+    assert not alike(logits, spoiled)
+    assert not alike(spoiled, logits)
+    assert not alike(logits, logits[:3])
 
 
 def test_shapes_are_forgotten_when_there_are_too_many() -> None:
     steps = CompiledSteps(tiny_model("llama"))
     core = _core("llama")
-    steps._known = {(number,) for number in range(MOST)}
+    steps._known = {(number,) for number in range(MAX_SHAPES)}
     before = steps._call
     band = core.batch.bands[0]
     assert not any(steps._is_steady(band) for _ in range(STEADY))

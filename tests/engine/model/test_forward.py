@@ -16,7 +16,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.engine.device.acceleration import accelerate
 from chairlift.engine.model import attention
-from chairlift.engine.model.forward import Chunk, Forward, Makers, fitted
+from chairlift.engine.model.forward import CacheFactories, Chunk, Forward, select_forward
 from chairlift.engine.model.head import Head
 
 
@@ -26,9 +26,11 @@ def _model(kind: TinyKind, tied: bool = True) -> Any:
     return model
 
 
-def _fitted(model: Any, multiple: int = 1) -> Forward:
+def _selected(model: Any, multiple: int = 1) -> Forward:
     make_cache = partial(make_batch, model)
-    return fitted(model, make_cache, Makers(make_cache, make_cache), multiple).forward
+    return select_forward(
+        model, make_cache, CacheFactories(make_cache, make_cache), multiple
+    ).forward
 
 
 def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
@@ -83,9 +85,9 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
 def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool, multiple: int) -> None:
     """Whether the last chunks of prompts are padded or not."""
     model = _model(kind, tied)
-    together = _fitted(model, multiple)
+    together = _selected(model, multiple)
     assert together.packs
-    assert together.narrows
+    assert together.selects_positions
     for seed in (3, 17, 38):
         ours = _follow(together, model, seed)
         theirs = _follow(Forward(model, None, packs=False), model, seed)
@@ -95,9 +97,9 @@ def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool, multiple
 
 def test_states_are_never_packed() -> None:
     model = _model("lfm2")
-    forward = _fitted(model)
+    forward = _selected(model)
     assert not forward.packs
-    assert forward.narrows
+    assert forward.selects_positions
     plain = Forward(model, None, packs=False)
     for one, other in zip(_follow(forward, model, 21), _follow(plain, model, 21), strict=True):
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
@@ -109,7 +111,7 @@ def test_a_model_with_an_attention_of_its_own_is_called_for_each(
     model = _model("llama")
     theirs: Any = llama.scaled_dot_product_attention
     monkeypatch.setattr(llama, "scaled_dot_product_attention", theirs.replaces)
-    assert not _fitted(model).packs
+    assert not _selected(model).packs
 
 
 class _Neighbours(nn.Module):
@@ -128,7 +130,7 @@ class _Neighbours(nn.Module):
 
 def test_a_model_that_looks_from_token_to_token_is_not_packed() -> None:
     model = _Neighbours(_model("llama"))
-    assert not _fitted(model).packs
+    assert not _selected(model).packs
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -137,7 +139,7 @@ def test_the_head_sees_the_wanted_positions_only(tied: bool) -> None:
     tokens = mx.array([[5, 9, 11, 4]])
     whole = model(tokens)
     head = Head(model)
-    with head.only([2, 3], axis=1) as seen:
+    with head.select([2, 3], axis=1) as seen:
         some = model(tokens)
     assert [x.shape for x in seen] == [(1, 4, 64)]
     assert some.shape == (1, 2, whole.shape[2])

@@ -16,7 +16,7 @@ from mlx_lm.utils import save_config
 from support.models import default_model_path, write_tiny_gguf
 from support.tiny import TinyKind, tiny_model, tiny_model_dir
 
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.model.loader import load_model
@@ -202,7 +202,7 @@ def test_what_cannot_fit_the_memory_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_model_dir(tmp_path, "llama")
-    monkeypatch.setattr(profile, "free_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(ModelError, match=r"not enough memory: .* and 0\.00 GB are free"):
         load_model(ModelSource("m", "directory", folder), "auto")
 

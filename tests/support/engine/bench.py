@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from support.engine.core import build_core
+
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.nodes import fingerprint
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
-from chairlift.engine.core.core import EngineCore
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.messages import (
     FinishedChoice,
@@ -61,7 +62,7 @@ class Bench:
             if directory
             else None
         )
-        self.core = EngineCore(
+        self.core = build_core(
             *(model, vocabulary, limits, eager, prefix, quantization, store),
             Swap(kinds, swap, swap_files, offloads, lambda sequence: sequence.rank),
             compiler=compiler,

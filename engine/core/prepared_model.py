@@ -1,0 +1,65 @@
+"""A loaded model as the engine calls it: how a step is computed, and with which caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
+from chairlift.cache.quantized import Quantization
+from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.model.forward import CacheFactories, Forward, hidden_size, select_forward
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """What one engine core needs of its model.
+
+    Attributes:
+        forward: builds the model calls of a step.
+        caches: make the caches of decode rows and of prompts.
+        kinds: what each layer caches.
+        vocabulary: the last dimension of the logits.
+        hidden_size: the length of the last hidden states; None where the model hides them.
+        eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
+    """
+
+    forward: Forward
+    caches: CacheFactories
+    kinds: tuple[LayerKind, ...]
+    vocabulary: int
+    hidden_size: int | None
+    eager: bool
+
+
+def prepare_model(
+    model: Any,
+    vocabulary: int,
+    chunk_multiple: int = 1,
+    eager: bool = False,
+    quantization: Quantization | None = None,
+    layers: AttentionLayers = PLAIN,
+) -> PreparedModel:
+    """Runs a few short trial steps to find the fastest way to call a model correctly.
+
+    Args:
+        model: an mlx-lm model whose caches can be batched; see ``probe``.
+        vocabulary: the last dimension of its logits.
+        chunk_multiple: the last chunk of a prompt is padded to a multiple of so many tokens.
+        eager: see ``PreparedModel``.
+        quantization: of keys and values, in rows and prefixes.
+        layers: the cache classes to use where the model allows them; see
+            ``engine.device.acceleration``.
+    """
+    make_cache = partial(make_batch, model, quantization)
+    makers = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
+    forward, caches = select_forward(model, make_cache, makers, chunk_multiple)
+    return PreparedModel(
+        forward=forward,
+        caches=caches,
+        kinds=tuple(make_cache().kinds),
+        vocabulary=vocabulary,
+        hidden_size=hidden_size(forward, make_cache),
+        eager=eager,
+    )

@@ -1,0 +1,103 @@
+"""Free memory, and how the engine divides it among KV cache, prefix cache, swap and steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.device.limits import max_rows
+from chairlift.engine.device.profile import DeviceProfile, current
+
+# Host memory for preempted rows: this much, or that share of the free memory if it is less.
+SWAP_BYTES = 4 << 30
+SWAP_SHARE = 1 / 8
+# Memory that sampling uses for each logit of a step: counts for penalties, logits before and after
+# they are changed, weights. 41 bytes were measured with all parameters in use.
+SAMPLER_BYTES = 42
+
+
+class KVMemory(NamedTuple):
+    """Bytes for the KV cache of rows and prompts, and for the prefix cache."""
+
+    kv_bytes: int
+    prefix_bytes: int
+
+
+def free_memory() -> int:
+    """Bytes that can still be allocated where MLX computes.
+
+    On Metal that is what is left of the recommended working set, which is a part of the memory
+    that device and host share.
+    """
+    if current().on_cpu:
+        return free_host_memory()
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if key in info:
+            return max(0, int(info[key]) - mx.get_active_memory())
+    return free_host_memory()
+
+
+def free_host_memory() -> int:
+    """Bytes that the host can still allocate; on macOS all of its memory."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def configure_mlx(profile: DeviceProfile) -> None:
+    """Bounds MLX's cache of freed buffers. Call it once the weights are loaded.
+
+    On Metal it also wires the recommended working set, as mlx-lm does: otherwise macOS may page
+    weights out between steps.
+    """
+    mx.set_cache_limit(cache_bytes(profile))
+    if mx.metal.is_available():
+        working_set = mx.device_info().get("max_recommended_working_set_size")
+        if working_set is not None:
+            mx.set_wired_limit(int(working_set))
+
+
+def cache_bytes(profile: DeviceProfile) -> int:
+    """Bytes of freed buffers that MLX may keep. Call it once the weights are loaded."""
+    return min(profile.cache_bytes, int(free_memory() * profile.cache_share))
+
+
+def step_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> int:
+    """Upper bound of a step's logits, sampling and attention scores, which no cache counts."""
+    sampled = max_rows(config, profile) * vocabulary * SAMPLER_BYTES
+    return sampled + profile.scored_bytes + profile.attention_bytes
+
+
+def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> KVMemory:
+    """Divides memory between rows and prefix cache. Call it once the weights are loaded.
+
+    Without a configured size both get a share of the free memory, a quarter of it for the prefix
+    cache. A step's own memory and MLX's cache of buffers stay free, and so does on Metal the
+    memory for preempted rows, which is the same memory.
+    """
+    if config.kv_memory is not None:
+        prefix = config.prefix_cache_bytes
+        return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
+    free = free_memory()
+    left = free - step_bytes(config, profile, vocabulary) - cache_bytes(profile)
+    if profile.unified_memory:
+        left -= swap_bytes(config, profile)
+    share = min(int(free * profile.kv_share), max(0, left))
+    prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
+    return KVMemory(max(0, share - prefix), prefix)
+
+
+def swap_bytes(config: EngineConfig, profile: DeviceProfile) -> int:
+    """Bytes of host memory for preempted rows: as configured, else a share of what is free."""
+    if config.swap_memory is not None:
+        return config.swap_memory
+    free = free_memory() if profile.unified_memory else free_host_memory()
+    return min(SWAP_BYTES, int(free * SWAP_SHARE))

@@ -1,0 +1,32 @@
+"""An engine core around a model in the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chairlift.cache.kinds import PLAIN, AttentionLayers
+from chairlift.cache.quantized import Quantization
+from chairlift.cache.store.store import PrefixStore
+from chairlift.cache.swap.swap import Swap
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.grammar.compiler import Compiler
+from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.sequence import Sequence
+
+
+def build_core(
+    model: Any,
+    vocabulary: int,
+    limits: Limits,
+    eager: bool = False,
+    prefix_bytes: int = 0,
+    quantization: Quantization | None = None,
+    store: PrefixStore | None = None,
+    swap: Swap[Sequence] | None = None,
+    layers: AttentionLayers = PLAIN,
+    compiler: Compiler | None = None,
+) -> EngineCore:
+    """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
+    prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, layers)
+    return EngineCore(prepared, limits, prefix_bytes, store, swap, compiler)
