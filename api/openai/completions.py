@@ -36,7 +36,7 @@ from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar
 
-# OpenAI's own; far less than what chat gives.
+# OpenAI's default, far below the chat's.
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -51,7 +51,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     most = model.info.max_rows + model.info.max_queue
     if len(request.prompt) * request.n > most:
         raise RequestError(f"prompt: at most {most} choices in one request", "prompt")
-    # Refusals are to cost next to nothing: before the prompts are tokenized.
+    # Check the queue before tokenizing, so that refusals are cheap.
     model.client.check_room(len(request.prompt) * request.n, priority)
     async with deadline.limit():
         grammar = await grammar_of(request, model.vocabulary)
@@ -81,7 +81,7 @@ async def _token_prompt(
         logprobs=request.logprobs,
         grammar=grammar,
     )
-    # Of hundreds of prompts none holds up everyone's streams for longer than itself.
+    # Yield between prompts: hundreds of them must not block all streams.
     await asyncio.sleep(0)
     return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
 
@@ -98,7 +98,7 @@ class _CompletionFormatter:
         self._usage = StreamUsage(request, generation)
         self._logprobs_asked = request.logprobs
         self._echoes = echoes
-        # Those of the prompts that were told already: n choices share them.
+        # Prompt log-probabilities that were sent already; n choices share them.
         self._echoed: dict[int, CompletionLogprobs] = {}
         self._n = request.n
         self._vocabulary = generation.model.vocabulary

@@ -1,4 +1,4 @@
-"""A completion's prompt, told back: its text, and its tokens' log-probabilities."""
+"""Echoes a completion's prompt: its text, and its tokens' log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:  # it imports transformers, which takes a second
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """``text`` is the prompt's own, or that of its ``tokens``."""
+    """A prompt to echo; ``text`` was given by the client or decoded from ``tokens``."""
 
     text: str
     tokens: Sequence[int]
 
     @classmethod
     async def of(cls, prompt: Prompt, tokens: Sequence[int], vocabulary: Vocabulary) -> Echo:
-        """Of a prompt, which has these tokens."""
+        """The echo of a prompt with these tokens."""
         return cls(prompt if isinstance(prompt, str) else await vocabulary.decode(tokens), tokens)
 
     def logprobs(
         self, logprobs: PromptLogprobs, vocabulary: Vocabulary, top: int
     ) -> CompletionLogprobs:
-        """The shape of /v1/completions; the first token has none."""
+        """The log-probabilities in the form of /v1/completions; the first token has none."""
         starts = self._starts(vocabulary)
         following = zip(self.tokens[1:], logprobs, starts[1:], strict=True)
         rest = completion_logprobs([Scored(*entry) for entry in following], vocabulary, top)
@@ -42,13 +42,13 @@ class Echo:
         return joined(first, rest)
 
     def _starts(self, vocabulary: Vocabulary) -> list[int]:
-        """Where each token's text begins in ``text``, in characters."""
+        """The offset of each token's text in ``text``, in characters."""
         stream = TextStream(vocabulary.detokenizer(), frozenset(), StopMatcher(Stops([])))
         starts = []
         for token in self.tokens:
             starts.append(stream.read)
             stream.add(token)
         stream.finish()
-        # Tokens that the tokenizer puts before a text are not in it.
+        # Tokens that the tokenizer adds before a text are not part of it.
         before = max(0, stream.read - len(self.text))
         return [max(0, start - before) for start in starts]

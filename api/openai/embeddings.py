@@ -26,14 +26,14 @@ from chairlift.api.text.choice import VectorChoice
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import SamplingParams
 
-# As at OpenAI.
+# OpenAI's limit.
 MAX_INPUTS = 2048
-# Nothing is generated: the engine computes the prompt, and that is all.
+# The engine only computes the prompt and generates nothing.
 _NOTHING = SamplingParams(max_tokens=0, seed=0)
 
 
 async def embeddings(http: web.Request) -> web.Response:
-    """One vector for each of one or several texts."""
+    """Computes one vector per text."""
     service = http.app[SERVICE]
     deadline = http[DEADLINE]
     request = await read(http, EmbeddingRequest)
@@ -41,7 +41,7 @@ async def embeddings(http: web.Request) -> web.Response:
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
     _check(request, model)
-    # More than there are rows would gain nothing, and keep the queue from others.
+    # More prompts than rows would gain nothing and fill the queue.
     at_once = model.info.max_rows
     model.client.check_room(min(len(request.input), at_once), priority)
     pooling = request.pooling or service.settings.embedding_pooling
@@ -49,10 +49,10 @@ async def embeddings(http: web.Request) -> web.Response:
     async with deadline.limit():
         for text in request.input:
             tokens = await prompt_tokens(model, text, request.add_special_tokens, "input")
-            tokens = tokens[: _most_tokens(request, model)]
+            tokens = tokens[: _max_input_tokens(request, model)]
             room_for(model.info, len(tokens), 0, "input")
             prompts.append(TokenPrompt(tokens, _NOTHING, pooling=pooling))
-            # Of thousands of texts none holds up everyone's streams for longer than itself.
+            # Yield between texts: thousands of them must not block all streams.
             await asyncio.sleep(0)
     name = f"embd-{uuid.uuid4().hex}"
     handled = GenerationRequest(cache_salt=request.cache_salt)
@@ -75,7 +75,7 @@ async def embeddings(http: web.Request) -> web.Response:
 def _check(request: EmbeddingRequest, model: ServedModel) -> None:
     """
     Raises:
-        RequestError: this model cannot give what is asked for.
+        RequestError: this model cannot compute the requested embeddings.
     """
     size = model.info.hidden_size
     if size is None:
@@ -93,9 +93,9 @@ def _check(request: EmbeddingRequest, model: ServedModel) -> None:
         raise RequestError(f"input: at most {MAX_INPUTS} texts in one request", "input")
 
 
-def _most_tokens(request: EmbeddingRequest, model: ServedModel) -> int | None:
-    most = request.truncate_prompt_tokens
-    return model.info.max_context if most == -1 else most
+def _max_input_tokens(request: EmbeddingRequest, model: ServedModel) -> int | None:
+    limit = request.truncate_prompt_tokens
+    return model.info.max_context if limit == -1 else limit
 
 
 def _reply(request: EmbeddingRequest, generation: Generation) -> EmbeddingList:
@@ -111,7 +111,7 @@ def _reply(request: EmbeddingRequest, generation: Generation) -> EmbeddingList:
 def _encoded(request: EmbeddingRequest, raw: bytes) -> list[float] | str:
     vector = np.frombuffer(raw, np.float32)[: request.dimensions]
     if request.normalize:
-        # A vector of nothing but zeros has no direction, and stays as it is.
+        # A zero vector has no direction and stays as it is.
         vector = vector / (np.linalg.norm(vector) or 1.0)
     if request.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,4 +1,4 @@
-"""The usage in a stream's chunks, as ``stream_options`` asks for it."""
+"""The usage in a stream's chunks, according to ``stream_options``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamUsage:
         self._generation = generation
 
     def so_far(self) -> Usage | UnsetType | None:
-        """The usage of a chunk: null, or absent, where only the total or nothing is asked for."""
+        """The usage of a chunk; null or absent if only the total or no usage is requested."""
         if self._continuous:
             return self._generation.usage()
         return None if self.at_end else UNSET

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -32,7 +33,9 @@ from chairlift.api.responses.replies import (
 from chairlift.api.schemas.replies import TokenLogprob, Usage
 from chairlift.api.text.choice import Piece
 from chairlift.api.text.logprobs import Scored, chat_logprobs
-from chairlift.api.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # it imports transformers, which takes a second
+    from chairlift.api.text.vocabulary import Vocabulary
 
 
 class ResponseFormatter:

@@ -1,4 +1,4 @@
-"""How much a body may hold: counted in linear time, before anything costly is done with it."""
+"""Limits on a body's content, checked in linear time before any costly work."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 # Objects in the lists of a body: messages, their parts and calls, tools.
 MAX_PARTS = 16_384
-# Entries of a list that has no smaller limit of its own.
+# Entries of a list without a smaller limit.
 MAX_ENTRIES = 4_096
 # Values in the free-form objects of a body (schemas, a call's arguments), each and together.
 MAX_OBJECT_VALUES = 65_536
 MAX_VALUES = 262_144
 
-# An escaped character may be a quotation mark.
+# A JSON string; an escaped character may be a quotation mark.
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def weight(body: bytes) -> int:
-    """No fewer than a JSON text's values: its commas and opening brackets, also in strings."""
+    """An upper bound of a JSON text's values: its commas and opening brackets, also in strings."""
     return len(body) - len(body.translate(None, b",[{"))
 
 
-def values_in(text: str, most: int) -> int:
-    """As ``weight``, without what stands in strings if that matters to whether it is ``most``."""
-    if (count := _marks(text)) > most:
+def values_in(text: str, limit: int) -> int:
+    """Like ``weight``, but ignores strings if the count would otherwise exceed ``limit``."""
+    if (count := _marks(text)) > limit:
         count = _marks(_STRING.sub("", text))
     return count
 
 
 def values_of(value: object) -> int:
-    """The values in dictionaries and lists, which are not nested deeply, itself included."""
+    """The number of values in ``value``, including itself; it must not be nested deeply."""
     count = 1
     level = [value]
     while level:
@@ -50,9 +50,9 @@ def _marks(text: str) -> int:
 
 
 def fail_fast(schema: Any) -> Any:
-    """A pydantic core schema whose lists end at their first error, and have a limit each.
+    """Makes each list of a pydantic core schema stop at its first error, and limits its length.
 
-    A list of a million wrong parts is otherwise a million errors, each with its location.
+    Otherwise a list of a million invalid parts would produce a million errors with locations.
     """
     if isinstance(schema, dict):
         if schema.get("type") == "list":

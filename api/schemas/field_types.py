@@ -1,7 +1,7 @@
-"""Fields of other servers that a request may hold: ignored, or refused unless they ask for nothing.
+"""Types of fields from other servers: ignored, or refused unless the value is neutral.
 
 A model declares each by name, so that the OpenAPI document lists it and an error names its place.
-``api/schemas/unsupported.py`` is for those that a model does not declare.
+``api/schemas/unsupported.py`` handles fields that a model does not declare.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-# What it says cannot change the reply.
+# A field that cannot change the reply.
 Ignored = Annotated[Any, WithJsonSchema({"description": "Taken, and without effect."})]
 
 
-def only(*nothings: object) -> tuple[BeforeValidator, WithJsonSchema]:
-    """The annotations of a field that only takes ``nothings``, the values that ask for nothing.
+def only(*neutral_values: object) -> tuple[BeforeValidator, WithJsonSchema]:
+    """The annotations of a field that accepts only neutral values, which ask for nothing.
 
     null is always one of them. Types count: False is not 0.
     """
     return (
-        BeforeValidator(_check_of(nothings)),
-        WithJsonSchema({"enum": [*nothings, None], "description": "Not supported."}),
+        BeforeValidator(_check_of(neutral_values)),
+        WithJsonSchema({"enum": [*neutral_values, None], "description": "Not supported."}),
     )
 
 
-def _check_of(nothings: tuple[object, ...]) -> Callable[[object], object]:
-    taken = " or ".join(json.dumps(nothing) for nothing in nothings)
+def _check_of(neutral_values: tuple[object, ...]) -> Callable[[object], object]:
+    taken = " or ".join(json.dumps(nothing) for nothing in neutral_values)
 
     def check(value: object) -> object:
-        if not any(type(value) is type(nothing) and value == nothing for nothing in nothings):
+        if not any(type(value) is type(nothing) and value == nothing for nothing in neutral_values):
             raise ValueError(f"is not supported, only {taken}" if taken else "is not supported")
         return value
 
@@ -44,5 +44,5 @@ def _includes_direct(callers: list[str]) -> list[str]:
     return callers
 
 
-# Who may call a tool. Here it is the model or nobody.
+# The callers of a tool; here only the model can call.
 Callers = Annotated[list[str], AfterValidator(_includes_direct)]

@@ -1,4 +1,4 @@
-"""Types of single request fields: those that come in several shapes are brought into one here."""
+"""Types of single request fields. Fields with several forms are converted to one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from chairlift.api.schemas.bounds import MAX_ENTRIES, MAX_OBJECT_VALUES, values_of
 
 MAX_STOPS = 16
-# Bounds what matching costs a token; no real stop string comes near.
+# Bounds the matching cost per token; real stop strings are much shorter.
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
 # A template's settings are a few switches and words.
 MAX_TEMPLATE_KWARGS = 64
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10
 MAX_BIASES = 1024
-# What is written again as JSON, by libraries that give up at some depth; no schema needs this much.
+# Objects are written as JSON again by libraries with a depth limit; no schema needs this much.
 MAX_DEPTH = 64
 
-# Stands for a message's content that is not there and has to be.
+# Marks a message's required content that is missing.
 MISSING = object()
 
-# No model's context is longer; to validate more would hold up everyone's streams.
+# No model's context is longer; validating more would block all streams.
 MAX_TOKENS = 1 << 20
 
 Prompt = str | Annotated[list[int], Field(max_length=MAX_TOKENS)]
@@ -112,7 +112,7 @@ def _part_text(part: Any) -> str:
 
 
 def bounded(value: dict[str, Any]) -> dict[str, Any]:
-    """The same object, if it is not nested too deeply or too large; else raises ValueError."""
+    """Returns ``value``; raises ValueError if it is nested too deeply or too large."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
@@ -125,7 +125,7 @@ def bounded(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
-    """A check that an object's "type" is one of ``kinds``; ``what`` it is, in the plural."""
+    """A validator that an object's "type" is one of ``kinds``; ``what`` names the objects."""
 
     def check(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None

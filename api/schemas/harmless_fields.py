@@ -1,4 +1,4 @@
-"""Request fields that change nothing in what comes out here, whatever they say, and why."""
+"""Request fields that cannot change a reply here, grouped by the reason."""
 
 from __future__ import annotations
 

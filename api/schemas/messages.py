@@ -13,7 +13,7 @@ from chairlift.api.schemas.request import Request
 from chairlift.engine.errors import RequestError
 
 MAX_MESSAGES = 4096
-# More calls in one reply are a mistake; each of them is handed to the template.
+# More calls in one reply are a mistake; the template renders each of them.
 MAX_CALLS = 128
 
 
@@ -50,7 +50,7 @@ class Message(Request):
     @model_validator(mode="before")
     @classmethod
     def _has_content(cls, data: Any) -> Any:
-        """Only an assistant may say nothing, for it can call, or have refused."""
+        """Only an assistant's message may lack content: it may be a call or a refusal."""
         if isinstance(data, dict) and data.get("content") is None:
             if data.get("role") != "assistant":
                 return {**data, "content": MISSING}
@@ -60,12 +60,12 @@ class Message(Request):
 
     @property
     def thought(self) -> str | None:
-        """What the model thought before it, if that came back."""
+        """The model's reasoning before this message, if the client sent it back."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     @property
     def chars(self) -> int:
-        """The characters of everything in it that a template may show."""
+        """The number of characters that a template may render."""
         texts = [self.content, self.thought, self.name, self.tool_call_id]
         for call in self.tool_calls:
             texts += [call.id, call.function.name, call.function.arguments]
@@ -89,5 +89,5 @@ def check_arguments(messages: Iterable[Message]) -> None:
 
 
 def chars_of(messages: Iterable[Message]) -> int:
-    """The characters of a conversation."""
+    """The number of characters of a conversation."""
     return sum(message.chars for message in messages)

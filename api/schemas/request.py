@@ -1,4 +1,4 @@
-"""What any JSON body's pydantic model is made of. null means absent."""
+"""The base class of all request models. null means absent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.engine.errors import RequestError
 
 
 class Request(BaseModel):
-    """Any JSON body. Values are not coerced: "5" is not a number."""
+    """A JSON object of a request. Values are not coerced: "5" is not a number."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -31,11 +31,11 @@ class Request(BaseModel):
         return data
 
     def take_extra(self) -> list[dict[str, Any]]:
-        """Removes the fields that this object, and each one in it, do not declare; returns its own
-        first, then those of each object that had any.
+        """Removes and returns undeclared fields: those of this object first, then those of each
+        nested object that has any.
 
         Raises:
-            RequestError: there are more parts or values in it than there may be.
+            RequestError: the object contains too many parts or values.
         """
         found = [self.model_extra or {}]
         for name in type(self).model_fields:
@@ -57,7 +57,7 @@ class Request(BaseModel):
 
 
 def _parts(value: object) -> list[Request]:
-    """The objects in a field's value, those in them included."""
+    """The objects in a field's value, including nested ones."""
     found: list[Request] = []
     level = [value]
     while level and len(found) <= MAX_PARTS:
@@ -65,7 +65,7 @@ def _parts(value: object) -> list[Request]:
         for one in level:
             if isinstance(one, Request):
                 parts.append(one)
-            # The entries of a list are objects all, or none of them is.
+            # Either all entries of a list are objects or none is.
             elif isinstance(one, list) and one and isinstance(one[0], Request):
                 parts += one
         found += parts

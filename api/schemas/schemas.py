@@ -1,4 +1,4 @@
-"""The requests as pydantic models: types, ranges, and which fields exist. null means absent."""
+"""OpenAI's requests as pydantic models: fields, types and ranges. null means absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS, Pooling
 
 MAX_CHOICES = 128
-# 256 random bits take 43 characters of base64; more keeps nobody further apart.
+# 256 random bits take 43 characters of base64; longer salts separate clients no better.
 MAX_SALT_CHARS = 256
 
 
@@ -28,7 +28,7 @@ class StreamOptions(Request):
 
 
 class EngineRequest(Request):
-    """What all requests share that the engine works on: by which model, for whom and when."""
+    """Fields of all requests that the engine handles: model, cache salt, priority, time limit."""
 
     model: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
@@ -37,7 +37,7 @@ class EngineRequest(Request):
 
 
 class GenerationRequest(Structured, EngineRequest):
-    """What both ways to generate text share: how tokens are chosen, and how they are sent."""
+    """Fields of all requests that generate text: sampling, stopping, streaming."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -86,7 +86,7 @@ class ChatRequest(GenerationRequest, Templating):
 
     @model_validator(mode="after")
     def _a_call_has_one_form(self) -> Self:
-        """``response_format`` is of replies, and a call is none; the others are of all output."""
+        """Refuses a demanded call with any grammar but ``response_format``, which skips calls."""
         if self.choosing.mode == "required":
             for param, _ in self.all_wanted:
                 if param != "response_format":
@@ -99,7 +99,7 @@ class ChatRequest(GenerationRequest, Templating):
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
-    # 0 is for the prompt alone: echo tells it.
+    # 0 generates nothing; with echo the reply is the prompt alone.
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -115,9 +115,9 @@ class CompletionRequest(GenerationRequest):
 
 
 class EmbeddingRequest(EngineRequest):
-    """``pooling`` None is the server's own; ``dimensions`` None all that there are.
+    """``pooling`` None means the server's default; ``dimensions`` None means all.
 
-    Of a longer text the first ``truncate_prompt_tokens`` are taken, with -1 all that fit.
+    A longer text is cut to ``truncate_prompt_tokens``; -1 cuts it to the context.
     """
 
     input: Prompts
@@ -138,7 +138,7 @@ class EmbeddingRequest(EngineRequest):
 
 
 class TokenizeRequest(Templating):
-    """Either ``prompt`` or ``messages``, which the fields of Templating belong to."""
+    """Either ``prompt`` or ``messages``; the fields of Templating apply to ``messages``."""
 
     model: str | None = None
     prompt: str | None = None
@@ -167,8 +167,8 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     """Reads one request from a JSON body.
 
     Raises:
-        RequestError: the body is not JSON, its fields contradict each other, or it asks for
-            something that is known but not supported.
+        RequestError: the body is not JSON, its fields contradict each other, or it has a known
+            field that is not supported.
         pydantic.ValidationError: a field is missing, of the wrong type or out of range.
     """
     try:

@@ -1,4 +1,4 @@
-"""The fields that say how a conversation becomes a prompt."""
+"""Request fields that control how a conversation becomes a prompt."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ class Templating(Request):
 
     @property
     def callable_tools(self) -> Tools:
-        """The functions that the model is told of."""
+        """The functions that the prompt shows to the model."""
         return [] if self.choosing.mode == "none" else self.tools
 
     @property
     def calls_once(self) -> bool:
-        """Whether a reply holds one call at most: as the client wants it, or names a function."""
+        """Whether a reply holds at most one call, by the client's wish or its named function."""
         return not self.parallel_tool_calls or self.choosing.name is not None
 
     @property
     def tool_chars(self) -> int:
-        """The characters of the tools that a template may show."""
+        """The number of characters of tools that a template may render."""
         return sum(len(msgspec.json.encode(tool.shown())) for tool in self.callable_tools)
 
     def check_end(self, messages: Messages) -> None:
-        """Raises RequestError if the final one of ``messages`` is to be continued and cannot be."""
+        """Raises RequestError if the final message is to be continued but cannot be."""
         last = messages[-1]
         if self.continue_final_message and (
             last.role != "assistant" or last.tool_calls or not last.content

@@ -1,4 +1,4 @@
-"""The functions that a model may call, and which of them it must, as pydantic models."""
+"""Tools and tool choice, as pydantic models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from chairlift.api.schemas.fields import JsonObject
 from chairlift.api.schemas.request import Request
 
 MAX_TOOLS = 128
-# OpenAI's characters, and dots, which names out of modules have.
+# OpenAI's characters, and dots, which qualified names contain.
 _NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
 
 
 class Function(Request):
-    """``parameters`` is the JSON schema of the arguments, an object; None: there are none."""
+    """``parameters`` is the JSON schema of the arguments; None means no arguments."""
 
     name: Name
     description: str = ""
@@ -31,7 +31,7 @@ class Tool(Request):
     function: Function
 
     def shown(self) -> dict[str, Any]:
-        """As templates and parsers take it: with all fields, since some read them unasked."""
+        """The form for templates and parsers, with all fields, as some read absent ones."""
         function = self.function
         parameters = function.parameters or {"type": "object", "properties": {}}
         fields = {"name": function.name, "description": function.description}
@@ -43,7 +43,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must not or must call; ``name`` is the one function it must."""
+    """Whether the model may, must not or must call; ``name`` is the function it must call."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None

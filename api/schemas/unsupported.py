@@ -1,7 +1,7 @@
-"""Request fields that are known and not supported: refused by name, never silently dropped.
+"""Refuses known but unsupported request fields by name, so that none is silently dropped.
 
-A field that ``known_fields`` lists, whichever API it is of, is either declared by the request that
-it comes in, or in ``harmless_fields``, or refused here. Others, which nobody lists, are logged.
+A field in ``known_fields``, of any API, is either declared by the request that contains it, or in
+``harmless_fields``, or refused here. Fields that are in no list are logged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chairlift.engine.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
-# The log names what a client has misspelt; what else stands for a name may be a user's text.
+# Log only identifiers, which may be misspelt fields; other keys may be a user's text.
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 OTHER = "(no identifiers)"
 
@@ -59,7 +59,7 @@ _EMPTY_OBJECT = """
 """
 _EMPTY_TEXT = "grammar instructions reasoning_budget_message suffix system template"
 
-# The same for further values: a field's values that ask for nothing.
+# Further neutral values of single fields.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "encoding_format": ("float",),
     "embed_dtype": ("float32",),
@@ -91,12 +91,12 @@ _GROUPS: tuple[tuple[str, tuple[object, ...]], ...] = (
 
 
 def neutral(name: str) -> tuple[object, ...]:
-    """A field's values that ask for nothing, by type too: False is not 0. null always does."""
+    """A field's neutral values besides null. Types count: False is not 0."""
     grouped = (values for names, values in _GROUPS if name in names.split())
     return (*_NEUTRAL.get(name, ()), *(value for values in grouped for value in values))
 
 
-# What has the same effect here, where a request has such a field.
+# The field with the same effect here, if the request declares it.
 INSTEAD: Mapping[str, str] = {
     "embd_normalize": "normalize",
     "extra_key": "cache_salt",
@@ -116,7 +116,7 @@ INSTEAD: Mapping[str, str] = {
     "use_activation": "normalize",
 }
 
-# What changes a prompt: refused also where nothing is generated, and all else changes nothing.
+# Fields that change a prompt: refused even in requests that generate nothing.
 _OF_PROMPTS = """
     adapters add_generation_prompt add_special_tokens audio chat_template chat_template_kwargs
     content context continue_final_message conversation documents functions generation_prompt
@@ -125,7 +125,7 @@ _OF_PROMPTS = """
     reasoning_effort role_mapping suffix system template tool_choice tools truncate_prompt_tokens
     truncation_side
 """
-# What is refused in the objects within a request: messages, tools, formats.
+# Fields refused in objects within a request: messages, tools, formats.
 _IN_PARTS = """
     audio disable_any_whitespace function_call images prefix structural_tag structures system
     tool_calls tool_choice tools triggers verbosity videos whitespace_pattern
@@ -133,9 +133,9 @@ _IN_PARTS = """
 
 
 def check_extra_fields(request: Request, generates: bool) -> None:
-    """Refuses the fields that would be wrong to drop; logs the unknown ones in one line.
+    """Refuses unsupported fields that are not neutral; logs unknown ones in one line.
 
-    ``generates``: the reply to it is generated.
+    ``generates``: the request generates text.
 
     Raises:
         RequestError: a known field asks for something that is not supported.
@@ -151,7 +151,7 @@ def check_extra_fields(request: Request, generates: bool) -> None:
 
 @cache
 def refusable(generates: bool) -> frozenset[str]:
-    """The fields that a request is refused for if it does not declare them."""
+    """The fields that a request must declare to contain them."""
     if generates:
         return ALL - HARMLESS.keys()
     own = frozenset(name for names in KNOWN["embeddings"].values() for name in names)
@@ -161,7 +161,7 @@ def refusable(generates: bool) -> frozenset[str]:
 def _check(
     fields: Mapping[str, object], refused: Set[str], known: Set[str], kind: type[Request]
 ) -> dict[str, None]:
-    """The names of those that are neither known nor harmless, in order."""
+    """The names of the unknown fields, in order."""
     unknown: dict[str, None] = {}
     for name, value in fields.items():
         if name in refused:

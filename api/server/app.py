@@ -1,4 +1,4 @@
-"""The aiohttp application: routes, and the middlewares that all requests pass."""
+"""The aiohttp application: its routes and middlewares."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from chairlift.api.server.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
 
-# What a client's own request id must look like to be sent back and logged.
+# A client's own request id is echoed and logged only if it matches.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-# By the routes' patterns. The page, metrics and the API's description are no entries of ROUTES.
+# Access by route pattern. The page, metrics and the API's description are not in ROUTES.
 ACCESS: Mapping[str, Access] = {
     **dict.fromkeys((*PAGE_PATHS, "/openapi.json", "/metrics"), "free"),
     **{route.path: route.access for route in ROUTES},
@@ -40,7 +40,7 @@ ACCESS: Mapping[str, Access] = {
 
 
 def build_app(service: Service) -> web.Application:
-    """The application around ``service``, loaded or still loading."""
+    """Builds the application; the model of ``service`` may still be loading."""
     settings = service.settings
     admit = admission(ACCESS, service.accounts, service.drain, settings.request_seconds)
     app = web.Application(middlewares=[_boundary, admit], client_max_size=settings.max_body_bytes)
@@ -54,7 +54,7 @@ def build_app(service: Service) -> web.Application:
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
     for route in ROUTES:
-        # A model's id may have slashes.
+        # A model's id may contain slashes.
         path = route.path.replace("{id}", "{id:.+}")
         app.router.add_route(route.method, path, route.handler)
         if route.method == hdrs.METH_GET:
@@ -78,7 +78,7 @@ def _openapi_handler() -> Handler:
 
 @web.middleware
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Names every request, turns its errors into replies, and counts it."""
+    """Gives every request an id, turns its errors into replies, and records it."""
     started = time.monotonic()
     given = request.headers.get("X-Request-Id", "")
     request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
@@ -92,9 +92,9 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         status = response.status
         return response
     except (asyncio.CancelledError, ConnectionResetError):
-        # Cancelled with the connection still there, the server is being stopped.
+        # If the connection still exists, the server is stopping and has cancelled the handler.
         left = request.transport is None or request.transport.is_closing()
-        # Whoever watches leaves when they like.
+        # The page's watchers always leave this way.
         if left and route_of(request) != EVENTS:
             recorder.record_disconnect()
         raise

@@ -49,36 +49,36 @@ class Connection(web.RequestHandler):
         self._on_rejected = on_rejected
         self._refused = False
         self._cut: asyncio.TimerHandle | None = None
-        # aiohttp forgets its own before all is sent.
+        # aiohttp forgets its own transport before everything is sent.
         self._wire: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
-        # NOTE: by the loop's contract; uvloop's are no subclass of it.
+        """Accepts a client, or refuses it if there are too many connections."""
+        # NOTE: the loop guarantees a Transport; uvloop's class does not inherit from it.
         self._wire = cast(asyncio.Transport, transport)
-        # The system gives the lowest number that is free.
+        # The system assigns the lowest free file number.
         if transport.get_extra_info("socket").fileno() >= self._most_files:
             self._refuse(self._wire)
         else:
             super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """The client has sent something."""
+        """Receives data, unless the connection was refused."""
         if not self._refused:
             super().data_received(data)
 
     def pause_writing(self) -> None:
-        """The client does not read fast enough."""
+        """Starts the clock of a client that does not read fast enough."""
         super().pause_writing()
         self._cut = self._event_loop.call_later(self._slow_reader_seconds, self._cut_off)
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Stops the clock: the client has caught up."""
         super().resume_writing()
         self._keep()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Ends the request, if there is one."""
+        """Ends the connection's request, if there is one."""
         self._keep()
         if not self._refused:
             super().connection_lost(exc)
@@ -90,7 +90,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The reply to what never came to the application, or broke it."""
+        """Replies to malformed HTTP, and to requests whose handling failed in aiohttp."""
         if request.writer.output_size > 0:
             raise ConnectionError("a reply has begun; no other can be sent")
         match exc:
@@ -99,7 +99,7 @@ class Connection(web.RequestHandler):
             case BadHttpMessage() if "Too many headers" in str(exc):
                 problem = Problem(431, "the request has too many headers")
             case BadHttpMessage():
-                # NOTE: aiohttp's own text quotes what was sent.
+                # NOTE: aiohttp's own message quotes the client's data.
                 problem = Problem(400, "this is not valid HTTP/1.1", code="malformed")
             case _:
                 logger.error("a connection failed: %s", trace_of(exc))
@@ -111,9 +111,9 @@ class Connection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """aiohttp's traces may quote a request; ours do not."""
+        """Logs a traceback without the request's data, which aiohttp's own may quote."""
         error = kw.get("exc_info")
-        # The rest of a body that was refused is thrown away, and need not be valid.
+        # The rest of a refused body is discarded, and need not be valid.
         level = logging.DEBUG if isinstance(error, web.RequestPayloadError) else logging.ERROR
         logger.log(level, "a connection failed: %s", trace_of(error))
 
@@ -136,7 +136,7 @@ class Connection(web.RequestHandler):
 
 
 def _too_many() -> bytes:
-    """A whole reply: there is no request yet that aiohttp could answer."""
+    """The bytes of a reply; there is no request yet that aiohttp could answer."""
     problem = Problem(
         *(503, "the server has as many connections as it may have open files", "server_error"),
         code="too_many_connections",

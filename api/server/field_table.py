@@ -19,7 +19,7 @@ from chairlift.api.schemas.unsupported import INSTEAD, neutral
 
 OURS = "Chairlift"
 
-DOORS: Mapping[Api, tuple[str, type[Request]]] = {
+ENDPOINTS: Mapping[Api, tuple[str, type[Request]]] = {
     "chat": ("/v1/chat/completions", ChatRequest),
     "completions": ("/v1/completions", CompletionRequest),
     "responses": ("/v1/responses", ResponsesRequest),
@@ -27,7 +27,7 @@ DOORS: Mapping[Api, tuple[str, type[Request]]] = {
     "embeddings": ("/v1/embeddings", EmbeddingRequest),
 }
 
-# What a reader would not guess.
+# Notes on fields that behave unexpectedly.
 _NOTES: Mapping[str, str] = {
     "ebnf": "a grammar: Lark, or GBNF if it has rules with `::=`",
     "grammar": "a grammar: GBNF if it has rules with `::=`, else Lark",
@@ -72,7 +72,7 @@ def declared(kind: type[Request]) -> frozenset[str]:
 def fields_of(api: Api) -> Mapping[str, tuple[str, ...]]:
     """Who knows each field of an API, by its name."""
     known = KNOWN[api]
-    names = declared(DOORS[api][1]).union(*known.values())
+    names = declared(ENDPOINTS[api][1]).union(*known.values())
     return {
         name: tuple(who for who, theirs in known.items() if name in theirs) or (OURS,)
         for name in sorted(names)
@@ -81,12 +81,12 @@ def fields_of(api: Api) -> Mapping[str, tuple[str, ...]]:
 
 def outcome(api: Api, name: str) -> Outcome:
     """What becomes of a field of an API."""
-    own = declared(DOORS[api][1])
+    own = declared(ENDPOINTS[api][1])
     if name in own:
         return Outcome("done", _NOTES.get(name, ""))
     if name in HARMLESS:
         return Outcome("ignored", HARMLESS[name])
-    # 1 and 1.0 are told as one.
+    # 1 and 1.0 are shown once.
     values = [json.dumps(v) for v in neutral(name) if not (isinstance(v, float) and v.is_integer())]
     notes = [f"except {', '.join(f'`{value}`' for value in values)}"] if values else []
     if (instead := INSTEAD.get(name)) in own:
@@ -96,11 +96,11 @@ def outcome(api: Api, name: str) -> Outcome:
 
 def page() -> str:
     """All of docs/reference/fields.md."""
-    return "\n".join([_HEAD, *(line for api in DOORS for line in _section(api))])
+    return "\n".join([_HEAD, *(line for api in ENDPOINTS for line in _section(api))])
 
 
 def _section(api: Api) -> Iterator[str]:
-    yield f"## {DOORS[api][0]}\n"
+    yield f"## {ENDPOINTS[api][0]}\n"
     yield "| field | known by | here |"
     yield "|---|---|---|"
     for name, servers in fields_of(api).items():

@@ -1,17 +1,17 @@
-"""How many of the process's files clients' connections may take."""
+"""Divides the process's open files between client connections and its own use."""
 
 from __future__ import annotations
 
 import resource
 import sys
 
-# For an engine process that is started again (a folder, its black box, the socket, pipes), the
-# process that tries grammars, and keys and certificates that are read again.
+# Files reserved for restarting the engine process (a folder, its black box, the socket, pipes), for
+# worker processes, and for reading keys and certificates again.
 RESERVED = 32
 
 
-def most_for_connections() -> int:
-    """The first file number that is no client's, by the limit as it is now (RLIMIT_NOFILE)."""
+def first_reserved_file() -> int:
+    """The first file number that no client may get, by the current RLIMIT_NOFILE."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

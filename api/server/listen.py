@@ -1,4 +1,4 @@
-"""Serves the application, and the metrics if they have a port of their own, on their sockets."""
+"""Serves the application on its sockets, and the metrics if they have a separate port."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from aiohttp import web
 from chairlift.api.observe.access import hide_bad_http
 from chairlift.api.server.app import build_app
 from chairlift.api.server.connection import Connection
-from chairlift.api.server.files import most_for_connections
+from chairlift.api.server.files import first_reserved_file
 from chairlift.api.server.paths import with_plain_path
 from chairlift.api.server.scrape import metrics
 from chairlift.api.server.sockets import Binding
 from chairlift.api.service import SERVICE, Service
 
-# More clients may connect in one moment than the usual 128.
+# Allows more simultaneous connection attempts than the usual 128.
 BACKLOG = 1024
-# What has not ended by then was told to, or is no more than a page of metrics.
+# Draining has ended all other requests by then.
 SHUTDOWN_SECONDS = 1.0
 LINGER_SECONDS = 10.0
-# For TLS to begin; a connection takes a file meanwhile.
+# Time limit for the TLS handshake, during which a connection already uses a file.
 HANDSHAKE_SECONDS = 10.0
 
 
 async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None) -> web.AppRunner:
-    """Serves the application on these sockets.
+    """Serves the application on the sockets of ``binding``.
 
     Raises:
         OSError: they cannot listen.
@@ -39,7 +39,7 @@ async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None)
 
 
 async def listen_for_scrapes(service: Service, binding: Binding) -> web.AppRunner:
-    """Serves the metrics alone.
+    """Serves only the metrics.
 
     Raises:
         OSError: the sockets cannot listen.
@@ -55,7 +55,7 @@ async def _serve(
 ) -> web.AppRunner:
     runner = web.AppRunner(
         app,
-        # A client that leaves must free its row: its handler is cancelled.
+        # Cancel the handler of a client that leaves, so that its row becomes free.
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
         access_log=None,
@@ -76,14 +76,14 @@ async def _serve(
 
 
 def address_of(runner: web.AppRunner, tls: ssl.SSLContext | None) -> str:
-    """Where it listens, as a URL; the first of several."""
+    """The URL of the first address that ``runner`` listens on."""
     host, port = runner.addresses[0][:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'http' if tls is None else 'https'}://{shown}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
+    """Whether only this machine can reach ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Site(web.BaseSite):
-    """A bound socket whose connections are ours."""
+    """A bound socket whose connections are ``Connection`` objects."""
 
     def __init__(
         self,
@@ -106,14 +106,14 @@ class _Site(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """Where it is."""
+        """The socket's address."""
         host, port = self._bound.getsockname()[:2]
         return f"{host}:{port}"
 
     async def start(self) -> None:
         """Listens."""
         await super().start()
-        # NOTE: uvloop's create_server does not raise what is wrong with this.
+        # NOTE: uvloop's create_server does not report errors of listen().
         self._bound.listen(self._backlog)
         settings = self._service.settings
         loop = asyncio.get_running_loop()
@@ -123,13 +123,13 @@ class _Site(web.BaseSite):
             self._runner.server,
             loop,
             settings.slow_reader_seconds,
-            most_for_connections(),
+            first_reserved_file(),
             self._service.recorder.record_rejected,
             access_log=None,
-            # NOTE: counted from the end of the reply before, or from the beginning: a request's
-            # head has to be there by then.
+            # NOTE: counted from the end of the previous reply or from the connection's start;
+            # a request's headers must have arrived by then.
             keepalive_timeout=settings.idle_seconds,
-            # For the rest of a body that was refused to be thrown away, so that the reply is read.
+            # Time to discard the rest of a refused body, so that the client reads the reply.
             lingering_time=min(LINGER_SECONDS, settings.body_seconds),
         )
         self._server = await loop.create_server(

@@ -1,4 +1,4 @@
-"""Other ways to write a path: a slash too many, and without the ``/v1`` that clients leave out."""
+"""Normalizes paths: extra slashes, and the ``/v1`` that some clients leave out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from chairlift.api.server.routes import ROUTES
 
 _VERSION = "/v1"
 _SLASHES = re.compile(r"/{2,}")
-# The first parts of the versioned paths: llama.cpp serves most of them without the version too.
+# First parts of the versioned paths. llama.cpp also serves most of them without the version.
 _VERSIONED = frozenset(
     route.path.split("/")[2] for route in ROUTES if route.path.startswith(f"{_VERSION}/")
 )
 
 
 def plain_path(path: str) -> str:
-    """The path as the routes have it, of one that comes before any "?"."""
+    """The route's form of ``path``, which has no query."""
     plain = _SLASHES.sub("/", path).rstrip("/") or "/"
     return _VERSION + plain if plain.split("/")[1] in _VERSIONED else plain
 
@@ -28,9 +28,9 @@ def plain_path(path: str) -> str:
 def with_plain_path(
     make: Callable[..., web.BaseRequest], message: RawRequestMessage, *rest: Any
 ) -> web.BaseRequest:
-    """The request that ``make`` makes of a message and ``rest``, its path written plainly."""
+    """Calls ``make`` with the message, its path normalized, and ``rest``."""
     path, mark, query = message.path.partition("?")
-    # NOTE: a proxy's request has a whole URL there, and some have a "*".
+    # NOTE: a request to a proxy has a full URL here, and OPTIONS may have "*".
     if path.startswith("/") and (plain := plain_path(path)) != path:
         url = message.url.with_path(plain, encoded=True, keep_query=True)
         message = message._replace(path=f"{plain}{mark}{query}", url=url)

@@ -1,4 +1,4 @@
-"""Reads API keys and the certificate again when the server is asked to (SIGHUP)."""
+"""Reloads API keys and the certificate on SIGHUP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reloader:
-    """What has changed holds for requests and connections that come afterwards; nothing that runs
-    is disturbed. A file that is broken is logged, and what was read of it before stays.
+    """Reloads the files on request.
+
+    Changes apply to later requests and connections; running ones are not disturbed. An invalid
+    file is logged, and its previous contents stay in force.
     """
 
     def __init__(
@@ -34,18 +36,18 @@ class Reloader:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Has the files read once more, after this moment."""
+        """Requests a reload."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Reads them whenever it was asked to; until it is cancelled."""
+        """Reloads whenever requested, until it is cancelled."""
         while True:
             await self._asked.wait()
             self._asked.clear()
             await self.reload()
 
     async def reload(self) -> None:
-        """Reads them now."""
+        """Reloads the files now."""
         if self._settings.api_key_file is None and self._certificate is None:
             logger.info("SIGHUP: there is neither a key file nor a certificate to be read again")
         if self._settings.api_key_file is not None:

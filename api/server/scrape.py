@@ -16,10 +16,10 @@ async def metrics(http: web.Request) -> web.Response:
 
 
 def exposition(registry: CollectorRegistry) -> web.Response:
-    """All metrics, in Prometheus's text format whatever else the client would take.
+    """All metrics in Prometheus's text format, whatever format the client prefers.
 
-    NOTE: to a Prometheus 2 prometheus_client's own handler speaks OpenMetrics with names escaped,
-    and vLLM's ``vllm:`` becomes ``vllm_``.
+    NOTE: prometheus_client's own handler sends OpenMetrics with escaped names to Prometheus 2:
+    vLLM's ``vllm:`` becomes ``vllm_``.
     """
     response = web.Response(body=generate_latest(registry), headers=_TEXT)
     response.enable_compression()

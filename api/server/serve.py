@@ -1,4 +1,4 @@
-"""Runs the server: listens at once, loads the model meanwhile, ends with the right exit code."""
+"""Runs the server: listens at once, loads the model in the background, returns the exit code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SWITCH_SECONDS = 0.0005
 
 def serve(server: Server) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
-    # Chat templates are rendered in threads, which get their turn from a busy loop after so long.
+    # Threads that render chat templates wait this long for a busy event loop to yield.
     sys.setswitchinterval(SWITCH_SECONDS)
     return uvloop.run(server.run())
 
@@ -85,10 +85,10 @@ class Server:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
 
     async def _listen(self, stack: AsyncExitStack) -> str:
-        """Opens the doors, which ``stack`` closes; returns the server's address.
+        """Starts listening; ``stack`` undoes it. Returns the server's address.
 
         Raises:
-            OSError: they cannot be; one line that says why.
+            OSError: a socket cannot listen. The message is one line.
         """
         settings, sockets = self._settings, self._sockets
         tls = None if self._certificate is None else self._certificate.context
@@ -117,7 +117,7 @@ class Server:
             self._canary.cancel()
 
     def _on_stop(self) -> None:
-        if self._stop.is_set():  # asked twice: at once
+        if self._stop.is_set():  # the second signal stops at once
             os._exit(INTERRUPTED)
         logger.info("stopping; requests have %g s to finish", self._settings.drain_seconds)
         self._stop.set()
@@ -153,10 +153,10 @@ class Server:
         )
         client.on_restart = self._service.recorder.record_restart
         starting = asyncio.create_task(client.start(self._on_progress))
-        # One turn of the loop, so that the engine starts before the imports take their second.
+        # One turn of the loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)
-        # NOTE: they import MLX (it computes nothing here). Were that done in a thread, MLX would
-        # end the process with "terminate called without an active exception" now and then.
+        # NOTE: these import MLX, which computes nothing here. Importing it in a thread sometimes
+        # ends the process with "terminate called without an active exception".
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.tokenizer import load_tokenizer
 
@@ -166,7 +166,7 @@ class Server:
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
         model = ServedModel(name, client, vocabulary, canary, source.name)
-        # What is loaded now stays: a full collection would hold up all streams for 45 ms.
+        # Exempt loaded objects from collection: a full one would block all streams for 45 ms.
         gc.collect()
         gc.freeze()
         self._service.workers.warm()

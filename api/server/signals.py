@@ -1,4 +1,4 @@
-"""What signals do to the server's process.
+"""Signal handling of the server process.
 
 SIGTERM and SIGINT end it, SIGHUP has it read files again, and it ignores SIGUSR1 and SIGUSR2, which
 are sent to servers to have them open their logs again.
@@ -17,8 +17,8 @@ INTERRUPTED = 130
 
 
 def before_loop() -> None:
-    """For the seconds until ``handled``: there is nothing yet that an end could lose, and a SIGHUP
-    waits.
+    """Sets handlers for the time before ``handled``: stop signals exit at once, as there is nothing
+    to lose yet, and a SIGHUP waits.
     """
     signal.signal(signal.SIGINT, _end)
     signal.signal(signal.SIGTERM, _end)
@@ -29,7 +29,7 @@ def before_loop() -> None:
 
 @contextmanager
 def handled(on_stop: Callable[[], None], on_reload: Callable[[], None]) -> Iterator[None]:
-    """Has the running loop call these; behind it SIGHUP is ignored."""
+    """Lets the running loop call these handlers. After the block, SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_stop)

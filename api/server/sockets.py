@@ -22,12 +22,12 @@ from chairlift.api.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-# By family: its name, all of its addresses, and the one where other servers are most often.
+# For each family: its name, its wildcard address, and its loopback address.
 _FAMILIES = {
     socket.AF_INET: ("IPv4", "0.0.0.0", "127.0.0.1"),
     socket.AF_INET6: ("IPv6", "::", "::1"),
 }
-# A port that the system chooses for one address may be taken on another.
+# A port that the system chose for one address may be in use on another.
 _ATTEMPTS = 20
 _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
@@ -44,7 +44,7 @@ class _Address(NamedTuple):
 class Binding:
     """Sockets of one host and port, one for each address that the host's name stands for.
 
-    They do not listen yet; until they do, connections are refused.
+    Connections are refused until the sockets listen.
     """
 
     host: str
@@ -52,11 +52,11 @@ class Binding:
     sockets: tuple[socket.socket, ...]
 
     def refusal(self, error: OSError) -> OSError:
-        """``error`` of these sockets, in one line."""
+        """An error with a one-line message about ``error`` of these sockets."""
         return _refusal(self.host, self.port, error)
 
     def close(self) -> None:
-        """Closes them, if they are not closed."""
+        """Closes the sockets, if they are open."""
         for each in self.sockets:
             each.close()
 
@@ -86,20 +86,20 @@ def bind(host: str, port: int) -> Binding:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """All sockets of one server; ``metrics`` None: /metrics is among the rest."""
+    """All sockets of one server. ``metrics`` None means that ``api`` serves /metrics, too."""
 
     api: Binding
     metrics: Binding | None
 
     def close(self) -> None:
-        """Closes them, if they are not closed."""
+        """Closes the sockets, if they are open."""
         for binding in (self.api, self.metrics):
             if binding is not None:
                 binding.close()
 
 
 def bind_all(settings: ServerSettings) -> Sockets:
-    """Binds what a server of these settings needs.
+    """Binds the sockets of a server with these settings.
 
     Raises:
         OSError: one line that says which address cannot be bound, and why.
@@ -150,7 +150,7 @@ def _bound_once(addresses: list[_Address], port: int) -> tuple[socket.socket, ..
                     _refuse_overlap(address, port)
                 bound = stack.enter_context(_socket(address, port))
             except OSError as error:
-                # localhost is ::1, too, where there is no IPv6.
+                # localhost also stands for ::1 on machines without IPv6.
                 if error.errno not in _NOT_HERE:
                     raise
                 missing = error
@@ -166,7 +166,7 @@ def _bound_once(addresses: list[_Address], port: int) -> tuple[socket.socket, ..
 def _socket(address: _Address, port: int) -> socket.socket:
     with ExitStack() as stack:
         made = stack.enter_context(socket.socket(address.family, socket.SOCK_STREAM))
-        # Connections of a server that has just ended are no hindrance.
+        # Ignore leftover connections of a server that has just ended.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,4 +1,4 @@
-"""Standard input, output and error that the server was started without."""
+"""Replaces standard streams that were closed when the server was started."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import suppress
 
 
 def fill() -> None:
-    """Opens /dev/null in the place of those that are closed. Else the next files and sockets would
-    get their numbers, and a client what is written to standard error.
+    """Opens /dev/null for closed standard streams. Otherwise later files and sockets would get
+    their numbers, and a client would receive what is written to standard error.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             with suppress(OSError):
-                # The lowest number that is free is this one.
+                # The lowest free number is this one.
                 os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

@@ -1,4 +1,4 @@
-"""What the server is: models, health, version."""
+"""Handlers of models, health and version."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from chairlift.api.version import VERSION
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """The one model there is."""
+    """Lists the served model."""
     return json_response(ModelList([_card(http.app[SERVICE].model())]))
 
 
 async def get_model(http: web.Request) -> web.Response:
-    """One model by its id."""
+    """Describes a model by its id."""
     return json_response(_card(http.app[SERVICE].model(http.match_info["id"])))
 
 
 async def health(http: web.Request) -> web.Response:
-    """200 when requests can be served, 503 with the reason when not."""
+    """Replies 200 if requests can be served, else 503 with the reason."""
     reason = http.app[SERVICE].unhealthy
     if reason is None:
         return json_response(HealthReply("ok"))

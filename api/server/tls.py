@@ -1,4 +1,4 @@
-"""The server's certificate, which can be read anew while the server runs."""
+"""The server's certificate, which can be reloaded while the server runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from chairlift.api.settings import ServerSettings
 
 
 class Certificate:
-    """A certificate with its private key, both PEM. ``key`` None: it is in the same file.
+    """A certificate with its private key, both PEM. ``key`` None means it is in the same file.
 
     Raises:
-        OSError: a file cannot be read, or does not hold what it should.
+        OSError: a file cannot be read or is invalid.
     """
 
     def __init__(self, certificate: Path, key: Path | None = None) -> None:
@@ -24,19 +24,19 @@ class Certificate:
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Certificate | None:
-        """That of a server, if it has one. Raises OSError as above."""
+        """The certificate of a server, or None without TLS. Raises OSError as above."""
         if settings.ssl_certfile is None:
             return None
         return cls(settings.ssl_certfile, settings.ssl_keyfile)
 
     def reload(self) -> None:
-        """Reads the files again, for connections that come from now on.
+        """Reads the files again, for later connections.
 
         Raises:
-            OSError: as at first; the certificate from before stays.
+            OSError: as above; the previous certificate stays in use.
         """
-        # NOTE: not into the context in use: OpenSSL takes a new certificate before it finds that
-        # the key does not match, and no connection would succeed from then on.
+        # NOTE: never load into the context in use: OpenSSL installs a new certificate before it
+        # finds that the key does not match, and all later connections would fail.
         self._newest = self._load()
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -53,7 +53,7 @@ class Certificate:
             where = certificate if key is None else f"{certificate} and {key}"
             raise OSError(f"{where}: no certificate with its key: {error.reason}") from error
         except OSError as error:
-            # It does not say which of the two it was.
+            # The error does not say which of the two files it was.
             missing = [path for path in (certificate, key) if path and not path.is_file()]
             raise OSError(f"{missing[0] if missing else certificate}: {error.strerror}") from error
         return context

@@ -17,11 +17,11 @@ _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w.-]*[ \t]*::=", re.MULTILINE)
 
 
 async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | None:
-    """What the replies to a request are held to, if to anything: known to be possible.
+    """The grammar that constrains a request's replies, checked to compile; None for free text.
 
     Raises:
-        RequestError: it is not valid, or not supported, or takes too much.
-        QueueFull: too many others are being found out about.
+        RequestError: the grammar is invalid, unsupported or too expensive.
+        QueueFull: too many other grammars are being checked.
     """
     if (wanted := request.wanted) is None:
         return None
@@ -36,7 +36,7 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
 
 
 async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
-    """Raises what ``grammar_of`` does, if replies cannot be held to what is wanted."""
+    """Raises as ``grammar_of`` does if the grammar cannot be compiled."""
     try:
         await vocabulary.grammars.check(wanted.grammar)
     except (GrammarError, UnsupportedModel) as error:

@@ -22,7 +22,7 @@ from chairlift.api.generate import sampling
 from chairlift.api.schemas.harmless_fields import HARMLESS
 from chairlift.api.schemas.known_fields import ALL, Api
 from chairlift.api.schemas.unsupported import INSTEAD, neutral
-from chairlift.api.server.field_table import DOORS, declared, fields_of, outcome, page
+from chairlift.api.server.field_table import ENDPOINTS, declared, fields_of, outcome, page
 from chairlift.api.server.routes import ROUTES
 from chairlift.engine.messages import Submit
 
@@ -169,7 +169,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
 async def seen(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
     """A reply's status and text, without ids and times, and what the engine was given."""
     server.engine.submitted.clear()
-    path = DOORS[api][0]
+    path = ENDPOINTS[api][0]
     async with server.http.post(server.url + path, json=body) as response:
         text = await response.text()
     text = re.sub(r"[0-9a-f]{24,32}|\b[0-9]{10}\b", "ID", text)
@@ -186,7 +186,7 @@ def names(api: Api, kind: str) -> Iterator[str]:
     yield from found
 
 
-@pytest.mark.parametrize("api", DOORS)
+@pytest.mark.parametrize("api", ENDPOINTS)
 async def test_what_is_done_has_an_effect(server: Running, api: Api) -> None:
     idle = []
     for name in names(api, "done"):
@@ -205,7 +205,7 @@ async def test_what_is_done_has_an_effect(server: Running, api: Api) -> None:
     assert not idle
 
 
-@pytest.mark.parametrize("api", DOORS)
+@pytest.mark.parametrize("api", ENDPOINTS)
 async def test_what_is_ignored_changes_nothing(server: Running, api: Api) -> None:
     base = await seen(server, api, BASES[api])
     assert base[0] == 200
@@ -215,7 +215,7 @@ async def test_what_is_ignored_changes_nothing(server: Running, api: Api) -> Non
             assert got == base, (name, value)
 
 
-@pytest.mark.parametrize("api", DOORS)
+@pytest.mark.parametrize("api", ENDPOINTS)
 async def test_what_is_refused_is_refused_by_name(server: Running, api: Api) -> None:
     base = await seen(server, api, BASES[api])
     for name in names(api, "refused"):
@@ -232,12 +232,12 @@ async def test_what_is_refused_is_refused_by_name(server: Running, api: Api) -> 
             assert await seen(server, api, {**BASES[api], name: value}) == base, (name, value)
 
 
-@pytest.mark.parametrize("api", DOORS)
+@pytest.mark.parametrize("api", ENDPOINTS)
 async def test_fields_of_the_other_apis_are_refused_by_name(server: Running, api: Api) -> None:
     """Where nothing is generated, those that are of replies only change nothing."""
     own = fields_of(api)
     base = await seen(server, api, BASES[api])
-    for other, (_, kind) in DOORS.items():
+    for other, (_, kind) in ENDPOINTS.items():
         for name in {*fields_of(other)} - {*own} - HARMLESS.keys() - {"timeout"}:
             value = next(v for v in ("some", 3) if v not in neutral(name))
             status, text, given = await seen(server, api, {**BASES[api], name: value})
@@ -266,8 +266,8 @@ async def test_fields_nobody_lists_are_logged(
 
 async def test_a_hint_says_what_to_use_instead(server: Running) -> None:
     for name, instead in INSTEAD.items():
-        for api in DOORS:
-            own = declared(DOORS[api][1])
+        for api in ENDPOINTS:
+            own = declared(ENDPOINTS[api][1])
             known = api != "embeddings" or name in fields_of(api)
             if name in own or instead not in own or name in HARMLESS or not known:
                 continue
@@ -292,8 +292,8 @@ async def test_parts_of_requests_are_refused_by_name_too(server: Running) -> Non
 def test_every_request_is_in_the_table() -> None:
     """What generates has a section of its own; nothing is declared that no table has."""
     generating = {r.request for r in ROUTES if r.request and "stream" in r.request.model_fields}
-    assert generating < {kind for _, kind in DOORS.values()}
-    for api in DOORS:
+    assert generating < {kind for _, kind in ENDPOINTS.values()}
+    for api in ENDPOINTS:
         for name in fields_of(api):
             assert outcome(api, name).kind in ("done", "ignored", "refused")
     overlap = {name for name in HARMLESS if neutral(name)}
