@@ -40,7 +40,7 @@ if importlib.util.find_spec("ensurepip") is None:
 endef
 export CHECK
 
-.PHONY: serve test lint docs conformance setup clean chromium
+.PHONY: serve test lint docs reference conformance setup clean chromium
 
 setup: $(VENV)/.installed
 
@@ -71,6 +71,14 @@ chromium: | setup
 # Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
 conformance: setup
 	cd tests && ../$(BIN)/python -m conformance --out ../docs/reference/conformance.md $(ARGS)
+
+# The reference pages, out of the code's own tables.
+reference: setup
+	$(BIN)/python -m chairlift.api.cli.reference >docs/reference/flags.md
+	$(BIN)/python -m chairlift.api.server.reference >docs/reference/api.md
+	$(BIN)/python -m chairlift.api.server.field_table >docs/reference/fields.md
+	$(BIN)/python -m chairlift.engine.device.reference >docs/reference/defaults.md
+	$(BIN)/python -m chairlift.metrics.reference >docs/reference/metrics.md
 
 # The site; fails on a broken link. Its pages are in build/site.
 docs: setup

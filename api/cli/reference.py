@@ -1,0 +1,93 @@
+"""Writes docs/reference/flags.md from the parser of ``chairlift serve``.
+
+``python -m chairlift.api.cli.reference > docs/reference/flags.md``
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator
+
+from chairlift.api.cli.config_sources import PREFIX
+from chairlift.api.cli.main import add_serve_arguments
+
+_HEAD = """\
+# Flags of `chairlift serve`
+
+Generated from the command's own parser by `python -m chairlift.api.cli.reference`; a test
+compares this page with the code.
+
+Every flag can also be set by an environment variable and in a TOML file: `--max-rows 8` is
+`{prefix}MAX_ROWS=8` or `max-rows = 8` in the file that `--config` names. A flag wins over the
+environment, the environment over the file. `chairlift serve --print-config` prints all values
+and the source of each. [Commands](../guides/commands.md) describes the formats.
+
+The API key is not a flag, because other users of a machine can read a process's flags: it is in
+`{prefix}API_KEY` or in `--api-key-file`. `{prefix}CACHE` is the folder for downloads, and
+`{prefix}BLAS` the BLAS library to load.
+"""
+# A default at the end of a help text: it moves to its own column.
+_DEFAULT = re.compile(r"\s*\(default: (.*)\)$", re.DOTALL)
+# Without a value these are chosen for the device, when the engine starts.
+_BY_DEVICE = ("max_rows", "max_step_tokens", "max_step_ms")
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    parser = argparse.ArgumentParser(prog="chairlift serve", add_help=False)
+    add_serve_arguments(parser)
+    lines = [_HEAD.format(prefix=PREFIX)]
+    for group in parser._action_groups:
+        actions = [a for a in group._group_actions if a.help is not argparse.SUPPRESS]
+        if actions:
+            lines.extend(_table(group.title or "", actions))
+    return "\n".join(lines)
+
+
+def _table(title: str, actions: Iterable[argparse.Action]) -> Iterator[str]:
+    yield f"## {title[:1].upper()}{title[1:]}\n"
+    yield "| flag | meaning | default |"
+    yield "|---|---|---|"
+    for action in actions:
+        meaning, default = _described(action)
+        yield f"| {_spelling(action)} | {_escaped(meaning)} | {_escaped(default)} |"
+    yield ""
+
+
+def _spelling(action: argparse.Action) -> str:
+    """The flag and its value, like ``--max-rows N``, each of its names in backticks."""
+    if not action.option_strings:
+        return f"`{action.dest}`"
+    value = ""
+    if action.nargs != 0:
+        choices = action.choices and "{" + ",".join(map(str, action.choices)) + "}"
+        metavar = action.metavar or choices or action.dest.upper()
+        value = f" {metavar}"
+    return ", ".join(f"`{name}{value}`" for name in action.option_strings)
+
+
+def _described(action: argparse.Action) -> tuple[str, str]:
+    """The meaning and the default: that of the help text, else the parser's own."""
+    text = (action.help or "") % {"default": action.default, "prog": "chairlift"}
+    text = text or action.dest.replace("_", " ")
+    match = _DEFAULT.search(text)
+    if match is not None:
+        return text[: match.start()], match[1]
+    if action.dest in _BY_DEVICE:
+        return text, "[by device](defaults.md)"
+    if action.default is None:
+        return text, "none"
+    if action.default is False:
+        return text, "off"
+    return text, str(action.default)
+
+
+def _escaped(text: str) -> str:
+    """Text as a cell of a table: flags and HTML-like words in backticks, no bars."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][a-z-]+)", r"`\1`", text)
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    print(page(), end="")
