@@ -46,8 +46,8 @@ DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # Steps of pure decode that are timed, and those before them, which warm up.
 TIMED, WARM = 30, 10
 PROGRESS_SECONDS = 5.0
-# Steps that a second cannot be over.
-LONGEST = 2000
+# More steps than a second has.
+MAX_STEPS_PER_SECOND = 2000
 
 
 class Request(NamedTuple):
@@ -58,31 +58,31 @@ class Request(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one step gave: tokens generated, the rows that they belong to, requests that ended."""
+    """The result of one step: tokens generated, and requests that ended."""
 
     tokens: int
     ended: int
 
 
 class Engine(Protocol):
-    """Takes requests and generates, a step at a time."""
+    """An engine that generates one step at a time."""
 
     def add(self, requests: list[Request]) -> None:
         """Queues requests."""
         ...
 
     def step(self) -> Turn:
-        """Computes; a turn that only read prompts gives no tokens."""
+        """Computes one step; a step of prefill only generates no tokens."""
         ...
 
     @property
     def reserved(self) -> int:
-        """Bytes of KV held at the moment."""
+        """Bytes of KV that are reserved at the moment."""
         ...
 
 
 class Ours:
-    """Chairlift's engine, without a prefix cache; ``paced`` cuts prompts beside running rows."""
+    """Chairlift's engine without a prefix cache; ``paced`` bounds the time of its steps."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Peer:
 
 @dataclass(slots=True)
 class Load:
-    """A mixed load: seconds, and milliseconds between the steps that gave tokens."""
+    """Figures of a mixed load; ``gaps`` are milliseconds between steps that gave tokens."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -147,7 +147,7 @@ class Load:
     gaps: list[float] = field(default_factory=list)
 
     def figures(self, weights: int) -> dict[str, float]:
-        """What is reported."""
+        """The figures to report; ``weights`` is in bytes."""
         gaps = sorted(self.gaps)
         return {
             "output_tokens_per_s": self.tokens / self.seconds,
@@ -162,7 +162,7 @@ class Load:
 
 
 def mixed(engine: Engine, requests: list[Request], what: str) -> Load:
-    """Serves all requests, which are there from the beginning."""
+    """Serves all requests, which are submitted at the beginning."""
     mx.reset_peak_memory()
     load = Load()
     engine.add(requests)
@@ -189,15 +189,15 @@ def mixed(engine: Engine, requests: list[Request], what: str) -> Load:
 
 
 class Decode(NamedTuple):
-    """The median milliseconds of a step, and what a second of steps looked like after that."""
+    """The median milliseconds of a step, and the timeline of a second of later steps."""
 
     step_ms: float
     timeline: Timeline | None
 
 
 def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
-    """Steps in which so many rows of that context gain a token."""
-    output = WARM + TIMED + (LONGEST if timeline else 200)
+    """Times steps in which ``rows`` rows of that context gain a token each."""
+    output = WARM + TIMED + (MAX_STEPS_PER_SECOND if timeline else 200)
     requests = list(_requests(rows, (context, context), (output, output), vocabulary, 1))
     engine.add(requests)
     while engine.step().tokens < rows:
@@ -212,13 +212,13 @@ def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeli
 
 
 class Device(NamedTuple):
-    """What the device can do at most: bytes a second, operations a second."""
+    """The device's peak: bytes a second, and floating-point operations a second."""
 
     bandwidth: float
     flops: float
 
     def decode_ms(self, weights: int, geometry: KVGeometry, rows: int, context: int) -> float:
-        """The least that a step can take: all weights and all KV are read once."""
+        """The lower bound of a step's time: all weights and all KV are read once."""
         memory = (weights + geometry.used([context] * rows)) / self.bandwidth
         arithmetic = 2 * rows * (weights / 2) / self.flops
         return max(memory, arithmetic) * 1e3
@@ -234,7 +234,7 @@ def _requests(
 
 
 def _forget() -> None:
-    """Gives an engine's memory back, so that the next one's peak is its own."""
+    """Frees an engine's memory, so that it is not part of the next engine's peak."""
     gc.collect()
     mx.clear_cache()
 
@@ -289,7 +289,7 @@ def main() -> int:
         "ours": partial(Ours, model, probed, acceleration, kv_bytes),
         "mlx-lm": partial(Peer, model),
     }
-    # As the engine process does, for both: a full collection would hold a step up.
+    # As in the engine process: a full collection would delay a step.
     gc.freeze()
     report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
     for name, make in engines.items():

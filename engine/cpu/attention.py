@@ -1,4 +1,4 @@
-"""Attention of float32 models on the host: NumPy between the BLAS's products, block by block.
+"""Attention of float32 models on the CPU: NumPy between products of the BLAS, block by block.
 
 Exact to float32 rounding.
 """
@@ -27,11 +27,11 @@ from chairlift.engine.model.attention_blocks import (
 
 # Far below any score, and finite, so that a query that sees nothing gives no NaN.
 MASKED = np.float32(-1e30)
-# Scores within this of 0 need not be taken relative to their row's highest: neither e to the power
-# of 60 nor a sum of a billion of them is too large for float32, nor is their inverse too small.
-MODEST = 60
-# Scores of one row and head up to which its products go to the BLAS all at once.
-FEW = 1 << 18
+# If all scores are within this of 0, softmax need not subtract the highest one: e to the power of
+# 60, a sum of a billion of those and their inverse are all within the range of float32.
+MAX_UNSHIFTED_SCORE = 60
+# Up to this many scores for each row and head the products go to the BLAS in one batch.
+MAX_BATCHED_SCORES = 1 << 18
 
 
 def attend(
@@ -39,9 +39,9 @@ def attend(
 ) -> Sequence[mx.array | None]:
     """Grouped-query attention; see ``engine.model.attention.Attend``.
 
-    In float32 and without sinks it evaluates all that it is given, and one matrix product serves
-    all query heads that share a key head. What is otherwise is left to mlx-lm, but for scores that
-    are too many to be there at once.
+    In float32 and without sinks it evaluates its inputs, and one matrix product serves all query
+    heads that share a key head. Other types are left to mlx-lm, unless their scores would take too
+    much memory at once.
     """
     if sinks is not None or not all(map(_plain, parts)):
         return [_in_blocks(part, scale, sinks) for part in parts]
@@ -90,7 +90,7 @@ def attended(
     scale: float,
     score_bytes: int = SCORE_BYTES,
 ) -> Floats:
-    """Attention where the host computes it.
+    """Computes attention of grouped queries in NumPy.
 
     Args:
         grouped: queries ``[rows, key heads, query heads of each * step, dim]``.
@@ -100,7 +100,7 @@ def attended(
         score_bytes: see ``engine.model.attention_blocks``.
 
     Returns:
-        ``[rows, key heads, query heads of each * step, value dim]``, in memory of its own.
+        ``[rows, key heads, query heads of each * step, value dim]``, in new memory.
     """
     rows, key_heads, queries, dim = grouped.shape
     seen, width = keys.shape[2], values.shape[3]
@@ -125,8 +125,9 @@ def attended(
 
 
 class _Hidden(NamedTuple):
-    """What queries do not see of the columns from ``first`` on; they see those before. ``where``
-    broadcasts to ``[rows, key heads, query heads, step, columns from first]``.
+    """Which columns queries do not see: those of ``where``, which begins at column ``first``.
+
+    ``where`` broadcasts to ``[rows, key heads, query heads, step, columns from first]``.
     """
 
     first: int
@@ -141,14 +142,14 @@ def _block(
     shape: tuple[int, ...],
     scale: float,
 ) -> Floats:
-    """The same for queries of one block, ``shape`` being that of its axes."""
+    """The same for one block, whose axes have the sizes in ``shape``."""
     rows, key_heads, _, step = shape
     seen = keys.shape[2]
-    if rows > 1 or step * seen <= FEW:
+    if rows > 1 or step * seen <= MAX_BATCHED_SCORES:
         weights = products(grouped, view(keys).swapaxes(-1, -2), scale)
         sums = _exponentials(weights.reshape(*shape, seen), hidden)
         mixed = products(weights, view(values))
-    else:  # few and large products: MLX does one after the other with all cores
+    else:  # few large products: MLX computes one after the other on all cores
         scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
         sums = _exponentials(view(scores).reshape(*shape, seen), hidden)
         mixed = view(scores @ values)
@@ -159,11 +160,11 @@ def _block(
 def _hidden(
     shown: NDArray[np.bool_] | str | None, block: Block | None, step: int, seen: int
 ) -> _Hidden | None:
-    """What a block's queries do not see; all queries' without a block."""
+    """The columns that a block's queries do not see; without a block, those of all queries."""
     if shown is None:
         return None
     if isinstance(shown, str):
-        # The first of the new tokens is the first column that not all queries see.
+        # All queries see the columns before the first of the new tokens.
         first, tokens = seen - step, slice(0, step) if block is None else block.tokens
         columns, own = np.arange(tokens.stop), np.arange(tokens.start, tokens.stop)
         return _Hidden(first, columns > own[:, None])
@@ -171,10 +172,10 @@ def _hidden(
 
 
 def _exponentials(scores: Floats, hidden: _Hidden | None) -> Floats:
-    """Makes weights of scores, in place; what is hidden weighs nothing.
+    """Turns scores into unnormalized weights, in place; hidden columns get 0.
 
     Returns:
-        The sums over the last axis, ``[..., 1]``, by which the weights have yet to be divided.
+        The sums over the last axis, ``[..., 1]``. The caller divides the weights by them.
     """
     axis = int(np.argmax(scores.shape[:-1]))
     if scores.size > BLOCK and scores.shape[axis] > 1:
@@ -188,7 +189,7 @@ def _exponentials(scores: Floats, hidden: _Hidden | None) -> Floats:
             where = np.broadcast_to(where, (*scores.shape[:-1], where.shape[-1]))
             parts = [_exponentials(scores[half], _Hidden(first, where[half])) for half in halves]
         return np.concatenate(parts, axis=axis)
-    if scores.min() > -MODEST and scores.max() < MODEST:
+    if scores.min() > -MAX_UNSHIFTED_SCORE and scores.max() < MAX_UNSHIFTED_SCORE:
         np.exp(scores, out=scores)
         _fill(scores, 0, hidden)
     else:

@@ -1,8 +1,8 @@
-"""Linear layers that have their weights in bfloat16 as well, for few tokens; see ``bfloat16``.
+"""Linear layers with a second copy of their weights in bfloat16, for small batches of tokens.
 
-A product of few tokens takes the time of reading the weights: half as many bytes, half the time.
-One of many takes that of its arithmetic, and stays MLX's. What a layer computes is asked for while
-the graph is being built: such a model is eager, see ``cpu``.
+A product of few tokens takes as long as reading the weights: half the bytes, half the time. A
+product of many tokens is bound by arithmetic and stays MLX's. Layers evaluate their input while the
+graph is built, so such a model is eager; see ``kernels`` and ``bf16_matmul``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from chairlift.engine.model.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 
-# Tokens that are few; and numbers from which a layer is worth it.
-FEW = 64
-LEAST = 1 << 16
-LOOK = 16
-# Of the free memory, what the weights may take once more.
+# Tokens of a small batch.
+MAX_TOKENS = 64
+# Weights of smaller layers are not worth a copy.
+MIN_WEIGHTS = 1 << 16
+# Rows of a weight that are looked at first: they rule most weights out that are not bfloat16.
+SAMPLE_ROWS = 16
+# Share of the free memory that the copies may take.
 SHARE = 0.25
-# Layers that read the same input, by what mlx-lm's model files call them.
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Layers that read the same input, by their names in mlx-lm's model files.
+_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _TRIAL = Trial(elementwise(1e-3), log, error="an MLP is of another form: %s")
 
 
 class Products:
-    """What layers make of the same input: all of it, as soon as the first is asked."""
+    """The products of one input with several layers, computed when the first layer asks."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.matrix = Matrix([layer.weight for layer in layers])
@@ -57,7 +59,7 @@ class Products:
 
 
 class _Grouped(Module):
-    """A layer of a group that has its products computed together."""
+    """A layer whose product is computed together with those of its group."""
 
     products: Products
     _index: int
@@ -71,20 +73,20 @@ class Bf16Linear(_Grouped, Linear):
 
     def __call__(self, x: mx.array) -> mx.array:
         if not is_small_batch(x):
-            whole: mx.array = Linear.__call__(self, x)
-            return whole
+            product: mx.array = Linear.__call__(self, x)
+            return product
         product = self.products.take(x, self._index)
         return product + self.bias if "bias" in self else product
 
 
 class Bf16Embedding(_Grouped, Embedding):
-    """An embedding that is the output layer as well."""
+    """An embedding that is the output layer, too."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         """``x @ weight.T``."""
         if not is_small_batch(x):
-            whole: mx.array = Embedding.as_linear(self, x)
-            return whole
+            product: mx.array = Embedding.as_linear(self, x)
+            return product
         return self.products.take(x, self._index)
 
 
@@ -92,43 +94,47 @@ _KINDS: dict[type, type] = {Linear: Bf16Linear, Embedding: Bf16Embedding}
 
 
 def install(model: Any, exactly: bool) -> bool:
-    """Narrows a float32 model's linear layers, if there is memory for it.
+    """Gives a float32 model's linear layers bfloat16 weights, if there is memory for the copy.
 
     Args:
-        exactly: only those whose weights are bfloat16 numbers anyway; the others' are rounded.
+        exactly: only layers whose weights are bfloat16 numbers already. Else all weights are
+            rounded to bfloat16.
 
     Returns:
-        Whether there were some.
+        Whether any layer was replaced.
     """
     if not bf16_matmul.available():
         return False
     layers = [layer for _, layer in model.named_modules()]
-    wanted = [layer for layer in layers if _wanted(layer, exactly)]
-    size = sum(layer.weight.nbytes // 2 for layer in wanted)
+    chosen = [layer for layer in layers if _is_suitable(layer, exactly)]
+    size = sum(layer.weight.nbytes // 2 for layer in chosen)
     if size > SHARE * memory.free_memory():
         log.info("no memory for the weights in bfloat16 as well: %.1f GB", size / 1e9)
         return False
-    for layer in wanted:
+    for layer in chosen:
         if not exactly:
             layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
             mx.eval(layer.weight)
         layer.__class__ = _KINDS[type(layer)]
     for layer in layers:
         _group(layer)
-    for layer in wanted:
+    for layer in chosen:
         if not hasattr(layer, "products"):
             layer._join(Products([layer]), 0)
     fused = sum(_fuse(layer) for layer in layers)
-    log.info("in bfloat16 for few tokens: %d layers, %d times three as one", len(wanted), fused)
-    return bool(wanted)
+    log.info("in bfloat16 for few tokens: %d layers, %d times three as one", len(chosen), fused)
+    return bool(chosen)
 
 
-def _wanted(layer: Any, exactly: bool) -> bool:
-    """Whether a layer is one that is worth it, and may be."""
-    if type(layer) not in _KINDS or layer.weight.dtype != mx.float32 or layer.weight.size < LEAST:
+def _is_suitable(layer: Any, exactly: bool) -> bool:
+    """Whether a layer is large enough, and ``exactly`` allows it."""
+    if (
+        type(layer) not in _KINDS
+        or layer.weight.dtype != mx.float32
+        or layer.weight.size < MIN_WEIGHTS
+    ):
         return False
-    # A few numbers tell of most layers what they are.
-    return not exactly or all(map(_exact, (layer.weight[:LOOK], layer.weight)))
+    return not exactly or all(map(_exact, (layer.weight[:SAMPLE_ROWS], layer.weight)))
 
 
 def _exact(weight: mx.array) -> bool:
@@ -137,7 +143,7 @@ def _exact(weight: mx.array) -> bool:
 
 
 def _group(layer: Any) -> None:
-    for names in _TOGETHER:
+    for names in _GROUPS:
         children = layer.children()
         group = [children.get(name) for name in names]
         if all(type(member) is Bf16Linear for member in group):
@@ -147,39 +153,39 @@ def _group(layer: Any) -> None:
 
 
 def _fuse(layer: Any) -> bool:
-    """Computes SwiGLU between its three layers without MLX, if that is what the layer does."""
+    """Computes an MLP's SwiGLU without MLX, if a trial shows that this is what it computes."""
     if set(layer.children()) != set(_MLP):
         return False
     gate, up, down = (layer[name] for name in _MLP)
     if any(type(part) is not Bf16Linear or "bias" in part for part in (gate, up, down)):
         return False
-    theirs: Any = type(layer)
+    base: Any = type(layer)
 
-    def fused(own: Any, x: mx.array) -> mx.array:
+    def fused(layer: Any, x: mx.array) -> mx.array:
         if not is_small_batch(x):
-            whole: mx.array = theirs.__call__(own, x)
-            return whole
-        matrix = own.gate_proj.products.matrix
+            result: mx.array = base.__call__(layer, x)
+            return result
+        matrix = layer.gate_proj.products.matrix
         mixed = swiglu(*matrix.apart(matrix(_tokens(x))))
-        return _array(own.down_proj.products.matrix(mixed), x)
+        return _array(layer.down_proj.products.matrix(mixed), x)
 
     x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
     if not _TRIAL.passes(lambda: layer(x), lambda: fused(layer, x)):
         return False
-    layer.__class__ = type(theirs.__name__, (theirs,), {"__call__": fused})
+    layer.__class__ = type(base.__name__, (base,), {"__call__": fused})
     return True
 
 
 def is_small_batch(x: mx.array) -> bool:
-    """Whether ``[..., inputs]`` are few tokens."""
-    return x.size <= FEW * x.shape[-1]
+    """Whether ``[..., inputs]`` are few enough tokens for bfloat16 products."""
+    return x.size <= MAX_TOKENS * x.shape[-1]
 
 
 def _tokens(x: mx.array) -> Floats:
-    """``[tokens, numbers]``, evaluated."""
+    """Evaluates ``x`` as ``[tokens, inputs]``."""
     return view(x.astype(mx.float32)).reshape(-1, x.shape[-1])
 
 
 def _array(product: Floats, x: mx.array) -> mx.array:
-    """With ``x``'s axes before its last."""
+    """The product with the leading axes of ``x``."""
     return mx.array(product).reshape(*x.shape[:-1], product.shape[-1])

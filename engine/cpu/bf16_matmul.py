@@ -1,8 +1,8 @@
-"""Products with weights of bfloat16 on a CPU that has matrix units for them (Intel's AMX).
+"""Matrix products with bfloat16 weights on CPUs with matrix units for them (Intel AMX).
 
-All else stays float32: an input is split into three bfloat16 numbers, which together have all of
-its 24 bits, and its three products are added. So a product is as exact as one of float32 numbers
-with these weights, of which half as many bytes are read.
+Inputs and outputs are float32. Each input number is split into three bfloat16 numbers, which
+together have its 24 bits, and the three products are added. So the product is as exact as a float32
+one with these weights, and reads half as many bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from chairlift.engine.cpu.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
 from chairlift.engine.cpu.views import view
 
-# Rows that MKL packs weights for: in the order in which the matrix units want them.
+# The number of input rows for which MKL packs weights, in the order of the matrix units.
 _ROWS = 64
-# CBLAS's names for a packed matrix, and for the second of a product's two.
+# CBLAS's codes for a packed matrix, and for the second factor of a product.
 _PACKED, _SECOND = 151, 162
-# Bfloat16 numbers that a float32 is the sum of, and those of its bits that the first has.
+# A float32 number is the sum of this many bfloat16 numbers; the first has its upper bits.
 PIECES = 3
 _UPPER = np.uint32(0xFFFF0000)
 
 
 class _Routines(NamedTuple):
-    """MKL's, under its names without ``cblas_gemm_bf16bf16f32_``."""
+    """MKL's routines, named without the prefix ``cblas_gemm_bf16bf16f32_``."""
 
     pack: Callable[..., None]
     compute: Callable[..., None]
@@ -46,7 +46,7 @@ def available() -> bool:
 
 
 def has_units() -> bool:
-    """Whether this CPU has them, used or not."""
+    """Whether this CPU has the units, whether or not the BLAS uses them."""
     try:
         return " amx_bf16 " in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -73,12 +73,12 @@ def _routines() -> _Routines | None:
 
 
 class Matrix:
-    """The weights of layers that read the same input, one below the other, for few tokens.
+    """The stacked weights of layers that read the same input.
 
-    A token's product is the same to the last bit whichever tokens are multiplied beside it.
+    A token's product is identical to the last bit whichever tokens are multiplied beside it.
 
     Args:
-        weights: ``[outputs, inputs]`` each, of bfloat16 numbers; read at the first product.
+        weights: ``[outputs, inputs]`` each, of bfloat16 numbers; packed at the first product.
     """
 
     def __init__(self, weights: Sequence[mx.array]) -> None:
@@ -87,42 +87,42 @@ class Matrix:
         self._routines = routines
         self._weights = weights
         self.stops = list(accumulate((len(weight) for weight in weights), initial=0))
-        self._rooms: dict[int, _Room] = {}
+        self._workspaces: dict[int, _Workspace] = {}
 
     def __call__(self, x: Floats) -> Floats:
-        """``[tokens, inputs]`` → ``[tokens, outputs]``, in memory that the next product reuses."""
+        """``[tokens, inputs]`` → ``[tokens, outputs]``; the next product overwrites it."""
         tokens, inputs = x.shape
         outputs = self.stops[-1]
-        room = self._rooms.get(tokens)
-        if room is None:
-            room = self._rooms[tokens] = _Room(tokens, inputs, outputs)
-        room.split(x)
+        workspace = self._workspaces.get(tokens)
+        if workspace is None:
+            workspace = self._workspaces[tokens] = _Workspace(tokens, inputs, outputs)
+        workspace.split(x)
         self._routines.compute(
             *(ROW_MAJOR, AS_IT_IS, _PACKED, PIECES * tokens, outputs, inputs, 1.0),
-            *(room.pieces_address, inputs, self._packed, inputs),
-            *(0.0, room.products_address, outputs),
+            *(workspace.pieces_address, inputs, self._packed, inputs),
+            *(0.0, workspace.products_address, outputs),
         )
-        product: Floats = room.products[0]
-        second, third = room.products[1:]
+        product: Floats = workspace.products[0]
+        second, third = workspace.products[1:]
         second += third
         product += second
         return product
 
     def apart(self, product: Floats) -> list[Floats]:
-        """A product's columns, by layer: views."""
+        """Views of a product's columns, one for each layer."""
         return [product[:, start:stop] for start, stop in pairwise(self.stops)]
 
     @functools.cached_property
     def _packed(self) -> int:
-        """Where the packed weights lie.
+        """The address of the packed weights.
 
-        In pages of the system's, since MKL asks for several times the memory that it touches.
+        They are in mapped pages, because MKL asks for several times the memory that it touches.
         """
         outputs, inputs = self.stops[-1], self._weights[0].shape[1]
         size = self._routines.pack_get_size(_SECOND, _ROWS, outputs, inputs)
         self._memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-        whole = mx.concatenate(list(self._weights)).astype(mx.bfloat16)
-        numbers = view(whole.view(mx.uint16))
+        stacked = mx.concatenate(list(self._weights)).astype(mx.bfloat16)
+        numbers = view(stacked.view(mx.uint16))
         address: int = self._memory.ctypes.data
         self._routines.pack(
             *(ROW_MAJOR, _SECOND, TRANSPOSED, _ROWS, outputs, inputs),
@@ -131,8 +131,8 @@ class Matrix:
         return address
 
 
-class _Room:
-    """Where so many tokens are split and multiplied; all rooms are the same memory."""
+class _Workspace:
+    """Buffers for splitting and multiplying a number of tokens; all share the same memory."""
 
     def __init__(self, tokens: int, inputs: int, outputs: int) -> None:
         self.pieces = _pieces.array(np.uint16, PIECES, tokens, inputs)
@@ -145,11 +145,11 @@ class _Room:
         self._uppers = _upper(self._first), _upper(self._second)
 
     def split(self, x: Floats) -> None:
-        """Makes ``pieces`` the numbers whose sum is ``x``: each has its next eight bits."""
+        """Writes ``pieces`` whose sum is ``x``; each has the next eight bits."""
         x = np.ascontiguousarray(x)
         first, second = self._first, self._second
         self.pieces[0] = _upper(x)
-        with np.errstate(invalid="ignore"):  # infinity leaves no number
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
             np.bitwise_and(x.view(np.uint32), _UPPER, out=self._bits[0])
             np.subtract(x, first, out=first)
             self.pieces[1] = self._uppers[0]
@@ -159,13 +159,13 @@ class _Room:
 
 
 class _Scratch:
-    """Memory that is used again and again: what is fresh has to be cleared by the system first."""
+    """Memory that is reused: the system has to clear fresh memory first."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
-        """Of this type and shape, with whatever is there."""
+        """An uninitialized array of this type and shape."""
         size = np.dtype(dtype).itemsize * math.prod(shape)
         if size > self._memory.size:
             self._memory = np.empty(size, np.uint8)
@@ -177,5 +177,5 @@ _pieces, _products, _first, _second = (_Scratch() for _ in range(4))
 
 
 def _upper(x: Floats) -> NDArray[np.uint16]:
-    """The upper halves of the numbers, little-endian as every machine with these units: a view."""
+    """A view of the numbers' upper halves. (All CPUs with these units are little-endian.)"""
     return x.view(np.uint16)[..., 1::2]

@@ -1,8 +1,8 @@
 """Loads a fast BLAS before MLX, on Linux machines that will compute on the CPU.
 
-MLX's Linux wheel multiplies matrices at a few GFLOP/s. Its calls to ``cblas_sgemm`` bind to
-whichever library offers that name first, so loading OpenBLAS or MKL with RTLD_GLOBAL before MLX
-puts the fast one in place. This module therefore imports no MLX.
+MLX's Linux wheel multiplies matrices at a few GFLOP/s. Its calls to ``cblas_sgemm`` bind to the
+first library that offers the name, so OpenBLAS or MKL loaded with RTLD_GLOBAL before MLX takes its
+place. This module therefore imports no MLX.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from chairlift.engine.cache_dir import cache_dir
 
-# The routines that MLX's CPU backend calls for matrix products, and the one of ``engine.cpu.gemm``.
+# The routines that MLX's CPU backend and ``engine.cpu.gemm`` call.
 _ROUTINES = (
     "cblas_sgemm",
     "cblas_dgemm",
@@ -41,11 +41,10 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class BlasReport:
-    """Which BLAS serves MLX's CPU backend.
+    """The BLAS that MLX's CPU backend uses.
 
-    ``name`` and ``path`` are None when MLX's own does, because nothing else is needed (an
-    accelerator computes, or the system is macOS) or because nothing was found. ``warning`` is a
-    line for the operator, or None.
+    ``name`` and ``path`` are None if it is MLX's own: no other is needed (MLX computes on an
+    accelerator or on macOS), or none was found. ``warning`` is a line for the operator, or None.
     """
 
     name: str | None = None
@@ -53,21 +52,21 @@ class BlasReport:
     warning: str | None = None
 
 
-# A library's threads spin for a while after each product before they sleep. On a busy machine they
-# use up their share so, and are made to wait when there is work: beside one other busy process on
-# two cores a decode step took seconds. Short spins keep it at 1.5 (MKL) to 3 times (OpenBLAS) the
-# undisturbed time, which they leave as it is. OpenBLAS counts cycles, as a power of two; MKL's
-# OpenMP milliseconds.
+# A library's threads spin for a while after each product before they sleep. On a busy machine that
+# uses up their share of the cores, and they wait when there is work: beside one other busy process
+# on two cores a decode step took seconds. With short spins it takes 1.5 (MKL) to 3 times (OpenBLAS)
+# the undisturbed time, which does not change. OpenBLAS counts cycles, as a power of two; MKL's
+# OpenMP counts milliseconds.
 SPINS = {"OPENBLAS_THREAD_TIMEOUT": "16", "KMP_BLOCKTIME": "1"}
 
 
 @functools.cache
 def load_fast_blas() -> BlasReport:
-    """Loads OpenBLAS or MKL for all later imports; to be called before ``mlx.core`` is imported.
+    """Loads OpenBLAS or MKL. Call it before ``mlx.core`` is imported.
 
-    Takes the first that loads of: $CHAIRLIFT_BLAS, PyPI's ``mkl``, a system OpenBLAS or MKL,
-    PyPI's ``scipy-openblas32`` (its renamed copy is kept in the cache folder). Never raises: what
-    went wrong is in the report's ``warning``. Later calls return the first call's report.
+    Tries in this order: $CHAIRLIFT_BLAS, PyPI's ``mkl``, a system OpenBLAS or MKL, and PyPI's
+    ``scipy-openblas32``, of which a renamed copy is kept in the cache folder. Never raises: the
+    report's ``warning`` says what went wrong. Later calls return the first call's report.
     """
     if sys.platform != "linux" or _accelerator_expected():
         return BlasReport()
@@ -91,7 +90,7 @@ def load_fast_blas() -> BlasReport:
 
 
 def _accelerator_expected() -> bool:
-    """Whether MLX will compute on an NVIDIA GPU: there is one, and MLX's CUDA wheel."""
+    """Whether MLX will compute on an NVIDIA GPU: the machine has one, and MLX's CUDA wheel."""
     if not (Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()):
         return False
     for wheel in _CUDA_WHEELS:
@@ -104,7 +103,7 @@ def _accelerator_expected() -> bool:
 
 
 def _candidates(problems: list[str]) -> Iterator[tuple[str, Path]]:
-    """Libraries to try, best first. Adds to ``problems`` why one could not be made."""
+    """Yields libraries to try, best first; adds to ``problems`` why one could not be prepared."""
     if chosen := os.environ.get("CHAIRLIFT_BLAS"):
         yield "CHAIRLIFT_BLAS", Path(chosen).expanduser()
     for path in _installed_mkl():
@@ -121,14 +120,14 @@ def _candidates(problems: list[str]) -> Iterator[tuple[str, Path]]:
 
 
 def _installed_mkl() -> list[Path]:
-    """The library of PyPI's ``mkl`` package, if it is installed beside this Python."""
+    """The library of PyPI's ``mkl`` package, if it is installed in this environment."""
     return sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))
 
 
 def _renamed_openblas() -> Path | None:
     """A copy of scipy-openblas32's library under the standard names, or None if not installed.
 
-    Its symbols carry a ``scipy_`` prefix so that they never clash; ours have to.
+    Its symbols have the prefix ``scipy_`` so that they never clash with others. Here they must.
     """
     spec = importlib.util.find_spec("scipy_openblas32")
     if spec is None or not spec.submodule_search_locations:

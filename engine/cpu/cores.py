@@ -1,4 +1,4 @@
-"""Processor cores: how many a process may use, and how much of them other processes use."""
+"""How many processor cores this process may use, and how busy other processes keep them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-# Columns of /proc/stat, in the order of proc_pid_stat(5): a core's time that nobody uses.
+# Columns of a core's idle time in /proc/stat, in the order of proc_stat(5).
 _IDLE = frozenset({3, 4})
-# Guests' time, which user and nice time include.
+# Columns of guests' time, which user and nice time include already.
 _GUEST = frozenset({8, 9})
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds since some fixed moment: ``at`` of the clock, ``others`` that other processes
-    computed on this process's cores, ``waited`` that threads of this process were ready to run
-    and had no core.
+    """Counters in seconds, each since some fixed moment.
+
+    Attributes:
+        at: the clock.
+        others: time that other processes computed on this process's cores.
+        waited: time that threads of this process were ready to run, but had no core.
     """
 
     at: float
@@ -28,25 +31,25 @@ class Usage:
 
 
 def usage() -> Usage:
-    """The present usage, on Linux.
+    """Reads the counters, on Linux.
 
     Raises:
-        OSError: the system does not publish it (``/proc/stat``, ``/proc/self/task/*/schedstat``).
-        ValueError: what it publishes has another form.
+        OSError: the system does not publish them (``/proc/stat``, ``/proc/self/task/*/schedstat``).
+        ValueError: the files have another format.
     """
     busy, own = _busy_seconds(), time.process_time()
     return Usage(time.monotonic(), busy - own, _waited_seconds())
 
 
 def available() -> int:
-    """Cores that this process may run on: those of its affinity mask."""
+    """The number of cores in this process's affinity mask."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float | None:
-    """Cores that a cgroup's CPU limit allows on average; None where there is no limit.
+    """The number of cores that cgroup CPU limits allow on average; None without a limit.
 
-    The smallest limit of the process's own cgroup and those above it, of version 2 or 1.
+    This is the smallest limit of the process's cgroup and its ancestors, of version 2 or 1.
     """
     limits: list[float] = []
     try:
@@ -58,7 +61,7 @@ def quota(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float | None:
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Inside a container the path may be the host's, and the files those of its root.
+        # In a container the path may be the host's, but the files those of the container's root.
         root = cgroups / "cpu" if controllers else cgroups
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):
@@ -71,17 +74,17 @@ def quota(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float | None:
 def _limit(folder: Path) -> list[float]:
     try:
         if (folder / "cpu.max").exists():
-            most, period = (folder / "cpu.max").read_text().split()
+            quota, period = (folder / "cpu.max").read_text().split()
         else:
-            most = (folder / "cpu.cfs_quota_us").read_text()
+            quota = (folder / "cpu.cfs_quota_us").read_text()
             period = (folder / "cpu.cfs_period_us").read_text()
-        return [int(most) / int(period)] if most.strip() != "max" and int(most) > 0 else []
+        return [int(quota) / int(period)] if quota.strip() != "max" and int(quota) > 0 else []
     except (OSError, ValueError):
         return []
 
 
 def _busy_seconds() -> float:
-    """What all processes computed on this process's cores; a hypervisor's steal counts as well."""
+    """Time that all processes, or a hypervisor, used on this process's cores."""
     cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in (_PROC / "stat").read_text().splitlines():

@@ -1,8 +1,8 @@
-"""An attention layer's decode step on the host, from its input to its output.
+"""Computes an attention layer's decode step in NumPy, from its input to its output.
 
-Between products that are computed there, rotary embedding, attention and a dozen small operations
-of MLX's take as long as the products of a small model. With few rows this is all NumPy's; MLX only
-writes the new keys and values. Layers are taken over that do what is done here, which is tried.
+In a small model rotary embedding, attention and a dozen small operations of MLX take as long as the
+matrix products between them. Here MLX only writes the new keys and values. A layer is replaced only
+if a trial shows that it computes the same.
 """
 
 from __future__ import annotations
@@ -28,31 +28,33 @@ _TRIAL = Trial(elementwise(1e-3), log, error="an attention layer is of another f
 
 
 def install(model: Any) -> None:
-    """Takes over the attention layers of a model that are narrow and like Llama's."""
-    count = sum(_take_over(layer) for layer in model.modules())
+    """Replaces the attention layers that are like Llama's and have bfloat16 weights."""
+    count = sum(_replace(layer) for layer in model.modules())
     if count:
         log.info("decode attention on the host: %d layers", count)
 
 
-def _take_over(layer: Any) -> bool:
+def _replace(layer: Any) -> bool:
     children = layer.children()
     if set(children) != {*_PROJECTIONS, "rope"} or type(layer.rope) is not SharedRope:
         return False
     projections = [children[name] for name in _PROJECTIONS]
     if any(not isinstance(part, Bf16Linear) or "bias" in part for part in projections):
         return False
-    theirs: Any = type(layer)
+    base: Any = type(layer)
 
     def decode(own: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
-        ours = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
+        supported = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
         result: mx.array = (
-            _decode(own, x, mask, cache) if ours else theirs.__call__(own, x, mask, cache, **more)
+            _decode(own, x, mask, cache)
+            if supported
+            else base.__call__(own, x, mask, cache, **more)
         )
         return result
 
     if not _decodes_alike(layer, decode):
         return False
-    layer.__class__ = type(theirs.__name__, (theirs,), {"__call__": decode})
+    layer.__class__ = type(base.__name__, (base,), {"__call__": decode})
     return True
 
 

@@ -1,7 +1,7 @@
-"""Many small matrix products in one call of the BLAS that MLX was given (see ``engine.cpu.blas``).
+"""Computes many small matrix products in one call of the BLAS that ``engine.cpu.blas`` loaded.
 
-The library spreads a batch over its threads, which are awake anyway; NumPy and MLX do one product
-after the other, most of them too small for two threads.
+The BLAS spreads a batch over its threads. NumPy and MLX compute one product after the other, most
+of which are too small for two threads.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-# CBLAS's names for how a matrix lies.
+# CBLAS's codes for the layout of a matrix.
 ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112
 
 
 def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
-    """``scale * a @ b`` for every row and head, in memory of its own.
+    """Computes ``scale * a @ b`` for every row and head, in new memory.
 
     Args:
         a: ``[rows, heads, m, k]``.
-        b: ``[rows, heads, k, n]``; a view is read where it lies if one of its last two axes has no
-            gaps and its heads, over all rows, lie at even distances.
+        b: ``[rows, heads, k, n]``. A view is not copied if one of its last two axes is contiguous
+            and its heads, over all rows, are evenly spaced.
     """
     batched = _batched()
     if batched is None:
         product: Floats = np.matmul(a * np.float32(scale), b)
         return product
     a = np.ascontiguousarray(a)
-    b = b if _lies_well(b) else np.ascontiguousarray(b)
+    b = b if _is_readable(b) else np.ascontiguousarray(b)
     rows, heads, m, k = a.shape
     n = b.shape[3]
     transposed = b.strides[3] != b.itemsize
@@ -53,7 +53,7 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     return result
 
 
-def _lies_well(b: Floats) -> bool:
+def _is_readable(b: Floats) -> bool:
     rows, heads, *_ = b.shape
     row, head, *matrix = b.strides
     even = rows == 1 or heads == 1 or row == head * heads
@@ -62,7 +62,7 @@ def _lies_well(b: Floats) -> bool:
 
 @functools.cache
 def _batched() -> Callable[..., None] | None:
-    """MKL and OpenBLAS have it, with 32-bit sizes; Apple's Accelerate has not."""
+    """The batched routine of MKL and OpenBLAS (32-bit sizes); None with Apple's Accelerate."""
     function = getattr(ctypes.CDLL(None), "cblas_sgemm_batch_strided", None)
     if function is None:
         return None

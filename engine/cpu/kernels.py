@@ -1,11 +1,10 @@
-"""What lies between the matrix products, computed on the host when MLX computes there anyway.
+"""Computes a float32 model's SwiGLU and attention in NumPy, where MLX computes on the CPU.
 
-MLX's CPU backend takes 12 ns a number for ``exp`` and all that is built on it (0.32.4, x86-64),
-and does the query heads that share a key head one by one; NumPy, on the same memory, takes half a
-nanosecond. So a float32 model's SwiGLU and attention are taken over by NumPy. What these need is
-evaluated while the graph is being built: such a model is *eager*, and a step of it may be built
-only when nothing else uses the buffers that it writes. Everything here is exact to float32
-rounding.
+MLX's CPU backend takes 12 ns for each ``exp`` and whatever is built on it (0.32.4, x86-64), and
+handles query heads that share a key head one by one. NumPy takes half a nanosecond, on the same
+memory. These kernels evaluate their inputs while the graph is built: such a model is *eager*, and
+a step of it may be built only when nothing else uses the buffers that it writes. Results are exact
+to float32 rounding.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 class SharedRope(Module):
-    """Rotary embedding whose sines and cosines are computed once a step, not once a layer.
+    """Rotary embedding that computes sines and cosines once for each step, not for each layer.
 
-    Layers with the same settings share ``tables``, keyed by what they rotate for; a step rebinds
-    its offsets, so that only the last step's tables can ever be asked for.
+    Layers with the same settings share ``tables``. They hold the tables of one offset array and
+    length only: each step has a new offset array, so older tables are never needed again.
     """
 
     def __init__(self, rope: RoPE, tables: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dims = rope.dims
         self._scale = rope.scale
-        # As MLX computes them: at long positions other roundings would show.
+        # Computed as MLX does: at long positions other roundings would show.
         step = math.log(rope.base) / (rope.dims // 2)
         self._frequencies = mx.exp(mx.arange(0, -(rope.dims // 2), -1) * step)
         self._tables = tables
@@ -55,12 +54,12 @@ class SharedRope(Module):
         cos, sin = self._table(offset, x.shape[2])
         half = self._dims // 2
         first, second, rest = x[..., :half], x[..., half : self._dims], x[..., self._dims :]
-        turned = [first * cos - second * sin, first * sin + second * cos]
-        whole = mx.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
-        return whole.astype(x.dtype)
+        rotated = [first * cos - second * sin, first * sin + second * cos]
+        result = mx.concatenate([*rotated, rest] if rest.shape[-1] else rotated, axis=-1)
+        return result.astype(x.dtype)
 
     def rotate(self, x: Floats, offset: mx.array) -> Floats:
-        """The same for one token a row, ``[rows, heads, dim]``, all of whose numbers turn."""
+        """The same for one token a row, ``[rows, heads, dim]``, if all dimensions are rotated."""
         tables = self._tables
         cos, sin = self._table(offset, 1)
         if "host" not in tables:
@@ -68,16 +67,16 @@ class SharedRope(Module):
         cosines, sines = tables["host"]
         half = self._dims // 2
         first, second = x[..., :half], x[..., half:]
-        turned = np.empty(x.shape, np.float32)
-        np.multiply(first, cosines, out=turned[..., :half])
-        turned[..., :half] -= second * sines
-        np.multiply(first, sines, out=turned[..., half:])
-        turned[..., half:] += second * cosines
-        return turned
+        rotated = np.empty(x.shape, np.float32)
+        np.multiply(first, cosines, out=rotated[..., :half])
+        rotated[..., :half] -= second * sines
+        np.multiply(first, sines, out=rotated[..., half:])
+        rotated[..., half:] += second * cosines
+        return rotated
 
     @property
     def dims(self) -> int:
-        """How many of a head's numbers turn."""
+        """How many dimensions of a head are rotated."""
         return self._dims
 
     def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
@@ -93,27 +92,27 @@ class SharedRope(Module):
 
 
 def install(model: Any, exactly: bool = True) -> bool:
-    """Gives a float32 model the parts above where it has mlx-lm's: the same numbers, sooner.
+    """Replaces mlx-lm's functions in a float32 model by those above.
 
     Args:
-        exactly: see ``narrow.install``.
+        exactly: see ``bf16_linear.install``.
 
     Returns:
         Whether the model is eager now.
     """
     _share_ropes(model)
-    narrowed = bf16_linear.install(model, exactly)
+    has_bf16 = bf16_linear.install(model, exactly)
     names = names_of(model)
     original = names.get("swiglu")
     if original is not None and not hasattr(original, "replaces"):
         names["swiglu"] = _swiglu(original)
-    return install_attention(model, attend) or original is not None or narrowed
+    return install_attention(model, attend) or original is not None or has_bf16
 
 
 def _swiglu(original: Any) -> Any:
     def host_swiglu(gate: mx.array, x: mx.array) -> mx.array:
-        plain = gate.dtype == x.dtype == mx.float32
-        result: mx.array = swiglu(gate, x) if plain else original(gate, x)
+        supported = gate.dtype == x.dtype == mx.float32
+        result: mx.array = swiglu(gate, x) if supported else original(gate, x)
         return result
 
     host_swiglu.replaces = original  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""How many threads the BLAS computes with, while other processes want the cores.
+"""Adapts the number of BLAS threads to the cores that other processes leave free.
 
-A product is done when the last of its threads is, and a decode step has hundreds of products. Each
-of them waits for the thread that has no core at the moment: beside two busy processes on two cores
-a step on two threads takes ten to fifty times as long, on one thread twice as long. So while
-threads wait for cores, there are only as many of them as cores are free.
+A product ends when its last thread ends, and a decode step has hundreds of products, each of which
+waits for the thread that has no core at the moment. Beside two busy processes on two cores a step
+takes ten to fifty times as long on two threads, but only twice as long on one. So while threads
+wait for cores, the BLAS gets only as many threads as cores are free.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from chairlift.engine.cpu.cores import Usage
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the machine. A look takes 0.2 ms.
+# Seconds between two readings of the usage. A reading takes 0.2 ms.
 INTERVAL = 0.25
-# Products of n threads are this power of n faster than those of one (measured on two cores: 1.6).
+# The speedup of n threads is n to this power (measured on two cores: 1.6).
 SCALING = 0.75
-# The part of a core that others may use while it still counts as free: an API process, clients.
+# A core counts as free if others, such as the API process and clients, use less than this of it.
 SHARED = 0.4
-# Seconds for which cores have to be free before there are more threads, and the most seconds that
-# it becomes: it doubles whenever the cores turn out to be taken within ``SETTLED`` seconds.
-PATIENCE, MOST_PATIENCE, SETTLED = 1.0, 60.0, 10.0
-# What libraries call it, in C's linkage: set, then get. PyPI's scipy-openblas32 has a prefix.
+# Cores have to be free for PATIENCE seconds before threads are added. The time doubles, up to
+# MAX_PATIENCE, whenever the cores turn out to be taken within SETTLED seconds.
+PATIENCE, MAX_PATIENCE, SETTLED = 1.0, 60.0, 10.0
+# Names of the setter and the getter in each library. PyPI's scipy-openblas32 adds a prefix.
 _NAMES = (
     ("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),
     ("openblas_set_num_threads", "openblas_get_num_threads"),
@@ -38,33 +38,33 @@ _NAMES = (
 
 
 class Policy:
-    """Decides how many threads there should be. Does nothing but arithmetic.
+    """Decides how many threads to use, by arithmetic only.
 
     Args:
-        most: threads on an undisturbed machine.
+        max_threads: threads on an undisturbed machine.
         available: cores that the process may run on.
     """
 
-    def __init__(self, most: int, available: int) -> None:
-        self._most = most
+    def __init__(self, max_threads: int, available: int) -> None:
+        self._max_threads = max_threads
         self._available = available
-        self.threads = most
+        self.threads = max_threads
         self._patience = PATIENCE
         self._free_since: float | None = None
         self._raised_at: float | None = None
 
     def decide(self, before: Usage, now: Usage) -> int:
-        """The number of threads from ``now`` on, by what happened since ``before``."""
+        """The number of threads to use from now on, given the usage since ``before``."""
         seconds = now.at - before.at
         if seconds <= 0:
             return self.threads
         others = max(0.0, now.others - before.others) / seconds
         waited = max(0.0, now.waited - before.waited) / seconds
-        free = min(self._most, max(1, int(self._available - others + SHARED)))
+        free = min(self._max_threads, max(1, int(self._available - others + SHARED)))
         if free < self.threads:
             self._free_since = None
-            # Of a second, 1 - waited would do without the waiting; on fewer threads that takes
-            # longer, but if it still takes less than the second, they are better.
+            # Without waiting, a second's work takes 1 - waited seconds. Fewer threads take longer
+            # for it, but are better if they still take less than the second.
             if 1 - waited < (free / self.threads) ** SCALING:
                 self._lower(free, now.at)
         elif free > self.threads:
@@ -78,19 +78,19 @@ class Policy:
 
     def _lower(self, threads: int, at: float) -> None:
         hasty = self._raised_at is not None and at - self._raised_at < SETTLED
-        self._patience = min(2 * self._patience, MOST_PATIENCE) if hasty else PATIENCE
+        self._patience = min(2 * self._patience, MAX_PATIENCE) if hasty else PATIENCE
         self.threads, self._raised_at = threads, None
 
 
 class ThreadSetting(Protocol):
-    """A library's number of threads, which any thread may change; running products keep theirs."""
+    """A library's number of threads. Any thread may change it; running products keep theirs."""
 
     def get(self) -> int:
-        """The threads of the next product."""
+        """The number of threads of the next product."""
         ...
 
     def set(self, threads: int) -> None:
-        """Gives the next products so many."""
+        """Sets the number of threads of later products."""
         ...
 
 
@@ -112,7 +112,7 @@ class BlasThreads:
 
 
 def blas_threads() -> BlasThreads | None:
-    """The setting of the BLAS that serves MLX; None where that is MLX's own or has no setting."""
+    """The setting of MLX's BLAS; None if that is MLX's own, or has no such setting."""
     path = load_fast_blas().path
     if path is None:
         return None
@@ -124,14 +124,14 @@ def blas_threads() -> BlasThreads | None:
 
 
 class ThreadWatch:
-    """Keeps the number of threads at what the machine has cores for, while it is entered.
+    """A context manager that adapts the number of threads while it is entered.
 
-    On a thread of its own, because one step beside other processes may take seconds.
+    It watches from a thread of its own, because a step beside other processes may take seconds.
 
     Args:
-        setting: None: there is nothing to keep.
-        fixed: always so many threads; None: as many as the library and a cgroup's limit allow, and
-            fewer while other processes want the cores.
+        setting: the library's; with None nothing happens.
+        fixed: use this many threads always. None: as many as the library and a cgroup's limit
+            allow, and fewer while other processes use the cores.
     """
 
     def __init__(self, setting: ThreadSetting | None, fixed: int | None = None) -> None:
@@ -146,15 +146,18 @@ class ThreadWatch:
         if setting is None:
             return self
         self._undisturbed = setting.get()
-        most = self._undisturbed if self._fixed is None else self._fixed
+        max_threads = self._undisturbed if self._fixed is None else self._fixed
         if self._fixed is None and (quota := cores.quota()) is not None:
-            most = min(most, max(1, round(quota)))
-        if most != self._undisturbed:
-            setting.set(most)
-        log.info("BLAS threads: %d", most)
-        if self._fixed is None and most > 1:
+            max_threads = min(max_threads, max(1, round(quota)))
+        if max_threads != self._undisturbed:
+            setting.set(max_threads)
+        log.info("BLAS threads: %d", max_threads)
+        if self._fixed is None and max_threads > 1:
             self._thread = threading.Thread(
-                target=self._watch, args=(setting, most), name="chairlift-threads", daemon=True
+                target=self._watch,
+                args=(setting, max_threads),
+                name="chairlift-threads",
+                daemon=True,
             )
             self._thread.start()
         return self
@@ -171,8 +174,8 @@ class ThreadWatch:
         if self._setting is not None:
             self._setting.set(self._undisturbed)
 
-    def _watch(self, setting: ThreadSetting, most: int) -> None:
-        policy = Policy(most, cores.available())
+    def _watch(self, setting: ThreadSetting, max_threads: int) -> None:
+        policy = Policy(max_threads, cores.available())
         try:
             before = cores.usage()
             while not self._ended.wait(INTERVAL):

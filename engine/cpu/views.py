@@ -1,4 +1,4 @@
-"""MLX's arrays as NumPy's, on the CPU, where both are the same memory."""
+"""Views MLX arrays as NumPy arrays without copying, on the CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from chairlift.engine.cpu.gemm import Floats
 
-# Numbers that several passes go over at a time, so that all but the first find them in a core's L2.
+# Numbers that several passes process together, so that later passes find them in a core's L2.
 BLOCK = 1 << 17
 
 
 def view(array: mx.array) -> NDArray[Any]:
-    """An array's own memory. Evaluates it."""
+    """A NumPy view of the array's memory. Evaluates the array."""
     mx.eval(array)
     return np.array(array, copy=False)
 

@@ -1,9 +1,9 @@
 """Transformer blocks like Llama's on CUDA: nine operations instead of nineteen.
 
-What a decode step takes is soon the host's time for launching it: a product asks cuBLAS each time
-how it is to be computed. So a block's queries, keys and values are one product, and so are gate and
-up; what is added to a product's result is added by it; and what lies between is a kernel of ours.
-Blocks are taken over that do what is done here, which is tried with each of them.
+A decode step of few rows takes as long as the host needs to launch it, and each product asks cuBLAS
+how to compute it. So queries, keys and values are one product, and so are gate and up; products add
+the residual themselves; and one kernel computes what lies between them. A block is replaced only if
+a trial shows that it computes the same.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 _ATTENTION = {*_QKV, "o_proj", "rope"}
 _NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj"}
-# What mlx-lm's model files call the number of an attention layer's query heads.
+# Names of the number of query heads in mlx-lm's model files.
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
-# Of the largest number: a product's sum is rounded at other places.
+# Of the largest number: fused products round their sums at other places.
 TOLERANCE = 0.02
 _TRIAL = Trial(within_largest(TOLERANCE), log, error="a layer is of another form: %s")
 _BLOCK_TRIAL = Trial(identical, log, error="a block is of another form: %s")
@@ -53,13 +53,13 @@ class _Mlp(NamedTuple):
 
 
 def install(model: Any) -> None:
-    """Takes over the blocks of a model that are like Llama's."""
-    blocks = sum(_take_over(layer) for layer in model.modules())
+    """Replaces the blocks of a model that are like Llama's."""
+    blocks = sum(_replace(layer) for layer in model.modules())
     if blocks:
         log.info("blocks in few operations: %d", blocks)
 
 
-def _take_over(block: Any) -> bool:
+def _replace(block: Any) -> bool:
     if set(block.children()) != _BLOCK or not _is_sum(block):
         return False
     attention, mlp = _attention(block.self_attn), _mlp(block.mlp)

@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, as one product: fewer to launch, and larger ones."""
+"""Fuses linear layers that read the same input into one product: fewer, larger launches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Whole:
         return x @ self._weight
 
     def added(self, x: mx.array, to: mx.array) -> mx.array:
-        # One token alone has a kernel of MLX's own, which adds nothing.
+        # A single token has a kernel of its own in MLX, which cannot add.
         alone = x.size == x.shape[-1]
         return to + x @ self._weight if alone else mx.addmm(to, x, self._weight)
 
@@ -53,8 +53,10 @@ class _Quantized:
 
 
 def fuse_linears(layers: Sequence[Any]) -> Product | None:
-    """One product for all of ``layers``, which keep their weights as parts of one array each; None
-    where they are not linear layers of one kind and type.
+    """Makes one product of ``layers``, whose weights become views of one array.
+
+    Returns:
+        None if they are not linear layers of the same kind and type.
     """
     first = layers[0]
     same = {(type(layer), layer.weight.dtype, layer.weight.shape[1:]) for layer in layers}
@@ -72,7 +74,7 @@ def _how(layer: Any) -> dict[str, Any]:
 
 
 def _concatenated(layers: Sequence[Any], name: str) -> mx.array:
-    """The layers' arrays of that name one behind the other; theirs become views of it."""
+    """Concatenates the layers' arrays of that name, and makes theirs views of the result."""
     whole: mx.array = layers[0][name]
     if len(layers) > 1:
         whole = mx.concatenate([layer[name] for layer in layers])

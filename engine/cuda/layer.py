@@ -1,9 +1,8 @@
-"""Layers on CUDA whose buffers our kernels write to where they are.
+"""Cache layers on CUDA whose buffers the kernels write in place.
 
-Seen from MLX such buffers never change: they only ever go into operations. So nothing copies them,
-whoever holds them, and a step can be launched while the one before still runs. What keeps reads and
-writes in order is the device's queue: everything that reads or writes these buffers is launched in
-the order in which it has to happen (see ``put``).
+MLX sees these buffers only as inputs, so it never copies them, and a step can be launched while the
+one before still runs. The device's queue keeps reads and writes in order: everything that reads or
+writes these buffers is launched in the order in which it has to happen (see ``put``).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from chairlift.engine.cuda.rows import RowMove
 
 
 class CudaLayer(LayerCache):
-    """A layer of the decode batch: steps are of one token a row, and attention writes it.
+    """A layer of the decode batch. Steps have one token a row, which the attention kernel writes.
 
     Raises:
-        ValueError: keys and values are not of a form that the kernels know.
+        ValueError: keys and values have a shape or type without a kernel.
     """
 
     queued = True
@@ -49,7 +48,7 @@ class CudaLayer(LayerCache):
         return [cuda_rows.put(self.buffers, KeysValues(held.keys, held.values), row, column)]
 
     def clear(self, row: int) -> None:
-        """Nothing: the kernel reads no column that is not the row's own."""
+        """Does nothing: the kernel reads only columns that the row has written."""
 
     def clear_newest(self, start: int, stop: int) -> None:
         """Nothing; see ``clear``."""
@@ -66,15 +65,14 @@ class CudaLayer(LayerCache):
 
     @property
     def buffers(self) -> KeysValues:
-        """What is held of all rows, once anything has been written."""
+        """Keys and values of all rows. Something must have been written before."""
         assert self.keys is not None
         assert self.values is not None
         return KeysValues(self.keys, self.values)
 
 
 class CudaPrompt(LayerCache):
-    """A layer of a prompt's own cache, of one row: what is written is there for whoever reads the
-    buffers from then on.
+    """A layer of a prompt's own cache, of one row. Later reads of the buffers see what is written.
 
     Raises:
         ValueError: see ``CudaLayer``.
@@ -91,12 +89,12 @@ class CudaPrompt(LayerCache):
         assert keys.shape[2] <= columns, (keys.shape, columns)
         held = KeysValues(self.keys, self.values)
         column = (stop - keys.shape[2]) % columns
-        # NOTE: launched here and now. Within one CUDA graph it might run beside what reads it.
+        # NOTE: launch it now. Within one CUDA graph it might run in parallel with what reads it.
         mx.async_eval(cuda_rows.put(held, KeysValues(keys, values), rows.start, column))
 
 
 def check(keys: mx.array, values: mx.array) -> None:
-    """Raises ValueError if keys and values are not of a form that the kernels know."""
+    """Raises ValueError if there is no kernel for the shape or type of keys and values."""
     alike = keys.shape == values.shape and keys.dtype == values.dtype
     if not alike or keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
         raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")

@@ -11,7 +11,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from chairlift.engine.cpu import bf16_linear, bf16_matmul
-from chairlift.engine.cpu.bf16_matmul import Matrix, _Room
+from chairlift.engine.cpu.bf16_matmul import Matrix, _Workspace
 from chairlift.engine.device import memory
 
 has_units = pytest.mark.skipif(
@@ -118,7 +118,7 @@ def test_three_layers_around_swiglu_are_one_but_not_around_another_activation() 
 @has_units
 @pytest.mark.parametrize("name", ["gemma3", "mixtral", "deepseek_v3", "mamba2", "qwen3_next"])
 def test_other_model_files_allow_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "LEAST", 0)
+    monkeypatch.setattr(bf16_linear, "MIN_WEIGHTS", 0)
     model = tiny_model(name)
     model.apply(lambda array: array.astype(mx.bfloat16).astype(mx.float32))
     tokens = mx.array([[1, 5, 2, 7, 3]])
@@ -135,9 +135,9 @@ def test_a_model_without_large_layers_is_left_alone() -> None:
 
 
 def _pieces(x: np.ndarray) -> list[np.ndarray]:
-    room = _Room(*x.shape, 1)
-    room.split(x)
-    return [(piece.astype(np.uint32) << 16).view(np.float32) for piece in room.pieces]
+    workspace = _Workspace(*x.shape, 1)
+    workspace.split(x)
+    return [(piece.astype(np.uint32) << 16).view(np.float32) for piece in workspace.pieces]
 
 
 def _weight(outputs: int, inputs: int, seed: int) -> mx.array:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _any_layer_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "LEAST", 0)
+    monkeypatch.setattr(bf16_linear, "MIN_WEIGHTS", 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "ministral3"])

@@ -18,7 +18,7 @@ from support.paths import TESTS
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu import cores
 from chairlift.engine.cpu.cores import Usage
-from chairlift.engine.cpu.thread_count import INTERVAL, MOST_PATIENCE, Policy, ThreadWatch
+from chairlift.engine.cpu.thread_count import INTERVAL, MAX_PATIENCE, Policy, ThreadWatch
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -72,7 +72,7 @@ def test_cores_that_only_seem_free_are_tried_ever_more_seldom() -> None:
             raises.append(at)
     gaps = [after - before for before, after in itertools.pairwise(raises)]
     assert gaps == sorted(gaps)
-    assert gaps[-1] >= MOST_PATIENCE
+    assert gaps[-1] >= MAX_PATIENCE
     assert len(raises) < 25
 
 
