@@ -75,7 +75,7 @@ class NodeFiles:
         self.make_room(0)
 
     def read(self, entry: Entry) -> SavedNode | None:
-        """Reads and verifies a node; None (and drops the entry) if its file is missing or corrupt."""
+        """Reads and verifies a node; None if its file is missing or corrupt (drops the entry)."""
         path = self.directory / entry.name
         try:
             node = read_node(path, self._model, self._template)

@@ -27,7 +27,7 @@ class Segment(NamedTuple):
 
 
 class Index:
-    """Entries by name, least recently used first, and by the prefix that they follow. Thread-safe."""
+    """Entries by name, least recently used first, and by the prefix they follow. Thread-safe."""
 
     def __init__(self) -> None:
         self.nbytes = 0
