@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Generic, Literal, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from chairlift.cache.saved.layers import own, pack
+from chairlift.cache.saved.layers import detached, pack
 from chairlift.cache.saved.nodes import SavedNode, make_node
 from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import LayerKind, Snapshot, merged
@@ -158,7 +158,9 @@ class Swap(Generic[Key]):
                 log.warning("%s: a preempted row is computed again", error)
                 del self._states[key]
                 continue
-            state.form = make_node("", "", tokens, 0, own(layers) if self._offloads else layers)
+            state.form = make_node(
+                "", "", tokens, 0, detached(layers) if self._offloads else layers
+            )
 
     def covers(self, key: Key) -> int:
         """The number of tokens that a row's state covers; 0 if there is none."""
