@@ -10,7 +10,7 @@ from chairlift.scheduler.limits import PRIORITY_AGEING
 KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 # More than any machine has cores; BLAS libraries take what they are given for an array's size.
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -64,8 +64,8 @@ class EngineConfig:
     kv_group_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"threads must be 1 to {MOST_THREADS}, not {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 1 to {MAX_THREADS}, not {self.threads}")
         if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
             raise ValueError(
                 f"prefix-cache-bytes must be at least 0, not {self.prefix_cache_bytes}"

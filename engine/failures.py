@@ -1,4 +1,4 @@
-"""How choices end that fail by themselves: what their client is told, what the metrics learn."""
+"""Builds the final outputs and the metrics of choices that fail on their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NONFINITE = ("nonfinite_logits", "nonfinite_hidden")
 
 
 def explained(error: BaseException) -> str:
-    """An exception in a line for the client whose request it ends."""
+    """One line about an exception, for the client whose request it ends."""
     text = " ".join(str(error).split())
     if isinstance(error, RowFailed):
         return f"this request failed in the engine: {text}"
@@ -23,7 +23,7 @@ def explained(error: BaseException) -> str:
 
 
 def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[TokenOutput]:
-    """The last outputs of a sequence whose own part of a step has failed; logs and counts it."""
+    """Logs and counts a sequence whose part of a step has failed; returns its last outputs."""
     # The message of any other error may quote a user.
     what = str(error) if isinstance(error, RowFailed) else trace_of(error)
     log.error("request %s has failed: %s", sequence.request_id, what)
@@ -35,24 +35,24 @@ def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[T
 
 
 def _reason(error: BaseException) -> str:
-    """What the metric ``chairlift_rows_failed`` calls an error."""
+    """The label of an error in the metric ``chairlift_rows_failed``."""
     if isinstance(error, RowFailed):
         return error.reason
     return "grammar" if isinstance(error, GrammarError) else "other"
 
 
 def failure(request_id: str, index: int, why: str) -> TokenOutput:
-    """The last output of a choice that has failed."""
+    """The last output of a failed choice."""
     return TokenOutput(request_id, index, [], finish="error", error=why)
 
 
 def refusal(request: Submit, why: str) -> list[TokenOutput]:
-    """The only outputs of a request that cannot be taken."""
+    """The outputs of a request that the engine cannot accept."""
     return [failure(request.request_id, index, why) for index in _choices(request)]
 
 
 def refused(request: Submit, now: float) -> list[FinishedChoice]:
-    """What the metrics learn of such a request's choices."""
+    """The metrics' records of a refused request's choices."""
     return [
         FinishedChoice(
             reason="error",
@@ -70,6 +70,6 @@ def refused(request: Submit, now: float) -> list[FinishedChoice]:
 
 
 def _choices(request: Submit) -> dict[int, list[int]]:
-    """The output so far of each choice that still runs."""
+    """The output so far of each running choice."""
     resumed = {choice.index: choice.output for choice in request.resumed}
     return resumed or {index: [] for index in range(request.n)}

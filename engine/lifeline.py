@@ -1,4 +1,4 @@
-"""What a child process does at its start so that it lives exactly as long as its parent wants."""
+"""Ties a child process to its parent: it ignores signals and ends when the parent ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses the border between the API process and the engine process.
+"""The messages between the API process and the engine process.
 
 Plain msgspec structs, encoded as MessagePack. Times are seconds of ``time.monotonic()``, which
 all processes of one machine share; sizes are bytes.
@@ -171,10 +171,10 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
 
 
 class PrefillTimes(msgspec.Struct, array_like=True):
-    """How a request came to its first token.
+    """The times of a request's prefill.
 
-    ``chunks`` are the steps that computed its prompt, at least one: when each was built, and how
-    many prompt tokens it took. ``first_token`` is when that was read.
+    ``chunks`` are the steps that computed its prompt, at least one: the time at which each was
+    built, and its prompt tokens. ``first_token`` is the time at which the first token was read.
     """
 
     chunks: list[tuple[float, int]]

@@ -1,4 +1,4 @@
-"""mlx-lm sets this process's limit of open files; a server wants the one that it was given."""
+"""Keeps mlx-lm from changing this process's limit of open files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import resource
 
 
 def import_mlx_lm() -> None:
-    """Imports mlx-lm without the limit that it sets meanwhile; to be called before others do.
+    """Imports mlx-lm without its change of the limit; call it before any other import of mlx-lm.
 
-    It would be 2048, fewer than a server may have connections, and for good. Where no more than
-    4096 are allowed, the import would fail.
+    mlx-lm would set 2048 permanently, fewer than a server may have connections. Where the hard
+    limit is below 4096, the import would fail.
     """
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None

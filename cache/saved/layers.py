@@ -1,4 +1,4 @@
-"""Layers of a snapshot outside MLX: from arrays to memory and back, and what must hold of them.
+"""Layers of a snapshot outside MLX: conversion to plain memory and back, and validation.
 
 Kinds have mlx-lm's names. Only ``pack`` and ``unpack`` touch MLX.
 """
@@ -68,7 +68,7 @@ class ArraySpec(NamedTuple):
 
 
 class LayerTemplate(NamedTuple):
-    """What a layer of a model must look like; ``arrays`` is None as long as nobody has seen one."""
+    """The required type and shape of a model's layer; ``arrays`` is None while unknown."""
 
     kind: LayerKind
     arrays: tuple[ArraySpec | None, ...] | None = None
@@ -78,7 +78,7 @@ Template = Sequence[LayerTemplate]
 
 
 def template_of(kinds: Sequence[LayerKind], snapshot: Snapshot) -> list[LayerTemplate]:
-    """What every snapshot of a model must look like, given a live one of it."""
+    """The types and shapes of a model's snapshots, taken from one of them."""
     templates = []
     for kind, piece in zip(kinds, snapshot.layers, strict=True):
         specs: tuple[ArraySpec | None, ...] | None = None
@@ -139,8 +139,8 @@ def _name(array: mx.array) -> str:
     raise SavedStateError(f"an array of {array.dtype} cannot be saved")
 
 
-def own(layers: Sequence[SavedLayer]) -> tuple[SavedLayer, ...]:
-    """The same in NumPy's memory: what they are views of is not kept alive."""
+def detached(layers: Sequence[SavedLayer]) -> tuple[SavedLayer, ...]:
+    """Copies of the layers in NumPy's memory, which keep no MLX array alive."""
     return tuple(
         layer._replace(
             tensors=tuple(t if t is None else t._replace(data=t.data.copy()) for t in layer.tensors)

@@ -53,7 +53,7 @@ class Spec(NamedTuple):
             "data_offsets": [self.begin, self.end],
         }
 
-    def of(self, data: memoryview) -> Tensor:
+    def tensor(self, data: memoryview) -> Tensor:
         try:
             empty = np.zeros(self.shape, NUMPY[self.dtype]) if not len(data) else None
             flat = np.frombuffer(data, NUMPY[self.dtype]) if empty is None else empty
@@ -77,15 +77,15 @@ class Header(NamedTuple):
         file.seek(self.offset + spec.begin)
         data = file.read(spec.end - spec.begin)
         require(len(data) == spec.end - spec.begin, "it is truncated")
-        return spec.of(memoryview(data))
+        return spec.tensor(memoryview(data))
 
     def read_all(self, file: BinaryIO) -> tuple[dict[str, Tensor], memoryview]:
         file.seek(self.offset)
         data = memoryview(file.read(self.nbytes))
         require(len(data) == self.nbytes, "it is truncated")
-        return {name: spec.of(data[spec.begin : spec.end]) for name, spec in self.specs.items()}, (
-            data
-        )
+        return {
+            name: spec.tensor(data[spec.begin : spec.end]) for name, spec in self.specs.items()
+        }, (data)
 
 
 def require(condition: bool, message: str) -> None:

@@ -1,7 +1,7 @@
-"""The files of a prefix store: written at once or not at all, read without trust, within a budget.
+"""The files of a prefix store: written atomically, verified when read, within a budget.
 
-A file is one node, named by the model, the node's start and a digest of all tokens up to its end:
-servers that share a directory write the same thing under the same name.
+A file is one node, named by the model, the node's start and a digest of all tokens up to its end.
+So servers that share a directory write the same content under the same name.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class NodeFiles:
     One thread writes; any may read.
 
     Args:
-        directory: made if need be, for the owner's eyes only. Other files in it are left alone.
-        budget_bytes: the files of this model take no more; what was used least recently goes.
-        model: the fingerprint. Files of others are neither read nor counted.
-        template: what the layers must look like.
-        stats: where it is counted.
+        directory: created if necessary, readable by its owner only. Other files are left alone.
+        budget_bytes: maximum bytes of this model's files; the least recently used are removed.
+        model: the fingerprint. Other models' files are neither read nor counted.
+        template: the required types and shapes of the layers.
+        stats: the counters to update.
 
     Raises:
-        OSError: the directory cannot be made or read.
+        OSError: the directory cannot be created or read.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class NodeFiles:
         self.make_room(0)
 
     def read(self, entry: Entry) -> SavedNode | None:
-        """A file's node, verified; None, and the entry forgotten, if it is gone or broken."""
+        """Reads and verifies a node; None if its file is missing or corrupt (drops the entry)."""
         path = self.directory / entry.name
         try:
             node = read_node(path, self._model, self._template)
@@ -96,8 +96,8 @@ class NodeFiles:
         start: int,
         layers: tuple[SavedLayer, ...],
     ) -> None:
-        """Writes the node of ``tokens``, which follow the first ``start`` of a path, unless it is
-        there or takes more than the budget.
+        """Writes the node of ``tokens``, which follow the first ``start`` tokens of a path, unless
+        it exists already or exceeds the budget.
 
         Raises:
             OSError: it could not be written.
@@ -115,25 +115,25 @@ class NodeFiles:
                 return
             self.make_room(nbytes - (known.nbytes if known else 0))
             os.replace(part, self.directory / name)
-        # A slice of the tokens would keep all of them.
+        # Copy: a slice would keep all of the path's tokens alive.
         self.index.add(Entry(name, nbytes, replace(head, tokens=head.tokens.copy())))
         self._stats.written += 1
         self._stats.written_bytes += nbytes
 
     def make_room(self, nbytes: int) -> None:
-        """Removes what was used least recently until there is room for so many bytes."""
+        """Removes the least recently used files until ``nbytes`` more fit the budget."""
         while (entry := self.index.pop_beyond(self._budget - nbytes)) is not None:
             self._stats.evicted += 1
             with suppress(OSError):
                 (self.directory / entry.name).unlink()
 
     def refresh(self) -> None:
-        """Looks for files of others, if that was not done for a while. Raises OSError."""
+        """Looks for other servers' files if the last scan is old. Raises OSError."""
         if time.monotonic() - self._scanned > _RESCAN_SECONDS:
             self.rescan()
 
     def rescan(self) -> None:
-        """Takes in the files that are new: those found at the start, later those of others.
+        """Indexes files that are new in the directory and drops entries whose files are gone.
 
         Raises:
             OSError: the directory cannot be read.
@@ -166,7 +166,7 @@ class NodeFiles:
             self.index.add(Entry(name, nbytes, head))
 
     def _give_up(self, path: Path, error: SavedStateError) -> None:
-        """Forgets a file, and removes it unless it just cannot be read."""
+        """Drops a file's entry, and removes the file unless it merely cannot be read."""
         self.index.remove(path.name)
         if isinstance(error.__cause__, OSError):
             if not isinstance(error.__cause__, FileNotFoundError):

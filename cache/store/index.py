@@ -1,4 +1,4 @@
-"""Which files a prefix store has, and which of them have something in common with a prompt."""
+"""The index of a prefix store's files, which finds those that share a prefix with a prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.cache.saved.nodes import NodeHead
 
 
 class Entry(NamedTuple):
-    """A file of the directory: its name, its bytes, and what it is of."""
+    """A file of the directory: its name, its bytes, and the head of its node."""
 
     name: str
     nbytes: int
@@ -20,17 +20,14 @@ class Entry(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The part of a file that a prompt has in common with it: tokens ``[entry's start, stop)``."""
+    """The part of a file that a prompt shares: tokens ``[entry's start, stop)``."""
 
     entry: Entry
     stop: int
 
 
 class Index:
-    """Entries by name, least recently used first, and by where on which prefix they start.
-
-    For any thread.
-    """
+    """Entries by name, least recently used first, and by the prefix they follow. Thread-safe."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -43,12 +40,12 @@ class Index:
         return len(self._entries)
 
     def names(self) -> set[str]:
-        """Of all entries."""
+        """The names of all entries."""
         with self._lock:
             return set(self._entries)
 
     def add(self, entry: Entry) -> None:
-        """Takes an entry in, as the one used last and in the place of any other of its name."""
+        """Adds an entry as the most recently used; it replaces one of the same name."""
         with self._lock:
             self._remove(entry.name)
             head = entry.head
@@ -58,19 +55,19 @@ class Index:
             self.nbytes += entry.nbytes
 
     def remove(self, name: str) -> None:
-        """Forgets an entry, if there is one of that name."""
+        """Removes the entry of that name, if there is one."""
         with self._lock:
             self._remove(name)
 
     def touch(self, name: str) -> Entry | None:
-        """An entry, which then counts as just used."""
+        """The entry of that name, if any; it counts as just used."""
         with self._lock:
             if name in self._entries:
                 self._entries.move_to_end(name)
             return self._entries.get(name)
 
     def pop_beyond(self, nbytes: int) -> Entry | None:
-        """The entry used least recently, taken out, if all of them have more bytes than that."""
+        """Removes and returns the least recently used entry if all exceed ``nbytes`` together."""
         with self._lock:
             if self.nbytes <= nbytes or not self._entries:
                 return None
@@ -79,10 +76,10 @@ class Index:
             return entry
 
     def on_path(self, salt: str, ids: Ids) -> list[Segment]:
-        """Every entry that has something in common with the tokens, and how far.
+        """The usable part of every entry that lies on the path of the tokens.
 
         Args:
-            salt: its digest.
+            salt: the salt's digest.
         """
         with self._lock:
             return list(self._on_path(salt, ids))
@@ -114,7 +111,7 @@ class Index:
 
 
 def _common(first: Ids, second: Ids) -> int:
-    """How many tokens two arrays share at their start."""
+    """The length of the common prefix of two arrays."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length

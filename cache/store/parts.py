@@ -1,5 +1,6 @@
-"""Files of a prefix store while they are being written; what is left of them when their server is
-killed is removed by the next server that uses the directory.
+"""Temporary files of a prefix store, used while a node is written.
+
+If a server is killed, the next server that uses the directory removes its temporary files.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Without locks: nothing takes so long to be written.
+# On file systems without locks: no write takes this long.
 _STALE_SECONDS = 3600.0
 
 
 @contextmanager
 def new_part(directory: Path, name: str) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new file to be written, and its path, from which it is to be renamed; else it is removed.
+    """Yields a new file and its path; the caller renames it when complete, else it is removed.
 
-    It is locked until it is closed; the kernel frees the lock when the server is killed.
+    It is locked until it is closed; the kernel releases the lock if the server is killed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     while True:
         path = directory / f".{name}.{secrets.token_hex(8)}.tmp"
@@ -42,10 +43,10 @@ def new_part(directory: Path, name: str) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Removes files that no living server is writing. Links and other things are left alone."""
+    """Removes temporary files that no running server is writing; only regular files."""
     for path in directory.glob(".*.tmp"):
         with suppress(OSError):
-            # NOTE: for writing, which NFS wants for this lock.
+            # NOTE: opened for writing, which NFS requires for this lock.
             file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 if _is_abandoned(file):
@@ -55,7 +56,7 @@ def remove_abandoned(directory: Path) -> None:
 
 
 def _is_abandoned(file: int) -> bool:
-    """Whether nobody has the file locked, which is locked then."""
+    """Whether no process had locked the file; if so, it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The thread that reads files of a prefix store for those who wait for them."""
+"""The thread that reads files of a prefix store for waiting requests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 class Load:
-    """Segments on their way from files, up to the first that is gone or broken.
+    """A request to read segments from files, up to the first that is missing or corrupt.
 
-    Once it has ``ended`` it tells how many bytes of files were read, and in how many seconds.
+    Once it has ``ended``, ``nbytes`` and ``seconds`` are the bytes read and the time it took.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -32,22 +32,22 @@ class Load:
         self.ended = Event()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: what is not read yet is left."""
+        """Skips all segments that are not read yet."""
         self.cancelled = True
 
     def snapshots(self) -> list[Snapshot]:
-        """What was read, each to be inserted for the tokens up to its ``stop``; uses MLX."""
+        """The snapshots read, each to be inserted for the tokens up to its ``stop``; uses MLX."""
         assert self.ended.is_set(), "it is still being read"
         pairs = zip(self.nodes, self.segments, strict=False)
         return [node.snapshot().part(node.head.start, segment.stop) for node, segment in pairs]
 
 
 class Reader:
-    """Does one load after the other.
+    """Executes loads one after the other.
 
     Args:
-        files: where from.
-        stats: where it is counted.
+        files: the files to read from.
+        stats: the counters to update.
         on_change: called from the thread when a load has ended.
     """
 
@@ -64,7 +64,7 @@ class Reader:
         self._loads.put(load)
 
     def close(self) -> None:
-        """Ends the thread, once it has done what is queued; does not wait for that."""
+        """Ends the thread after the queued loads, without waiting for it."""
         self._loads.put(None)
 
     def _run(self) -> None:
@@ -72,7 +72,7 @@ class Reader:
             began = time.perf_counter()
             try:
                 self._read(load)
-            except Exception as error:  # whatever it is, it is a miss, and others may wait
+            except Exception as error:  # any error counts as a miss; other loads may wait
                 _log.warning("prefixes could not be read: %s", error)
             load.seconds = time.perf_counter() - began
             self._stats.read += len(load.nodes)

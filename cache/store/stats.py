@@ -1,4 +1,4 @@
-"""What a prefix store counts."""
+"""Counters of a prefix store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 class StoreStats:
     """Files and bytes since the start.
 
-    ``dropped`` did not fit the queue, ``failed`` could not be written, ``evicted`` went for lack of
-    room, ``broken`` were corrupt and are gone. ``read_seconds`` is what the reads took.
+    ``dropped`` files did not fit the queue, ``failed`` could not be written, ``evicted`` were
+    removed for lack of room, ``broken`` were corrupt and removed. ``read_seconds`` is the time
+    spent reading.
     """
 
     written: int = 0
@@ -24,6 +25,6 @@ class StoreStats:
     read_seconds: float = 0.0
 
     def since(self, before: StoreStats) -> StoreStats:
-        """What has come to be counted since then."""
+        """The difference from earlier counters."""
         names = [field.name for field in fields(self)]
         return StoreStats(*(getattr(self, name) - getattr(before, name) for name in names))

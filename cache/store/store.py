@@ -1,6 +1,6 @@
-"""A directory of what the prefix cache has dropped: it survives a restart, within a budget.
+"""Stores nodes evicted from the prefix cache in a directory, so that they survive a restart.
 
-One thread writes and one reads; what they are given is memory, and they know no MLX.
+One thread writes and one reads; both handle plain memory and never use MLX.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from chairlift.cache.store.reader import Load, Reader
 from chairlift.cache.store.stats import StoreStats
 from chairlift.cache.store.writer import Job, Writer
 
-# Of a token's id on an edge.
+# Bytes of a token id on an edge.
 _TOKEN_BYTES = 8
 
 
 class PrefixStore:
-    """Nodes by the tokens that lead to them, in files. For one thread, beside its own.
+    """Nodes by token prefix, in files. Not thread-safe; it has threads of its own.
 
     Args:
-        directory: made if need be, for the owner's eyes only. Other files in it are left alone.
-        budget_bytes: the files of this model take no more; what was used least recently goes.
-        model: the fingerprint. Files of others are neither read nor counted.
-        kinds: what each layer keeps.
-        template: what the layers must look like. Better than none: see ``template_of``.
-        queue_bytes: how much may wait to be written.
+        directory: created if necessary, readable by its owner only. Other files are left alone.
+        budget_bytes: maximum bytes of this model's files; the least recently used are removed.
+        model: the fingerprint. Other models' files are neither read nor counted.
+        kinds: each layer's kind.
+        template: the required types and shapes of the layers, from ``template_of``; None checks
+            less.
+        queue_bytes: maximum bytes that may wait to be written.
 
     Raises:
-        OSError: the directory cannot be made or read.
+        OSError: the directory cannot be created or read.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class PrefixStore:
         queue_bytes: int = 256 << 20,
     ) -> None:
         self.stats = StoreStats()
-        # Called, from threads of the store, when a node is written or a load has ended.
+        # Called from the store's threads when a node is written or a load has ended.
         self.on_change: Callable[[], None] = lambda: None
         self._kinds = tuple(kinds)
         self._files = NodeFiles(directory, budget_bytes, model, template, self.stats)
@@ -70,18 +71,18 @@ class PrefixStore:
         return self._writer.queued_bytes
 
     def put(self, node: Evicted) -> bool:
-        """Hands a node to the thread and returns at once, after evaluating it if it was not.
+        """Queues a node for writing, evaluating it first if necessary; does not wait otherwise.
 
         Returns:
-            Whether it was taken; if the queue is full it is not, which is counted.
+            Whether it was queued; if the queue is full, the node is dropped and counted.
         """
         return self._put(node, deadline=None)
 
     def save_all(self, nodes: Iterable[Evicted], timeout: float) -> int:
-        """Persists nodes at shutdown, waiting for room in the queue; ``timeout`` is in seconds.
+        """Writes nodes at shutdown, waiting for room in the queue; ``timeout`` is in seconds.
 
         Returns:
-            How many were taken; all of these are written if ``flush`` says so afterwards.
+            The number of queued nodes; they are all written if a later ``flush`` returns True.
         """
         deadline = time.monotonic() + timeout
         taken = sum(self._put(node, deadline) for node in nodes)
@@ -89,19 +90,20 @@ class PrefixStore:
         return taken
 
     def flush(self, timeout: float) -> bool:
-        """Waits until all that was taken is written, at most so many seconds; whether it is."""
+        """Waits at most ``timeout`` seconds until the queue is written; returns whether it is."""
         return self._writer.flush(timeout)
 
     def close(self, timeout: float) -> bool:
-        """Flushes and ends the threads; whether all was written. Nothing is taken afterwards."""
+        """Flushes and ends the threads for good; returns whether everything was written."""
         self._reader.close()
         return self._writer.close(timeout)
 
     def find(self, tokens: Sequence[int], position: int, salt: str = "") -> list[Segment]:
-        """What extends ``tokens[:position]``, which memory has: segments that reach ever further.
+        """A chain of segments that extends ``tokens[:position]``, the part already in memory.
 
-        Each starts no later than the one before it stops. A segment that cannot be cut is only
-        found whole. ``tokens`` should be without those that are not to be taken from a cache.
+        Each segment starts no later than the previous one stops, and reaches further. A segment
+        that cannot be cut is used only if it matches completely. ``tokens`` should not include
+        tokens that must not come from a cache.
         """
         found = self._files.index.on_path(salt_digest(salt), int32(tokens))
         chain: list[Segment] = []
@@ -113,7 +115,7 @@ class PrefixStore:
             position = chain[-1].stop
 
     def load(self, segments: Sequence[Segment]) -> Load:
-        """Begins to read the segments of ``find``, behind what is being read already."""
+        """Queues the segments of ``find`` for reading."""
         load = Load(segments)
         self._reader.put(load)
         return load

@@ -1,4 +1,4 @@
-"""The queue of a prefix store, and the thread that writes what is in it."""
+"""The write queue of a prefix store, and the thread that empties it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """A node to be written: ``layers`` has its ``tokens``, which follow the first ``start`` of a
-    path; and the bytes of memory that it takes until then.
+    """A node to write: ``tokens`` follow the first ``start`` tokens of the path ``before``;
+    ``nbytes`` is the memory that it takes while it waits.
     """
 
     tokens: Sequence[int]
@@ -30,12 +30,12 @@ class Job(NamedTuple):
 
 
 class Writer:
-    """Writes nodes one after the other. For one thread, beside its own.
+    """Writes nodes one after the other on its own thread; called from one other thread.
 
     Args:
-        files: where to.
-        queue_bytes: how much may wait to be written.
-        stats: where it is counted.
+        files: the files to write to.
+        queue_bytes: maximum bytes that may wait to be written.
+        stats: the counters to update.
         on_change: called from the thread when a job is done.
     """
 
@@ -48,7 +48,7 @@ class Writer:
     ) -> None:
         self.queued_bytes = 0
         self._files = files
-        self._most = queue_bytes
+        self._max_bytes = queue_bytes
         self._stats = stats
         self._on_change = on_change
         self._queue: deque[Job] = deque()
@@ -58,9 +58,9 @@ class Writer:
         self._thread.start()
 
     def can_put(self, nbytes: int, deadline: float | None) -> bool:
-        """Whether a job of that size may be put now, or by ``deadline`` (of ``time.monotonic``).
+        """Whether the queue has room for a job now, or by ``deadline`` (of ``time.monotonic``).
 
-        If not, it counts as dropped.
+        If not, the job counts as dropped.
         """
         timeout = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
@@ -91,12 +91,12 @@ class Writer:
             _log.warning("a prefix was not saved in %s: %s", self._files.directory, error)
 
     def flush(self, timeout: float) -> bool:
-        """Waits until all that was put is written, at most so many seconds; whether it is."""
+        """Waits at most ``timeout`` seconds until the queue is written; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout)
 
     def close(self, timeout: float) -> bool:
-        """Flushes and ends the thread; whether all was written."""
+        """Flushes and ends the thread; returns whether everything was written."""
         done = self.flush(timeout)
         with self._changed:
             self._closed = True
@@ -106,7 +106,7 @@ class Writer:
         return done
 
     def _has_room(self, nbytes: int) -> bool:
-        return not self.queued_bytes or self.queued_bytes + nbytes <= self._most
+        return not self.queued_bytes or self.queued_bytes + nbytes <= self._max_bytes
 
     def _run(self) -> None:
         while (job := self._next()) is not None:

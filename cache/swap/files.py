@@ -1,6 +1,6 @@
-"""Files for states that memory has no room for, and the thread that writes and reads them.
+"""Swap files, and the thread that writes and reads them.
 
-They have no names: the system removes them when the process ends, however it does.
+The files have no names, so the system removes them when the process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Done = TypeVar("Done")
 
 
 class SwapFiles:
-    """One thread's work, done in the order in which it was given; no MLX.
+    """Reads and writes states on one thread, in the order of the calls; no MLX.
 
     Args:
-        directory: made if need be, for the owner's eyes only.
-        budget_bytes: what all files may take; whoever has them written has to see to it.
+        directory: created if necessary, readable by its owner only.
+        budget_bytes: maximum bytes of all files; the caller enforces it.
 
     Raises:
-        OSError: no file can be made there.
+        OSError: no file can be created there.
     """
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self.budget = budget_bytes
-        # Called from the thread when something is done.
+        # Called from the thread after each read or write.
         self.on_change: Callable[[], None] = lambda: None
         self._directory = directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,15 +37,15 @@ class SwapFiles:
         self._thread = ThreadPoolExecutor(1, "swap")
 
     def write(self, node: SavedNode) -> Future[BinaryIO]:
-        """A new file with the node. Its result raises OSError if it could not be written."""
+        """Writes the node to a new file. The future raises OSError if that fails."""
         return self._do(lambda: self._written(node))
 
     def read(self, file: BinaryIO) -> Future[SavedNode]:
-        """The node of a file. Its result raises SavedStateError or OSError if that is broken."""
+        """Reads the node of a file. The future raises SavedStateError or OSError if that fails."""
         return self._do(lambda: _read(file))
 
     def close(self) -> None:
-        """Ends the thread, once it has done what it is at."""
+        """Ends the thread after its current job."""
         self._thread.shutdown(cancel_futures=True)
 
     def _open(self) -> BinaryIO:

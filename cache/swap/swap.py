@@ -1,9 +1,9 @@
-"""Where the states of preempted rows wait until there is room for the rows again.
+"""Swap space: keeps the states of preempted rows until there is room for the rows again.
 
-A state is the row's own: nobody else finds it, nothing is evicted, and the row goes on from it bit
-for bit. What is put here is in memory first. Once more than half of that is taken, those who have
-to wait longest go to disk, if there is one, so that there is room for who is preempted next; and
-they are read back before their turn comes.
+A state belongs to one row: it is not shared or evicted, and the row resumes from it bit for bit. A
+state is first kept in memory. Once more than half of the memory is used, the states that will be
+needed last go to disk (if there is a directory), to leave room for the next preempted rows; they
+are read back before their turn comes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Generic, Literal, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from chairlift.cache.saved.layers import own, pack
+from chairlift.cache.saved.layers import detached, pack
 from chairlift.cache.saved.nodes import SavedNode, make_node
 from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import LayerKind, Snapshot, merged
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 
 Key = TypeVar("Key", bound=Hashable)
 Place = Literal["memory", "disk"]
-# Of a token's id in a node.
+# Bytes of a token id in a node.
 TOKEN_BYTES = 4
 
 
 class _Fresh(NamedTuple):
-    """On the device, and maybe not evaluated yet."""
+    """A state on the device, possibly not evaluated yet."""
 
     tokens: list[int]
     snapshot: Snapshot
 
 
 class _Filed(NamedTuple):
-    """On disk, in so many bytes."""
+    """A state on disk, and its bytes."""
 
     file: BinaryIO
     nbytes: int
@@ -46,10 +46,10 @@ class _Filed(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """The state after a row's first ``stop`` tokens, which takes ``nbytes`` of memory.
+    """The state after a row's first ``stop`` tokens; in memory it takes ``nbytes``.
 
-    While it is being written or read it has its old form. ``place`` is the slowest it has been in;
-    ``stays``: the disk would not take it.
+    It keeps its old form while it is being written or read. ``place`` is the slowest place it has
+    been in; ``stays`` means that writing it to disk has failed.
     """
 
     stop: int
@@ -65,7 +65,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Job(Generic[Key]):
-    """What the thread is at: a state that is read if it is on disk, else written."""
+    """The thread's current job: it reads the state if that is on disk, else writes it."""
 
     key: Key
     state: _State
@@ -73,14 +73,14 @@ class _Job(Generic[Key]):
 
 
 class Swap(Generic[Key]):
-    """States by whose they are. For one thread, beside that of the files.
+    """States by the key of their row. Not thread-safe; the files have their own thread.
 
     Args:
-        kinds: what each layer keeps.
-        budget: bytes of memory, those on their way to and from disk included; 0 takes nothing.
-        files: where more of them go; None: nowhere.
-        offloads: states are copied out of MLX's memory, which is the accelerator's.
-        rank: who will be taken first ranks lowest; asked only where there are files.
+        kinds: each layer's kind.
+        budget: bytes of memory, including states being read or written; 0 stores nothing.
+        files: the disk storage; None uses memory only.
+        offloads: copy states out of MLX's memory, because that is the accelerator's.
+        rank: sort key of a row; the lowest resumes first. Used only with files.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class Swap(Generic[Key]):
         self._rank = rank
         self._states: dict[Key, _State] = {}
         self._job: _Job[Key] | None = None
-        # Memory that the first on disk waits for, so that nobody else takes it.
+        # Memory reserved for the first state on disk, so that no other state takes it.
         self._reserved = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
-        held = {state for state in self._states.values() if not state.on_disk}
-        return sum(state.nbytes for state in (held | {self._job.state} if self._job else held))
+        """Bytes of memory in use."""
+        states = {state for state in self._states.values() if not state.on_disk}
+        return sum(state.nbytes for state in (states | {self._job.state} if self._job else states))
 
     @property
     def disk_nbytes(self) -> int:
@@ -116,24 +116,24 @@ class Swap(Generic[Key]):
 
     @property
     def due(self) -> bool:
-        """Whether ``work`` has something to take in."""
+        """Whether ``work`` has a finished job to collect."""
         return self._job is not None and self._job.future.done()
 
     @property
     def pending(self) -> list[mx.array]:
-        """Copies that have to be evaluated before the buffers they are taken from change."""
+        """Copies to evaluate before their source buffers change."""
         forms = [state.form for state in self._states.values()]
         return [a for form in forms if isinstance(form, _Fresh) for a in form.snapshot.arrays]
 
     def on_due(self, wake: Callable[[], None]) -> None:
-        """Has ``wake`` called, from another thread, whenever something may have become ``due``."""
+        """Sets the function that is called, from another thread, when ``due`` may be true."""
         if self._files is not None:
             self._files.on_change = wake
 
     def put(self, key: Key, tokens: Sequence[int], snapshot: Snapshot) -> bool:
-        """Takes a copy of the state after the first of ``tokens``, as many as it covers.
+        """Stores a copy of a row's state, which covers the first ``snapshot.stop`` of ``tokens``.
 
-        It is lazy (see ``pending``) until ``settle``, before which nobody may take it.
+        The copy is lazy (see ``pending``) and cannot be taken before the next ``settle``.
 
         Returns:
             Whether there was room.
@@ -147,7 +147,7 @@ class Swap(Generic[Key]):
         return True
 
     def settle(self) -> None:
-        """Takes what was put, and has been evaluated by now, out of the device's memory."""
+        """Converts the states put since the last call, now evaluated, to host memory."""
         for key, state in list(self._states.items()):
             if not isinstance(state.form, _Fresh):
                 continue
@@ -158,40 +158,42 @@ class Swap(Generic[Key]):
                 log.warning("%s: a preempted row is computed again", error)
                 del self._states[key]
                 continue
-            state.form = make_node("", "", tokens, 0, own(layers) if self._offloads else layers)
+            state.form = make_node(
+                "", "", tokens, 0, detached(layers) if self._offloads else layers
+            )
 
     def covers(self, key: Key) -> int:
-        """How many first tokens of its row a state covers; 0 if there is none."""
+        """The number of tokens that a row's state covers; 0 if there is none."""
         state = self._states.get(key)
         return state.stop if state else 0
 
     def place(self, key: Key) -> Place | None:
-        """Where a state is, or was before it was read; None if there is none."""
+        """The slowest place that a state has been in; None if there is no state."""
         state = self._states.get(key)
         return state.place if state else None
 
     def fetching(self, key: Key) -> bool:
-        """Whether a state has to be read from disk first."""
+        """Whether a state is still on disk."""
         state = self._states.get(key)
         return state is not None and state.on_disk
 
     def take(self, key: Key) -> Snapshot:
-        """A state, which is here no more; one that is neither ``fetching`` nor just put."""
+        """Removes and returns a state that is neither ``fetching`` nor just put."""
         form = self._states.pop(key).form
         assert isinstance(form, SavedNode), "it is on disk, or not settled"
         return form.snapshot()
 
     def drop(self, key: Key) -> None:
-        """Nobody wants a state any more, if there is one."""
+        """Drops a state, if there is one."""
         state = self._states.pop(key, None)
         if state is not None and (self._job is None or self._job.state is not state):
             _close(state.form)
 
     def work(self) -> list[Key]:
-        """Takes in what the thread of the files has done, and gives it the next to do.
+        """Collects the finished job of the file thread and starts the next one.
 
         Returns:
-            Whose states are on disk now and were not before.
+            The keys whose states have just moved to disk.
         """
         if self._files is None:
             return []
@@ -206,7 +208,7 @@ class Swap(Generic[Key]):
         return filed
 
     def close(self) -> None:
-        """Forgets everything, and ends the thread."""
+        """Drops all states and ends the thread."""
         states = {*self._states.values(), *([self._job.state] if self._job else [])}
         self._states = {}
         if self._files is not None:
@@ -218,7 +220,7 @@ class Swap(Generic[Key]):
             _close(state.form)
 
     def _read_next(self, files: SwapFiles, line: Sequence[Key]) -> _Job[Key] | None:
-        """Who is first on disk; if others come before, only while half the memory stays free."""
+        """Reads the first state on disk; if others precede it, only if half the memory is free."""
         self._reserved = 0
         on_disk = [key for key in line if self.fetching(key)]
         if not on_disk:
@@ -232,7 +234,7 @@ class Swap(Generic[Key]):
         return None
 
     def _write_next(self, files: SwapFiles, line: Sequence[Key]) -> _Job[Key] | None:
-        """Who has to wait longest, if more memory is taken than there should be."""
+        """Writes the state that is needed last, if too much memory is in use."""
         if self.nbytes <= min(self.budget // 2, self.budget - self._reserved):
             return None
         room = files.budget - self.disk_nbytes
@@ -242,8 +244,8 @@ class Swap(Generic[Key]):
                 return _Job(key, state, files.write(state.form))
         return None
 
-    def _take_in(self, job: _Job[Key], most: int) -> None:
-        """What a read or a write has come to, of a state that may not be wanted any more."""
+    def _take_in(self, job: _Job[Key], disk_budget: int) -> None:
+        """Applies the result of a finished job, whose state may have been dropped meanwhile."""
         state = job.state
         wanted = self._states.get(job.key) is state
         try:
@@ -261,7 +263,7 @@ class Swap(Generic[Key]):
             state.form = result
             return
         nbytes = result.seek(0, 2)
-        state.stays = self.disk_nbytes + nbytes > most
+        state.stays = self.disk_nbytes + nbytes > disk_budget
         if wanted and not state.stays:
             state.form, state.place = _Filed(result, nbytes), "disk"
         else:

@@ -1,4 +1,4 @@
-"""What the two engine clients have in common: the open requests, and who gets which tokens."""
+"""The common base of both engine clients: open requests, and delivery of tokens to streams."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from chairlift.scheduler.forecast import Forecast
 
 log = logging.getLogger(__name__)
 
-# No step for this long while requests are unfinished: something hangs.
+# Without a step for this long while requests are unfinished, the engine counts as stalled.
 STALL_SECONDS = 60.0
-# However long the wait, it pays to ask again; nor can anybody foresee more than this.
+# Upper bound of Retry-After: longer waits cannot be predicted, and asking again is cheap.
 MAX_RETRY_AFTER = 600
 
 
 def silent(text: str) -> None:
-    """Progress that nobody asked for."""
+    """Ignores progress messages."""
 
 
 class BaseEngineClient:
-    """An engine client but for the transport: subclasses bring ``send`` and call ``receive``.
+    """An engine client without a transport: subclasses implement ``send`` and call ``receive``.
 
-    All of it runs in one event loop.
+    Everything runs in one event loop.
     """
 
     def __init__(self) -> None:
@@ -51,18 +51,18 @@ class BaseEngineClient:
         self._streams: dict[str, Stream] = {}
         self._started: asyncio.Future[ModelInfo] | None = None
         self._death: asyncio.Future[str] | None = None
-        # When the engine was last heard of, or given work after it had none.
+        # Time of the last step, or of the first request after the engine was idle.
         self.last_step = time.monotonic()
         self.forecast = Forecast()
         self._unreported: list[FinishedChoice] = []
 
     def send(self, message: ToEngine) -> None:
-        """Hands a message to the engine; does nothing once it is dead."""
+        """Sends a message to the engine; does nothing once it is dead."""
         raise NotImplementedError
 
     @property
     def dead(self) -> str | None:
-        """Why the engine has ended for good, if it has."""
+        """Why the engine has ended for good; None while it has not."""
         return self._death.result() if self._death is not None and self._death.done() else None
 
     @property
@@ -116,21 +116,21 @@ class BaseEngineClient:
         return stream
 
     def admit(self, stream: Stream) -> None:
-        """Hands a stream's request to the engine."""
+        """Sends a stream's request to the engine."""
         stream.admitted = True
         self.send(stream.submission())
 
     def report(self, choices: list[FinishedChoice]) -> None:
-        """Tells the metrics of choices that ended without the engine: with its next step."""
+        """Adds choices that ended without the engine to the stats of its next step."""
         self._unreported += choices
 
     def record(self, stats: StepStats) -> None:
-        """Hands a step's stats on, with what is to be reported beside them."""
+        """Passes a step's stats to ``on_step``, with the choices reported in between."""
         stats.finished += self._unreported
         self._unreported = []
         try:
             self.on_step(stats)
-        except Exception as error:  # streams do not end because something is counted wrong
+        except Exception as error:  # an error in metrics must not end streams
             log.error("a step's statistics could not be taken: %s", trace_of(error))
 
     def check_room(self, choices: int, priority: int) -> None:
@@ -147,7 +147,7 @@ class BaseEngineClient:
             )
 
     def forget(self, request_id: str) -> None:
-        """Drops a request that has ended."""
+        """Removes a request that has ended."""
         self._streams.pop(request_id, None)
 
     async def died(self) -> str:
@@ -156,7 +156,7 @@ class BaseEngineClient:
         return await asyncio.shield(self._death)
 
     def receive(self, message: FromEngine) -> None:
-        """Takes a message from the engine."""
+        """Handles a message from the engine."""
         assert self._started is not None
         match message:
             case StepOutput():
@@ -175,7 +175,7 @@ class BaseEngineClient:
                     self._started.set_exception(ModelError(message.message))
 
     def begin(self, on_progress: Callable[[str], None]) -> asyncio.Future[ModelInfo]:
-        """What ``start`` has to wait for."""
+        """Prepares a start; returns the future that ``start`` awaits."""
         loop = asyncio.get_running_loop()
         self._on_progress = on_progress
         self._started = loop.create_future()
@@ -183,7 +183,7 @@ class BaseEngineClient:
         return self._started
 
     def end(self, why: str) -> None:
-        """The engine has ended: everyone who waits for it learns why."""
+        """Marks the engine as ended and fails everything that waits for it with ``why``."""
         assert self._started is not None
         assert self._death is not None
         if self._death.done():
@@ -196,7 +196,7 @@ class BaseEngineClient:
         self._streams.clear()
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
-        """Gives each output to its stream; one that fails is ended, and the others get theirs."""
+        """Gives each output to its stream; a stream that fails is ended, the others go on."""
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
@@ -218,6 +218,6 @@ class BaseEngineClient:
             self.forecast.used(choice.generated_tokens, choice.max_tokens)
 
     def _predicted_wait(self, priority: int, ageing: float) -> int:
-        """Whole seconds until it would be the turn of a request of this class that comes now."""
+        """Predicted seconds until a request of this class that arrives now would start."""
         wait = self.forecast.wait(priority, time.monotonic(), ageing)
         return math.ceil(min(max(wait, 1.0), MAX_RETRY_AFTER))

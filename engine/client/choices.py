@@ -1,4 +1,4 @@
-"""A choice while it runs, as the API process knows it: enough to go on with it in a new engine."""
+"""A running choice as the API process knows it: enough to resume it in a new engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Sub
 
 @dataclass(slots=True)
 class RunningChoice:
-    """What has arrived of a choice. Times are seconds of ``time.monotonic()``."""
+    """The received part of a choice. Times are seconds of ``time.monotonic()``."""
 
     output: list[int] = field(default_factory=list)
     cached_tokens: int = 0
@@ -25,8 +25,8 @@ class RunningChoice:
         self.output += output.token_ids
 
     def resumed(self, index: int, scheduled: float | None) -> Resumed:
-        """What another engine has to know of it. Its first token tells at the latest when it was
-        ``scheduled``.
+        """What another engine needs to resume it. Without a known ``scheduled`` time, that of the
+        first token is used.
         """
         if self.first_token is None:
             return Resumed(index, [])
@@ -38,7 +38,7 @@ class RunningChoice:
     def finished(
         self, request: Submit, reason: FinishReason, scheduled: float | None, now: float
     ) -> FinishedChoice:
-        """What the metrics learn of it where no engine tells them."""
+        """The choice's record for the metrics if no engine reports it."""
         known = self.resumed(0, scheduled)
         return FinishedChoice(
             reason=reason,

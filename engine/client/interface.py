@@ -1,4 +1,4 @@
-"""The engine as its users see it, whether it runs in its own process or not."""
+"""The interface of an engine, whether it runs in its own process or on a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TokenStream(Protocol):
     def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
         """Yields the outputs that have arrived, at least one, until every choice has finished.
 
-        They are of one step, or of several if the one who asks was late.
+        They are from one step, or from several if the consumer was slow.
 
         Raises:
             EngineDead: the engine ended before the request did.
@@ -23,16 +23,17 @@ class TokenStream(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Outputs that have arrived and were not asked for yet."""
+        """The number of outputs that have arrived and were not consumed yet."""
         ...
 
     def stop(self, index: int) -> None:
-        """Ends one choice as finished ("stop"): its stop string was found. Yields no more of it."""
+        """Ends one choice as finished ("stop") because its stop string was found; yields no more
+        of it."""
         ...
 
     def close(self) -> None:
-        """Ends whatever still runs of this request as "abort", and who waits for its outputs waits
-        no longer. Harmless when nothing does."""
+        """Ends all running choices of this request as "abort", and the iteration over its outputs.
+        Does nothing if none runs."""
         ...
 
 
@@ -41,7 +42,7 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> ModelInfo | None:
-        """The model's facts, or None while it is loading."""
+        """Facts about the model; None while it is loading."""
         ...
 
     @property
@@ -51,7 +52,7 @@ class EngineClient(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """Choices of all users' requests that still run or wait; a replay's are not counted."""
+        """Running and waiting choices of all users' requests; replays are not counted."""
         ...
 
     @property
@@ -77,10 +78,10 @@ class EngineClient(Protocol):
         ...
 
     def check_room(self, choices: int, priority: int) -> None:
-        """Asks what ``submit`` will say of the queue, before anything is done for a request.
+        """Checks the queue as ``submit`` will, before any work is done for a request.
 
         Raises:
-            QueueFull: so many choices of that class would not be accepted now.
+            QueueFull: this many choices of that class would not be accepted now.
         """
         ...
 
@@ -89,15 +90,15 @@ class EngineClient(Protocol):
 
         Raises:
             PromptTooLong: the prompt leaves no room for one token in ``info.max_context``.
-            QueueFull: too many unfinished requests; it carries the predicted wait.
+            QueueFull: too many unfinished requests; has the predicted wait.
             EngineDead: the engine has ended or is not ready.
         """
         ...
 
     async def died(self) -> str:
-        """Waits until the engine has ended for good, given up or stopped, and returns why."""
+        """Waits until the engine has ended for good; returns why."""
         ...
 
     async def stop(self) -> None:
-        """Ends the engine and frees what it holds."""
+        """Ends the engine and frees its resources."""
         ...

@@ -38,7 +38,7 @@ class LocalClient(BaseEngineClient):
             why = "it was stopped"
             try:
                 self._run(deliver)
-            except Exception as error:  # whatever it is, those who wait must learn of it
+            except Exception as error:  # any error must reach the waiting requests
                 why = f"{type(error).__name__}: {error}"
             with contextlib.suppress(RuntimeError):  # the loop has ended first
                 loop.call_soon_threadsafe(self.end, why)

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, which is supervised."""
+"""An engine in a supervised child process."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from chairlift.engine.process.folder import remove_abandoned
 
 log = logging.getLogger(__name__)
 
-# In so many parts the time is cut in which a step has to end. Only parts that this process was
-# awake for count: what the engine has sent may be unread when it wakes.
+# The time limit of a step is checked in this many parts. Only parts during which this process was
+# awake count: when it wakes up, messages from the engine may still be unread.
 TICKS = 20
 
 RestartReason = Literal["crash", "hang", "start"]
 
 
 class _End(NamedTuple):
-    """How an engine process has ended: ``reason`` "start" is before it was ready. ``steady``: it
-    had served for a while.
+    """How an engine process ended. ``reason`` "start" means before it was ready; ``steady``, that
+    it had served for a while.
     """
 
     reason: RestartReason
@@ -53,10 +53,10 @@ class _End(NamedTuple):
 
 
 class ProcessClient(BaseEngineClient):
-    """An engine in its own process, which is supervised: when it dies or hangs, another is started,
-    and unfinished requests go on in that with the tokens they have.
+    """An engine in a supervised child process: if it dies or hangs, a new one is started, and
+    unfinished requests resume in it with the tokens they have.
 
-    ``on_restart`` is called with the reason whenever another is about to be started. Settable.
+    ``on_restart`` is called with the reason before each restart. Settable.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ProcessClient(BaseEngineClient):
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
-        # What was wrong with the last process; why this one could not start, in its own words.
+        # How the last process ended, and the current one's own message if it could not start.
         self._trouble = ""
         self._refusal: str | None = None
         self._first_start: float | None = None
@@ -85,7 +85,7 @@ class ProcessClient(BaseEngineClient):
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id, while there is one."""
+        """The engine's process id; None while there is no process."""
         return self._engine.pid if self._engine else None
 
     @property
@@ -117,7 +117,7 @@ class ProcessClient(BaseEngineClient):
         self._stopping.set()
         if self._engine is not None:
             if not self._ready.is_set():
-                self._engine.kill()  # it loads, hears nothing, and has nothing to keep
+                self._engine.kill()  # while loading it reads no messages and has nothing to save
             await self._engine.stop()
         if self._supervisor is not None:
             await self._supervisor
@@ -134,9 +134,9 @@ class ProcessClient(BaseEngineClient):
                 self._refusal = message.message
 
     def admit(self, stream: Stream) -> None:
-        """See ``BaseEngineClient.admit``; it waits while there is no engine that it may be in."""
+        """See ``BaseEngineClient.admit``; the stream waits while no engine may take it."""
         if not self._ready.is_set():
-            self.record(StepStats(waiting=self.unfinished))  # there are no steps to tell it
+            self.record(StepStats(waiting=self.unfinished))  # no step reports it
         elif self._quarantine.admits(stream):
             super().admit(stream)
 
@@ -146,7 +146,7 @@ class ProcessClient(BaseEngineClient):
         self._arrange()
 
     def report(self, choices: list[FinishedChoice]) -> None:
-        """See ``BaseEngineClient.report``; at once, when there are no steps."""
+        """See ``BaseEngineClient.report``; reports at once while there are no steps."""
         super().report(choices)
         if choices and not self._ready.is_set():
             self.record(StepStats(waiting=self.unfinished))
@@ -167,14 +167,14 @@ class ProcessClient(BaseEngineClient):
                     why = f"{why}; it was started {failures} times in vain"
                     break
                 await self._pause(end, failures, self._supervision.delay(early))
-        except Exception as error:  # a bug of ours: nobody must wait for ever
+        except Exception as error:  # our own bug: waiting requests must still fail
             log.error("the engine's supervision has failed: %s", trace_of(error))
             why = f"supervising it failed: {type(error).__name__}"
         finally:
             self.end(why)
 
     async def _run(self) -> _End:
-        """One engine process, from its start to its end."""
+        """Runs one engine process from its start to its end."""
         began = time.monotonic()
         self._refusal = None
         try:
@@ -212,7 +212,7 @@ class ProcessClient(BaseEngineClient):
             engine.close()
 
     async def _watch(self, began: float) -> str:
-        """Returns once the engine hangs, with what shows it."""
+        """Returns once the engine hangs, with the evidence."""
         limit = self._supervision.start_limit(self._first_start)
         try:
             await asyncio.wait_for(self._ready.wait(), limit)
@@ -243,7 +243,7 @@ class ProcessClient(BaseEngineClient):
             self.on_restart(end.reason)
 
     def _take_stock(self, engine: EngineProcess, killed: bool) -> None:
-        """The engine has died: replays end, and who is to blame; all others in it wait."""
+        """After a crash: ends replays and a request found guilty; all others wait for a restart."""
         for replay in [stream for stream in self._streams.values() if stream.replay]:
             replay.give_up("the engine died while it was computing this replay")
         begun = engine.computing
@@ -259,7 +259,7 @@ class ProcessClient(BaseEngineClient):
             guilty.give_up("the engine died twice while it was computing this request")
 
     def _begin_serving(self, info: ModelInfo) -> None:
-        """An engine is ready: whoever waits goes on in it."""
+        """A new engine is ready: admits the waiting requests."""
         self._served_since = self.last_step = time.monotonic()
         for stream in list(self._streams.values()):
             if stream.tokens > info.max_context:
@@ -271,10 +271,10 @@ class ProcessClient(BaseEngineClient):
         self._admit_all()
 
     def _arrange(self) -> None:
-        """After a crash, lets those into the engine that may be there now, and nobody else."""
+        """After a crash, admits exactly the requests that the quarantine allows."""
         if not self._quarantine.active:
             return
-        # While there is no engine, too: who leaves meanwhile keeps nobody from the next one.
+        # Also without an engine: a request that ends meanwhile must not block the others later.
         self._quarantine.tidy()
         if self._ready.is_set():
             for stream in list(self._streams.values()):
@@ -288,8 +288,8 @@ class ProcessClient(BaseEngineClient):
                 self.admit(stream)
 
     def _withdraw(self, stream: Stream) -> None:
-        """Takes a request out of the engine, to come back later under another name: what the
-        engine still sends of it is not taken for what it sends then.
+        """Takes a request out of the engine and renames it, so that outputs still under way are not
+        mistaken for those after its return.
         """
         self.send(Withdraw(stream.request_id))
         del self._streams[stream.request_id]

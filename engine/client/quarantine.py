@@ -1,14 +1,13 @@
-"""Who may be in the engine after it has crashed, so that who brings it down is found alone.
+"""Decides which requests the engine may run after a crash, to isolate the one that causes it.
 
-A crash proves nothing: most are nobody's fault, and whoever was being computed goes on together.
-A request that gets past the place where it was is cleared. One that was being computed in a second
-crash before it did so is a suspect. While there are suspects they are computed one at a time with
-nobody beside them, those first that had begun last, each until it is cleared or ends. Who is alone
-in the engine when it dies, not for the first time, is guilty. That explains the crashes before, so
-that the others go on together.
+One crash proves nothing: most are no request's fault, and all requests resume together. A request
+that passes the place where it was is cleared. One that is computed in a second crash before that is
+a suspect. Suspects run one at a time without any other request, the one with the least progress
+first, each until it is cleared or ends. A suspect that is alone in the engine when it dies is
+guilty. That explains the earlier crashes, so the others resume together.
 
-An engine may also be killed from outside, by an operator or for want of memory, and that may happen
-to hit a suspect in its trial. So after such an end it has to be alone in a second one.
+An engine may also be killed from outside, by an operator or for lack of memory, and that may hit a
+suspect during its trial. So after such an end, it has to be alone in a second crash.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-# Output tokens behind the place of a crash at which it would have come again: one token is being
-# computed and one on its way while the last that arrived is the place, and some slack.
+# Output tokens after the place of a crash at which it would have recurred: one token is being
+# computed and one in transit beyond the last that arrived, plus some slack.
 CLEARED_TOKENS = 8
-# Crashes that make a suspect.
+# The number of crashes that make a request a suspect.
 SUSPICIOUS = 2
 
 
 class Suspect(Protocol):
-    """A request, as far as it matters here."""
+    """A request, as the quarantine sees it."""
 
     @property
     def progress(self) -> dict[int, int]:
@@ -35,8 +34,8 @@ class Suspect(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    """In how many crashes a request was being computed, in how many of them alone, and its progress
-    at the last.
+    """The crashes during which a request was computed, those in which it was alone, and its
+    progress at the last one.
     """
 
     crashes: int
@@ -48,21 +47,21 @@ S = TypeVar("S", bound=Suspect)
 
 
 class Quarantine(Generic[S]):
-    """The requests that crashes have thrown a shadow on."""
+    """The requests that were computed during a crash and are not cleared yet."""
 
     def __init__(self) -> None:
         self._records: dict[S, _Record] = {}
 
     @property
     def active(self) -> bool:
-        """Whether there is anybody to watch."""
+        """Whether any request is watched."""
         return bool(self._records)
 
     @property
     def alone(self) -> S | None:
-        """Who has to be computed with nobody beside it, if anybody."""
+        """The suspect that must be computed alone now, if there is one."""
         suspects = [s for s, record in self._records.items() if record.crashes >= SUSPICIOUS]
-        # By where they were in the crash: who is tried gets on meanwhile, and keeps its turn.
+        # By progress at the crash, which stays fixed, so that the one being tried keeps its turn.
         return min(suspects, key=lambda s: sum(self._records[s].progress.values()), default=None)
 
     def admits(self, request: S) -> bool:
@@ -71,9 +70,9 @@ class Quarantine(Generic[S]):
         return alone is None or alone is request
 
     def crashed(self, computing: Sequence[S], killed: bool = False) -> S | None:
-        """The engine has died while it was computing these; who is guilty of it, if that is clear.
+        """Records a crash while these were computed; returns the guilty request if it is certain.
 
-        ``killed``: it may well have been from outside.
+        ``killed``: the process may have been killed from outside.
         """
         alone = len(computing) == 1
         for request in computing:
@@ -93,7 +92,7 @@ class Quarantine(Generic[S]):
         return last
 
     def tidy(self) -> None:
-        """Forgets those that have ended, or got past where they were in their last crash."""
+        """Clears requests that have ended or passed their progress at the last crash."""
         self._records = {
             request: record
             for request, record in self._records.items()

@@ -1,4 +1,4 @@
-"""One request's stream in the API process: what it has of its choices, and who waits for more."""
+"""One request's stream in the API process: its choices' received tokens and its consumer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class StreamOwner(Protocol):
 class Stream:
     """The outputs of one request; see ``interface.TokenStream``.
 
-    ``admitted`` tells whether an engine has it; ``scheduled`` is when one first began it, as far as
-    that is known, in seconds of ``time.monotonic()``.
+    ``admitted``: an engine has it. ``scheduled`` is when an engine first began it, if known, in
+    seconds of ``time.monotonic()``.
     """
 
     def __init__(self, request: Submit, client: StreamOwner, claim: Claim) -> None:
@@ -53,22 +53,22 @@ class Stream:
 
     @property
     def request_id(self) -> str:
-        """What the engine knows it by."""
+        """The request's id in the engine."""
         return self._request.request_id
 
     @property
     def tokens(self) -> int:
-        """Of prompt and output that it may reach."""
+        """The maximum number of tokens of prompt and output."""
         return len(self._request.prompt) + self._request.params.max_tokens
 
     @property
     def replay(self) -> bool:
-        """Whether it is the server's own."""
+        """Whether it is a replay by the server itself (the canary)."""
         return self._request.replay
 
     @property
     def unfinished(self) -> int:
-        """Choices that still run."""
+        """The number of running choices."""
         return len(self._running)
 
     @property
@@ -78,11 +78,11 @@ class Stream:
 
     @property
     def progress(self) -> dict[int, int]:
-        """Output tokens of each choice that still runs."""
+        """The number of output tokens of each running choice."""
         return {index: len(choice.output) for index, choice in self._running.items()}
 
     def submission(self) -> Submit:
-        """What an engine has to be told: the request, and what it has of its output."""
+        """The message that submits the request to an engine, with its output so far."""
         running, request = self._running, self._request
         if len(running) == request.n and not any(choice.output for choice in running.values()):
             return request
@@ -90,11 +90,11 @@ class Stream:
         return msgspec.structs.replace(request, resumed=tuple(resumed))
 
     def rename(self, request_id: str) -> None:
-        """What the engine still sends under the old id is not for this stream any more."""
+        """Changes the id; outputs still sent under the old id are ignored."""
         self._request = msgspec.structs.replace(self._request, request_id=request_id)
 
     def put(self, output: TokenOutput) -> None:
-        """Takes an output from the engine; one of a choice that has ended is dropped."""
+        """Takes an output from the engine; ignores it if its choice has ended."""
         choice = self._running.get(output.index)
         if choice is None:
             return
@@ -108,7 +108,7 @@ class Stream:
         self._wake.set()
 
     def give_up(self, why: str) -> None:
-        """Ends all that runs as "error"; the engine is not told."""
+        """Ends all running choices as "error" without informing the engine."""
         running = list(self._running)
         ended = self._finished(running, "error")
         for index in running:
@@ -116,7 +116,7 @@ class Stream:
         self._client.report(ended)
 
     def fail(self, death: Exception) -> None:
-        """Nothing more will come."""
+        """Ends the stream with an exception."""
         self._death = death
         self._wake.set()
 
@@ -142,7 +142,7 @@ class Stream:
             self._wake.set()
 
     def _abort(self, abort: Abort, choices: list[int]) -> None:
-        """Ends choices in the engine, which reports it; or reports what no engine has."""
+        """Ends choices in the engine, which reports them; without an engine, reports them here."""
         if self.admitted:
             self._client.send(abort)
         ended = [] if self.admitted else self._finished(choices, abort.reason)

@@ -1,4 +1,4 @@
-"""When an engine process counts as lost, and how often and how soon another one is started."""
+"""Settings of the supervision: when an engine process counts as hung, and how it is restarted."""
 
 from __future__ import annotations
 

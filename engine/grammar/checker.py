@@ -1,4 +1,4 @@
-"""Whether a grammar can be compiled, found out in a worker process."""
+"""Checks in a worker process whether a grammar can be compiled."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from chairlift.engine.messages import Grammar
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive
 from chairlift.engine.workers.pool import Workers
 
-# Grammars of which it is known what is wrong with them, if anything.
+# Maximum number of remembered results.
 MAX_KNOWN = 1024
 
 
 class Checker:
-    """Tries grammars in ``workers``, and remembers what came of it.
+    """Tries grammars in ``workers`` and remembers the results.
 
     Args:
-        lexicon: the model's vocabulary; asked for in another thread, for each process.
+        lexicon: returns the model's vocabulary; called in another thread, once per process.
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon], workers: Workers) -> None:
         self._workers = workers
         self._vocabulary = Fixture("llguidance", lambda: (load, (lexicon(),)))
-        # By hash, what is wrong with it: nothing, or a line.
+        # The error of a grammar by its hash; empty if it is valid.
         self._known: OrderedDict[bytes, str] = OrderedDict()
 
     async def check(self, grammar: Grammar) -> None:
-        """Returns if rows can be held to a grammar.
+        """Returns if rows can be constrained by the grammar.
 
         Raises:
-            GrammarError: it is not valid, not supported, or takes too much.
-            UnsupportedModel: the model's vocabulary cannot be used for any.
-            QueueFull: too many others wait to be tried.
+            GrammarError: it is invalid, unsupported, or too expensive.
+            UnsupportedModel: the model's vocabulary supports no grammar.
+            QueueFull: too many other grammars wait to be tried.
         """
         _check_length(grammar.text)
         key = hashlib.sha256(msgspec.json.encode(grammar)).digest()
@@ -67,11 +67,11 @@ class Checker:
         return lark
 
     async def _try(self, grammar: Grammar) -> str:
-        """What is wrong with it, or nothing."""
+        """The grammar's error, empty if it is valid."""
         try:
             await self._workers.run(Job(walk, (grammar,), fixture=self._vocabulary))
         except TooExpensive as error:
-            # Not remembered: on another day it may be in time.
+            # Not remembered: on a less busy machine it may be fast enough.
             raise GrammarError(f"{error} to compile") from error
         except GrammarError as error:
             return str(error)

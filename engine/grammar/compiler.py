@@ -1,4 +1,4 @@
-"""Grammars as the engine uses them: compiled beside its steps, and kept."""
+"""Compiles grammars on threads beside the engine's steps, and caches them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from llguidance import LLMatcher, LLTokenizer
 from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.messages import Grammar
 
-# Most compiled ones take some hundred kilobytes; those of long schemas 300 times their text.
+# Most compiled grammars take some hundred kilobytes, those of long schemas 300 times their text.
 MAX_KEPT = 64
 MAX_KEPT_CHARS = 1 << 20
 THREADS = 2
 
 
 class Compiled(NamedTuple):
-    """Since they were last asked for: how many grammars were there already, and the seconds that
-    the others took.
-    """
+    """Counts since the last call: cache hits, and the seconds of each compilation."""
 
     hits: int
     seconds: list[float]
 
 
 class Compiler:
-    """Compiles grammars on two threads, which do not hold the interpreter meanwhile.
+    """Compiles grammars on two threads, without holding the interpreter lock.
 
-    What ``Checker`` lets through takes 2 s at most; two are compiled at a time, as it tries two.
+    A grammar that ``Checker`` accepts takes at most 2 s; ``Checker`` also tries two at a time.
 
     Args:
-        lexicon: the model's vocabulary; asked for on that thread, at once. NOTE: to build its tree
-            holds the interpreter, for half a second of 150,000 tokens: not while rows are running.
+        lexicon: returns the model's vocabulary; called at once on such a thread. NOTE: building its
+            tree holds the interpreter lock, half a second for 150,000 tokens, so create the
+            compiler before rows are running.
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
@@ -48,10 +47,10 @@ class Compiler:
     def begin(
         self, grammar: Grammar, done: Callable[[], None], counted: bool = True
     ) -> Future[LLMatcher]:
-        """The grammar's matcher, before the first token, to be copied; there now or soon.
+        """Starts compiling a grammar unless it is cached; returns the future of its matcher.
 
-        ``done`` is called, from any thread, when it is there or has failed. Unless ``counted``, it
-        is no hit.
+        The matcher stands before the first token; copy it for each row. ``done`` is called, from
+        any thread, when it is ready or has failed. A hit counts only if ``counted``.
         """
         future = self._kept.get(grammar)
         if future is None:
@@ -69,7 +68,7 @@ class Compiler:
         return sum(len(grammar.text) for grammar in self._kept)
 
     def take_counts(self) -> Compiled:
-        """What there is to tell since the last call."""
+        """Returns and resets the counts."""
         counts = Compiled(self._hits, self._seconds)
         self._hits, self._seconds = 0, []
         return counts

@@ -1,4 +1,4 @@
-"""What one row may output next: what its thought, then what its grammar allows."""
+"""The constraint on one row's next token: by its thought first, then by its grammar."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from chairlift.engine.sampling.masks import Bits, allow, forbid
 
 
 class Constraint:
-    """One row's, after the tokens that it was told of.
+    """One row's constraint after the tokens taken so far.
 
     Args:
-        matcher: stands before the first token, and is the row's own; None: there is no grammar.
+        matcher: the row's own matcher, before the first token; None if there is no grammar.
     """
 
     def __init__(self, params: SamplingParams, matcher: LLMatcher | None) -> None:
@@ -26,12 +26,12 @@ class Constraint:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow any more."""
+        """Whether no further token can follow."""
         return self.matcher is not None and self.matcher.is_stopped()
 
     @property
     def matcher(self) -> LLMatcher | None:
-        """What the next token has to fit, if the grammar holds already, or may from here on."""
+        """The matcher of the next token; None during the thought, or without a grammar."""
         thought = self._thought
         return self._matcher if thought is None or thought.over or thought.opening else None
 
@@ -39,7 +39,7 @@ class Constraint:
         """Follows tokens of the output.
 
         Raises:
-            GrammarError: one of them is not allowed, or the grammar takes too much.
+            GrammarError: one of them is not allowed, or the grammar exceeds its limits.
         """
         for token in tokens:
             thought = self._thought
@@ -50,7 +50,7 @@ class Constraint:
                 check(self._matcher)
 
     def shape(self, bits: Bits) -> None:
-        """Completes ``[words]``, in which ``matcher`` has set what fits it, or all bits are set."""
+        """Applies the thought to a mask ``[words]``, filled by ``matcher`` or with all bits set."""
         thought = self._thought
         if thought is None or thought.over:
             return
@@ -60,5 +60,5 @@ class Constraint:
             bits[:] = 0
             allow(bits, forced)
         elif self._matcher is not None:
-            for token in self._ends:  # the text may not end before what it is to be
+            for token in self._ends:  # the text may not end before the grammar's part
                 forbid(bits, token)

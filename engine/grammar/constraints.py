@@ -1,4 +1,4 @@
-"""The constraints of all rows: followed, and made into masks, beside the device's work."""
+"""The constraints of all rows: updated and turned into masks while the device works."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from chairlift.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class _Row:
-    """A row's constraint after the tokens that it was told of, and what comes of that: the mask of
-    the next token, ``[words]``; or that there is none, or what went wrong.
+    """A row's constraint and its result: the next token's mask ``[words]``, or ``complete``, or
+    ``error``.
     """
 
     constraint: Constraint
@@ -33,14 +33,15 @@ class _Row:
 
 
 class Constraints:
-    """Of every sequence that has one, from when it first has a row to its end.
+    """The constraints of all sequences that have one, from their first row to their end.
 
-    ``join`` and ``advance`` begin work on a thread of its own; whatever tells of its outcome waits
-    for it.
+    ``join`` and ``advance`` start work on a separate thread; ``masks`` and ``complete`` wait for
+    it.
 
     Args:
         vocabulary: the last dimension of the logits.
-        constraint: a sequence's, before the first token of its output; None: it has none.
+        constraint: makes a sequence's constraint before its first output token; None if it has
+            none.
     """
 
     def __init__(
@@ -54,27 +55,27 @@ class Constraints:
         self._executor: LLExecutor | None = None
 
     def constrains(self, rows: Iterable[Sequence]) -> bool:
-        """Whether any of them has to wait for its last token before it can choose the next."""
+        """Whether any of the rows is constrained, so that its last token is needed for its mask."""
         return bool(self._rows) and any(sequence in self._rows for sequence in rows)
 
     def join(self, sequences: Iterable[Sequence]) -> None:
-        """These get a row, for the first time or again."""
-        told: list[tuple[_Row, Seq[int]]] = []
+        """Adds sequences that get a row, for the first time or again."""
+        updates: list[tuple[_Row, Seq[int]]] = []
         for sequence in sequences:
             if sequence not in self._rows and (constraint := self._constraint(sequence)):
                 row = self._rows[sequence] = _Row(constraint)
-                told.append((row, sequence.tokens[sequence.prompt_tokens :]))
-        self._begin(told)
+                updates.append((row, sequence.tokens[sequence.prompt_tokens :]))
+        self._begin(updates)
 
     def advance(self, tokens: Iterable[tuple[Sequence, int]]) -> None:
-        """Each of these sequences, if it has a constraint, has got that token; a number below 0 is
-        none, and its row is about to end.
+        """Feeds each sequence's new token to its constraint, if any; negative numbers (failures)
+        are skipped.
         """
-        own = [(s, token) for s, token in tokens if token >= 0 and s in self._rows]
-        self._begin([(self._rows[s], [token]) for s, token in own])
+        constrained = [(s, token) for s, token in tokens if token >= 0 and s in self._rows]
+        self._begin([(self._rows[s], [token]) for s, token in constrained])
 
     def masks(self, rows: Seq[Sequence]) -> Bits:
-        """What each row's next token may be: ``[rows, words]``, see ``masks``."""
+        """The masks of each row's next token, ``[rows, words]``; see ``sampling.masks``."""
         self._settle()
         bits = free(len(rows), self._vocabulary)
         for number, sequence in enumerate(rows):
@@ -84,10 +85,10 @@ class Constraints:
         return bits
 
     def complete(self, sequence: Sequence) -> bool:
-        """Whether nothing can follow the last token of a sequence.
+        """Whether no token can follow a sequence's last one.
 
         Raises:
-            Exception: of any type; its constraint has failed.
+            Exception: of any type; the constraint has failed.
         """
         row = self._rows.get(sequence)
         if row is None:
@@ -98,28 +99,28 @@ class Constraints:
         return row.complete
 
     def drop(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Removes a sequence that has ended."""
         self._rows.pop(sequence, None)
 
-    def _begin(self, told: Seq[tuple[_Row, Seq[int]]]) -> None:
-        if told:
-            self._work.append(self._thread.submit(self._follow, told))
+    def _begin(self, updates: Seq[tuple[_Row, Seq[int]]]) -> None:
+        if updates:
+            self._work.append(self._thread.submit(self._follow, updates))
 
     def _settle(self) -> None:
-        """Waits for what has begun."""
+        """Waits for all started work."""
         while self._work:
             self._work.pop(0).result()
 
-    def _follow(self, told: Seq[tuple[_Row, Seq[int]]]) -> None:
-        """Tells rows of their tokens, and makes their masks; on the thread."""
+    def _follow(self, updates: Seq[tuple[_Row, Seq[int]]]) -> None:
+        """Feeds tokens to rows and makes their masks; runs on the thread."""
         going: list[_Row] = []
-        for row, tokens in told:
+        for row, tokens in updates:
             row.mask = None
             try:
                 with row.effort.following(len(tokens)):
                     row.constraint.take(tokens)
                 row.complete = row.constraint.complete
-            except Exception as error:  # of any type: it is this row's alone
+            except Exception as error:  # any error fails this row only
                 row.error = error
             if row.error is None and not row.complete:
                 going.append(row)
@@ -133,10 +134,10 @@ class Constraints:
                 row.error = error
 
     def _fill(self, rows: Seq[_Row], bits: Bits) -> None:
-        """Sets in ``[rows, words]`` what fits each row's grammar.
+        """Fills ``[rows, words]`` with the tokens that each row's grammar allows.
 
-        All at once, on several threads, which does not say whose mask takes long: when one does,
-        the next ones are made alone, each of them measured.
+        All masks are made at once on several threads, which does not show which one is slow. If the
+        batch is slow, each of its rows' next mask is made alone and measured.
         """
         together: list[tuple[LLMatcher, int]] = []
         for number, row in enumerate(rows):
@@ -158,7 +159,7 @@ class Constraints:
 
 
 def _completed(constraint: Constraint, mask: Bits) -> Bits:
-    """The mask with what the matcher knows nothing of."""
+    """The mask after checking the matcher and applying the thought."""
     if constraint.matcher is not None:
         check(constraint.matcher)
     constraint.shape(mask)

@@ -1,4 +1,4 @@
-"""What a row's grammar costs: a grammar can be cheap at first and hard after a few tokens."""
+"""The CPU time of a row's grammar, which may be cheap at first and expensive after some tokens."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from chairlift.engine.errors import GrammarError
 
-# CPU time that a row's grammar may take: at once, and more for each token. Most take a tenth of a
-# millisecond a token, and those of large schemas some tens once.
+# Limits of a row's CPU time: a base, and more for each token. Most grammars take 0.1 ms a token;
+# those of large schemas some tens of milliseconds once.
 SECONDS = 1.0
 SECONDS_PER_TOKEN = 0.005
-# The masks of all rows together take far less, unless one of them is hard.
+# The masks of all rows together take far less, unless one of them is expensive.
 SUSPECT_SECONDS = 0.02
-# A row that takes less is one of the others.
+# A row that takes less is not the expensive one.
 _SLOW_SECONDS = 0.005
 
 
 @dataclass(slots=True)
 class Effort:
-    """The CPU time that one row's grammar has taken, and the tokens that it has followed.
+    """The CPU time that one row's grammar has taken, and the tokens that it has consumed.
 
-    ``suspect``: it may be the one that takes long, and is measured alone.
+    ``suspect``: it may be the slow one of a batch, so its next mask is measured alone.
     """
 
     seconds: float = 0.0
@@ -32,14 +32,14 @@ class Effort:
 
     @contextmanager
     def following(self, tokens: int) -> Iterator[None]:
-        """Counts what this thread does in it, which is to follow so many tokens."""
+        """Context that measures this thread while the grammar consumes ``tokens`` tokens."""
         self.tokens += tokens
         with self._measured(max(1, tokens)):
             yield
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Counts what this thread does in it, which is one mask; it decides on the suspicion."""
+        """Context that measures this thread while it makes one mask, and updates ``suspect``."""
         self.suspect = False
         with self._measured(1):
             yield
@@ -55,7 +55,7 @@ class Effort:
             self.suspect = self.suspect or taken > _SLOW_SECONDS * parts
 
     def check(self) -> None:
-        """Raises GrammarError if it has taken more than it may."""
+        """Raises GrammarError if the grammar has exceeded its CPU time."""
         if self.seconds > SECONDS + SECONDS_PER_TOKEN * self.tokens:
             raise GrammarError(
                 f"the grammar takes too long: {self.seconds:.1f} s for {self.tokens} tokens"

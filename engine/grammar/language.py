@@ -1,4 +1,4 @@
-"""From what a client asks for to llguidance's own form of it, compiled within limits."""
+"""Converts a client's grammar to llguidance's form and compiles it within limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chairlift.engine.grammar.objects import bounded
 from chairlift.engine.grammar.subschemas import Object
 from chairlift.engine.messages import Grammar
 
-# No real one comes near.
+# Far above any real grammar.
 MAX_CHARS = 128 << 10
 # Between two tokens of JSON: nothing, a blank, or a new line and its indentation. With any run of
 # blanks a model could go on for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,16}"
-# "oneOf" holds as "anyOf", which is what most libraries mean that write it.
+# "oneOf" is treated as "anyOf", which is what most libraries that write it mean.
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
 # The library's own limits, which keep a mask to tens of milliseconds, but for the memory of a row's
 # lexer, here 100 MB at most; and errors that quote nothing.
@@ -27,7 +27,7 @@ _MAX_REASON_CHARS = 300
 
 
 class Lexicon(msgspec.Struct, frozen=True):
-    """The vocabulary of a model, as llguidance takes it.
+    """The vocabulary of a model, in the form that llguidance needs.
 
     ``tokenizer`` is the JSON of a Hugging Face tokenizer, ``size`` the last dimension of the
     model's logits, ``ends`` the ids that end a text.
@@ -38,7 +38,7 @@ class Lexicon(msgspec.Struct, frozen=True):
     ends: tuple[int, ...]
 
     def load(self) -> LLTokenizer:
-        """All tokens' bytes as a tree: half a second for 150,000 of them.
+        """Builds the tree of all tokens' bytes: half a second for 150,000 tokens.
 
         Raises:
             UnsupportedModel: the tokenizer is of a kind that llguidance does not know.
@@ -58,7 +58,7 @@ def lexicon(tokenizer: Any, size: int) -> Lexicon:
     """The vocabulary of mlx-lm's TokenizerWrapper ``tokenizer``, for logits of ``size``.
 
     Raises:
-        UnsupportedModel: the tokenizer is written in Python; nobody knows its tokens' bytes.
+        UnsupportedModel: the tokenizer is written in Python, so its tokens' bytes are unknown.
     """
     if not has_backend(tokenizer):
         raise UnsupportedModel("structured output needs a fast tokenizer, which this model lacks")
@@ -67,13 +67,13 @@ def lexicon(tokenizer: Any, size: int) -> Lexicon:
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher that stands before the first token, to be copied.
+    """Compiles a grammar; returns a matcher before the first token, to be copied for each row.
 
-    NOTE: the library bounds most of what it does, but not all: this may take seconds and gigabytes,
-    or end the process. ``Checker`` finds out what does.
+    NOTE: the library does not bound all of its work: this may take seconds and gigabytes, or crash
+    the process. ``Checker`` filters such grammars out first.
 
     Raises:
-        GrammarError: it is not valid, is not supported, or is beyond the limits.
+        GrammarError: the grammar is invalid, unsupported, or exceeds the limits.
     """
     if len(grammar.text) > MAX_CHARS:
         raise GrammarError(f"longer than {MAX_CHARS} characters")
@@ -87,7 +87,7 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raises GrammarError if something has gone wrong with a matcher."""
+    """Raises GrammarError if the matcher is in an error state."""
     if matcher.is_error():
         message = matcher.get_error()
         nothing = "NoExtension" in message
@@ -117,7 +117,7 @@ def _json_source(schema: Object | str) -> str:
 
 
 def _decoded(text: str) -> Object | str:
-    """The schema that a text is; the text itself where it is none, for the library's own error."""
+    """The decoded schema; the text itself if it is not one, for the library's own error."""
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -126,5 +126,5 @@ def _decoded(text: str) -> Object | str:
 
 
 def _short(message: str) -> str:
-    """The first of what the library says, on one line."""
+    """The beginning of the library's message, on one line."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_REASON_CHARS]

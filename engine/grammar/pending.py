@@ -1,4 +1,4 @@
-"""The grammars of the requests that are in the engine: who waits for his, and who has it."""
+"""The grammars of the engine's requests, compiled or still awaited."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class Grammars:
-    """By request, from when it comes to its end.
+    """Grammars by request, from its arrival to its end.
 
     Args:
-        compiler: None: nobody can have any.
+        compiler: None if the engine has no tokenizer; then no request can have a grammar.
     """
 
     def __init__(self, compiler: Compiler | None) -> None:
@@ -27,15 +27,15 @@ class Grammars:
 
     @property
     def due(self) -> bool:
-        """Whether a step has something to learn, even if there is nothing to compute."""
+        """Whether ``take_failed`` has finished grammars to collect."""
         return any(future.done() for future in self._awaited.values())
 
     def on_due(self, wake: Callable[[], None]) -> None:
-        """Has ``wake`` called, from other threads, whenever something may have become ``due``."""
+        """Sets the function that is called, from other threads, when ``due`` may be true."""
         self._wake = wake
 
     def begin(self, request: Submit) -> None:
-        """Compiles what a request's output has to be, if it has to be something.
+        """Starts compiling a request's grammar, if it has one.
 
         Raises:
             ValueError: this engine has no tokenizer.
@@ -49,17 +49,17 @@ class Grammars:
         self._matchers[request.request_id] = self._awaited[request.request_id] = future
 
     def awaited(self, sequence: Sequence) -> bool:
-        """Whether a sequence's grammar is not known to be there."""
+        """Whether a sequence's grammar is still being compiled."""
         return sequence.request_id in self._awaited
 
     def take_failed(self) -> dict[str, BaseException]:
-        """Nobody waits any more for what is there; the requests whose grammar is none, and why."""
+        """Collects finished grammars; returns the errors of the failed ones, by request."""
         done = {request for request, future in self._awaited.items() if future.done()}
         errors = {request: self._awaited.pop(request).exception() for request in done}
         return {request: error for request, error in errors.items() if error is not None}
 
     def matcher(self, sequence: Sequence) -> LLMatcher | None:
-        """A copy for one row, before the first token; None: its output may be anything."""
+        """A copy of the matcher for one row, before the first token; None if unconstrained."""
         future = self._matchers.get(sequence.request_id)
         return None if future is None else future.result().deep_copy()
 
@@ -68,6 +68,6 @@ class Grammars:
         return Compiled(0, []) if self._compiler is None else self._compiler.take_counts()
 
     def drop(self, request_id: str) -> None:
-        """The request has ended."""
+        """Removes a request that has ended."""
         self._matchers.pop(request_id, None)
         self._awaited.pop(request_id, None)

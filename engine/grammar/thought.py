@@ -1,4 +1,4 @@
-"""How far a row is with the thought that goes before its reply."""
+"""Tracks the thought (reasoning) that precedes a row's reply."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from chairlift.engine.messages import Thinking
 
 
 class Thought:
-    """Follows a row's tokens until its thought has ended, or proves not to have begun."""
+    """Follows a row's tokens until its thought has ended or has turned out not to begin."""
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
         self._tokens = 0
-        # How many tokens of the end the last ones are.
+        # The number of tokens of the end sequence that the last tokens match.
         self._matched = 0
         self.opening = thinking.start is not None
         self.over = False
 
     @property
     def start(self) -> int | None:
-        """The token that begins a thought, where the next one may."""
+        """The token that begins a thought, if the next token may be it."""
         return self._thinking.start if self.opening else None
 
     @property
     def forced(self) -> int | None:
-        """What the next token has to be, once the thought has lasted long enough."""
+        """The token that must come next once the thought has used its budget."""
         budget = self._thinking.budget
         if self.opening or budget is None or self._tokens < budget:
             return None
         return self._thinking.end[self._matched]
 
     def take(self, token: int) -> bool:
-        """Follows one token; whether it is part of the thought."""
+        """Takes one token; returns whether it is part of the thought."""
         if self.opening:
             self.opening = False
             self.over = token != self._thinking.start

@@ -1,9 +1,8 @@
-"""Whether a grammar can be compiled: tried in a worker process, where it can do no harm.
+"""Trial compilation of a grammar, run in a worker process where it can do no harm.
 
-The library is native code: a grammar that takes for ever can only be ended with its process, and
-one that overflows the stack (``r0: r1``, ``r1: r2`` and so on, 5,000 times) takes it along. The
-converter of GBNF keeps the interpreter for a time that grows with the square of a grammar's blank
-lines.
+The library is native code: an endless compilation can only be ended with its process, and one that
+overflows the stack (``r0: r1``, ``r1: r2`` and so on, 5,000 times) crashes it. The GBNF converter
+holds the interpreter lock for a time quadratic in a grammar's blank lines.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.language import Lexicon, check, compiled
 from chairlift.engine.messages import Grammar
 
-# A grammar can be compiled that is too much for the limits of a mask, mostly of the first few.
+# A grammar may compile and still exceed the limits of a mask, mostly of one of the first few.
 STEPS = 16
 
 
 def load(lexicon: Lexicon) -> LLTokenizer:
-    """The vocabulary, to be kept by the process; raises UnsupportedModel as ``Lexicon.load``."""
+    """Loads the vocabulary that the process keeps; raises UnsupportedModel as ``Lexicon.load``."""
     return lexicon.load()
 
 
@@ -40,10 +39,10 @@ def as_lark(text: str) -> str:
 
 
 def walk(tokenizer: LLTokenizer, grammar: Grammar) -> None:
-    """Compiles a grammar and takes some of the tokens that may come first.
+    """Compiles a grammar and consumes some of its possible first tokens.
 
     Raises:
-        GrammarError: that is not possible.
+        GrammarError: the grammar cannot be compiled or followed.
     """
     matcher: LLMatcher = compiled(grammar, tokenizer)
     for _ in range(STEPS):

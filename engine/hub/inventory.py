@@ -1,4 +1,4 @@
-"""The models that are on disk: Chairlift's own, those of the hub's cache, and those of folders."""
+"""Lists the models on disk: Chairlift's own, those in the hub's cache, and those in folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StoredModel:
 
 
 def stored_models(folders: Iterable[Path] = ()) -> list[StoredModel]:
-    """All of them, by name; ``folders`` are searched to their depths for further ones."""
+    """All models on disk, sorted by name; ``folders`` are searched recursively for more."""
     found = {model.path: model for model in _ours()}
     for model in _of_hub():
         found.setdefault(model.path, model)

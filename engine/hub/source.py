@@ -1,4 +1,4 @@
-"""Where the model to serve lies. Imports no MLX: the API process resolves before that may load."""
+"""Resolves the model to serve to a path. Imports no MLX, because it runs in the API process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def resolve(model: str, trust_remote_code: bool = False) -> ModelSource:
     ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, or a hub id "organization/name".
 
     Raises:
-        ModelError: there is no such thing, or it cannot be fetched.
+        ModelError: there is no such model, or it cannot be fetched.
         UnsupportedModel: it is a file of another format.
     """
     return _found(model, trust_remote_code, download)
 
 
 def fetch(model: str) -> ModelSource:
-    """The same, with every file compared to its checksum where there is one to compare with.
+    """As ``resolve``, and verifies every file that has a checksum.
 
     Raises:
         ModelError: as in ``resolve``; or a file is not as its source says.

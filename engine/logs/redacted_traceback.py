@@ -1,4 +1,4 @@
-"""What the log tells of an exception: types and places, but no message, which may quote a user."""
+"""Tracebacks for the log: types and places, but no messages, which may quote a user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 
 
 def trace_of(error: object) -> str:
-    """The exception's type and where it was raised, innermost last, and so for its causes."""
+    """The types and the frames (innermost last) of an exception and of its causes."""
     lines: list[str] = []
     seen: set[int] = set()
     while isinstance(error, BaseException) and id(error) not in seen:

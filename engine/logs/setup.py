@@ -1,7 +1,7 @@
-"""How both processes log: lines for people, or JSON for machines, with the request they are about.
+"""Logging of both processes: text or JSON lines, with the id of the request they are about.
 
-JSON is made by python-json-logger, since it is a formatter for the standard library's ``logging``,
-through which MLX-LM, transformers and aiohttp log as well.
+python-json-logger makes the JSON, because it is a formatter for the standard library's ``logging``,
+which MLX-LM, transformers and aiohttp use as well.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ STDERR = 2
 
 
 class Stream(Protocol):
-    """Where lines go."""
+    """The destination of log lines."""
 
     def write(self, text: str, /) -> object: ...
 
     def flush(self) -> object: ...
 
 
-# The id of the request that is being answered: every line that is logged meanwhile carries it.
+# The id of the request being answered; every line logged meanwhile carries it.
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 def set_up_logs(level: str, log_format: LogFormat, process: Process) -> None:
-    """Has everything of at least ``level`` written to standard error, one line a record."""
+    """Sets up logging from ``level`` on to standard error, one line per record."""
     writer = LogWriter(STDERR)
     logging.basicConfig(level=level.upper(), handlers=[log_handler(log_format, process, writer)])
     if log_format == "json":
@@ -68,7 +68,7 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line without a trace."""
+        """The line without a traceback."""
         if record.levelno >= logging.CRITICAL:
             return f"chairlift: error: {record.message}"
         fields = merge_record_extra(record, {}, reserved=RESERVED_ATTRS)

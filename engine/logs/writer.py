@@ -1,6 +1,6 @@
-"""Lines of the log on their way to standard error, for which nobody waits.
+"""Writes log lines to standard error without ever blocking the caller.
 
-A pipe whose reader has stopped, a terminal that was closed or a full disk must not stop the server.
+A pipe whose reader has stopped, a closed terminal or a full disk must not stop the server.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from threading import Condition, Thread
 
 logger = logging.getLogger(__name__)
 
-# What waits for a reader that is slow; an access line has some 300.
+# Characters that may wait for a slow reader; an access line has some 300.
 MAX_CHARS = 4 << 20
-# How long the end of the process waits for what is not written yet.
+# How long the process waits at its end for unwritten lines.
 END_SECONDS = 2.0
 
 
 class LogWriter:
-    """Takes text for a file descriptor, and has a thread write it. For any thread.
+    """Queues text for a file descriptor and writes it on a thread. Thread-safe.
 
-    While ``most`` characters wait, lines are lost, and counted; a line in the log says how many
-    once there is room again. What cannot be written (a full disk, a closed pipe) is lost without a
-    word: there is no place to say it.
+    While ``most`` characters wait, new lines are dropped and counted; a line in the log reports
+    their number once there is room. Lines that cannot be written (a full disk, a closed pipe) are
+    dropped silently, because there is nowhere to report it.
     """
 
     def __init__(self, fd: int, most: int = MAX_CHARS) -> None:
@@ -50,10 +50,10 @@ class LogWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """For ``logging``; nobody waits."""
+        """Does nothing; ``logging`` calls it."""
 
     def finish(self, seconds: float) -> bool:
-        """Waits until all is written, at most so long; whether it is."""
+        """Waits at most ``seconds`` until all lines are written; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._busy, seconds)
 
@@ -78,7 +78,7 @@ class LogWriter:
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:  # a terminal that another process does not want to wait for
+            except BlockingIOError:  # a terminal that another process has made non-blocking
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
                 poll.poll(1000)

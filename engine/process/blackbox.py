@@ -1,7 +1,6 @@
-"""The requests that an engine process computes just now, in a file that its parent reads when the
-process has died, however it died.
+"""A file with the requests that the engine is computing, which its parent reads after a crash.
 
-A message might still lie in the dying process; what is written to a file is there.
+A message could be lost in the dying process; a file is not.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class BlackBox:
         self._encoder = msgspec.json.Encoder()
 
     def note(self, sequences: list[Sequence]) -> None:
-        """These are computed from now on. Nothing is written while they stay the same."""
+        """Records the sequences computed from now on; writes only if they have changed."""
         if sequences == self._noted:
             return
         now = time.monotonic()
         begun = {s.request_id: s.scheduled_at or now for s in sequences}
-        # One line: what is behind it is left of a longer one.
+        # One line; anything after it is the rest of a longer, older one.
         line = self._encoder.encode(begun) + b"\n"
         try:
             complete = os.pwrite(self._file, line, 0) == len(line)
@@ -39,7 +38,7 @@ class BlackBox:
             complete = False
         if complete:
             self._noted = sequences
-        else:  # a full disk: rather no request than one that is not computed any more
+        else:  # a full disk: no request is better than a wrong one
             self._noted = []
             os.ftruncate(self._file, 0)
 

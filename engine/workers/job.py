@@ -1,4 +1,4 @@
-"""A piece of work for another process, and what may come of it."""
+"""Jobs for worker processes, their limits and their errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU_SECONDS = 2.0
 WALL_FACTOR = 5.0
 # Python's start, its imports, and a vocabulary.
 LOAD_SECONDS = 60.0
-# Of addresses, most of which are never used.
+# Address space, most of which is never used.
 MEMORY_BYTES = 2 << 30
 # What compiles here must not overflow the engine's threads, which may have no more than 2 MB.
 STACK_BYTES = 1 << 20
@@ -32,7 +32,7 @@ class WorkerFailed(ChairliftError):
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """What several jobs need, loaded once in each process, outside of the limits of a job.
+    """An object that several jobs need, loaded once per process, outside the limits of a job.
 
     ``make`` gives a module-level function and its arguments; a job gets the function's result
     as its first argument. It is called in a thread. Fixtures of one ``key`` are the same.
@@ -73,7 +73,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a message led to: ``value``, or an error.
+    """The result of a message: ``value``, or an error.
 
     ``last``: the process has used so much memory that it ends now.
     """

@@ -1,4 +1,4 @@
-"""Who is next: clients take turns, however many jobs each of them has."""
+"""A fair queue: clients take turns, however many jobs each of them has."""
 
 from __future__ import annotations
 
