@@ -1,4 +1,4 @@
-"""Requests whose numbers are extreme, from a seed: every border of every field, alone and together.
+"""Generates requests with extreme numbers from a seed: every limit of every field, also combined.
 
 Most are valid. Of the others one field is just beyond its border, and is to be named.
 """
@@ -14,7 +14,7 @@ from chairlift.loadtest.faults import odd_values
 from chairlift.loadtest.faults.odd_values import Odd
 from chairlift.loadtest.random_schemas import random_schema
 
-# Of the requests with many odd fields.
+# Fractions of the requests with many odd fields.
 _REFUSED = 0.15
 _GRAMMAR = 0.25
 _PRESENT = 0.4
@@ -24,7 +24,7 @@ _PATTERNS = ("ab", "x{2,9}", "[a-f]{4}", "(yes|no)", "[^\\\\n]*")
 
 @dataclass(frozen=True, slots=True)
 class OddRequest:
-    """A body for a path. ``wrong`` names the field that is beyond its border; None: it is valid."""
+    """A body for a path. ``wrong`` names the field beyond its limits; None if all are valid."""
 
     path: str
     body: dict[str, Any]
@@ -86,12 +86,12 @@ def _doors(vocabulary: int, rows: int) -> tuple[_Door, ...]:
 
 
 def _combined(draw: random.Random, door: _Door) -> OddRequest:
-    """Many odd values together, and perhaps a grammar."""
+    """A body with many odd values, and perhaps a grammar."""
     body = dict(door.base)
     for field in door.fields:
         if field.inside and draw.random() < _PRESENT:
             body[field.name] = draw.choice(field.inside)
-    # Choices times prompts have to fit the server's rows and its queue.
+    # Choices times prompts must fit the server's rows and queue.
     if "min_tokens" in body:
         body["min_tokens"] = draw.choice((0, body["max_tokens"]))
     if draw.random() < _GRAMMAR:
