@@ -52,10 +52,10 @@ _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """Bytes to send.
+    """The bytes of a request, and what the client does after sending them.
 
-    Then the client waits for an answer, and closes its half if none comes soon; or it closes its
-    half at once; or it leaves.
+    It waits for a reply and closes its half of the connection if none comes soon, or closes its
+    half at once, or disconnects.
     """
 
     kind: str

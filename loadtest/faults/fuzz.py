@@ -1,7 +1,7 @@
 """Thousands of bad requests: none may get a 5xx reply or hang, and the server must serve after it.
 
-Some break what /openapi.json says (schemathesis makes them of it), the others what JSON and HTTP
-say (``bad_requests``). Beside them connections are opened whose heads never end.
+Some violate /openapi.json (schemathesis generates them), the others JSON or HTTP
+(``bad_requests``). Other connections send a request head that never ends.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class FuzzReport:
 async def fuzz(
     url: str, requests: int, seed: int, head_seconds: float = HEAD_SECONDS
 ) -> FuzzReport:
-    """Sends them all to the server at ``url``.
+    """Sends all bad requests to the server at ``url``.
 
-    ``head_seconds`` is how long it lets a request's head take.
+    ``head_seconds`` is the server's time limit for a request's head.
     """
     report = FuzzReport()
     async with aiohttp.ClientSession() as http, http.get(f"{url}/openapi.json") as reply:

@@ -131,10 +131,10 @@ def _references(count: int) -> dict[str, Any]:
 def hostile_bodies(
     fields: Mapping[str, Sequence[str]], seed: int, sizes: Sequence[int], grammar_size: int
 ) -> Iterator[Hostile]:
-    """Each kind of attack at each door once, at the largest size; then at random, without end.
+    """Each kind of attack on each endpoint once, at the largest size; then random ones, endlessly.
 
     Args:
-        fields: the names of each door's fields, as /openapi.json has them.
+        fields: the names of each endpoint's fields, from /openapi.json.
         sizes: of bodies, in bytes; the last one is the server's limit.
         grammar_size: the characters of grammars, schemas and regular expressions.
     """

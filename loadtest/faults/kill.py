@@ -34,8 +34,9 @@ RESTARTS = "chairlift_engine_restarts_total"
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """What was done to the engine, and when, in seconds of ``time.perf_counter()``. ``tokens`` had
-    come by then; ``starting``: it was not ready yet.
+    """A signal to the engine process, and its time in ``time.perf_counter()`` seconds.
+
+    ``tokens`` had arrived by then. ``starting`` means that the engine was not ready yet.
     """
 
     signal: signal.Signals

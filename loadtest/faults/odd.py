@@ -1,8 +1,8 @@
 """Thousands of requests with extreme numbers, beside ordinary streams that must not be affected.
 
-Each field of each door gets every value at and beyond its borders, alone and in combination with
+Each field of each endpoint gets every value at and beyond its limits, alone and combined with
 filters, penalties, grammars, choices and log-probabilities. Each reply is a 200, or a 400 that
-names a field; no engine ends; and the streams beside them have the text that they have alone.
+names a field; no engine process ends; and the streams have the same text as without such requests.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _VOCABULARY = re.compile(r"vocabulary of ([0-9]+)")
 
 @dataclass(slots=True)
 class OddReport:
-    """What was sent to each path, the statuses that came, and what must not have come.
+    """The requests sent to each path, the statuses of the replies, and the faults.
 
-    ``repeats`` counts whole replies of the ordinary streams, ``differing`` those of another text.
+    ``repeats`` counts complete replies of the ordinary streams, ``differing`` those whose text
+    differs from the first.
     """
 
     sent: Counter[str] = field(default_factory=Counter)

@@ -1,6 +1,6 @@
 """Generates requests with extreme numbers from a seed: every limit of every field, also combined.
 
-Most are valid. Of the others one field is just beyond its border, and is to be named.
+Most are valid. The others have one field just beyond its limits, which the refusal must name.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Door:
 
 
 def odd_requests(vocabulary: int, rows: int, seed: int) -> Iterator[OddRequest]:
-    """Without end: one with one odd value, then one with many, and so on.
+    """Generates requests endlessly, alternating between one odd value and many.
 
-    All single values of all doors come, in random order, before one comes again.
+    All single values of all endpoints come once, in random order, before any is repeated.
 
     Args:
         vocabulary: the model's token ids are below this.

@@ -31,10 +31,10 @@ class Health(NamedTuple):
 
 
 class FaultServer:
-    """Serves ``model`` with more ``flags`` while the ``async with`` lasts.
+    """Serves ``model`` with additional ``flags`` for the duration of an ``async with``.
 
-    Entering waits until it is healthy. Needs a /proc, where the engine is found: it is the server's
-    only child but for those that read large bodies and grammars.
+    Entering waits until the server is healthy. It needs /proc to find the engine process, which is
+    the server's only child except for its workers.
 
     Args:
         while_starting: awaited beside the start, with the server's process there.
@@ -109,7 +109,7 @@ class FaultServer:
         return code
 
     async def health(self) -> Health:
-        """Reads the server's metrics."""
+        """Reads GET /health."""
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{self.spec.base_url}/health") as reply,
