@@ -1,7 +1,7 @@
-"""``python -m chairlift.loadtest.compare``: this server and its peers under the same load.
+"""``python -m chairlift.loadtest.compare``: measures this server and its peers under equal load.
 
-One server after the other is started on the loopback, measured and ended; nothing is sent
-anywhere else. What Chairlift promises is then checked: exit code 0 if all of it holds, else 1.
+It starts, measures and ends one server after the other on the loopback interface, and uses no other
+network. Then it checks Chairlift's promises: the exit code is 0 if all hold, else 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SERVERS = ("ours", "mlx-lm", "llama")
 _PERCENTILES = (50.0, 99.0)
 _SEED = 20
 _REPLY_LIMIT = 900.0
-# More than any of the servers makes while it computes the long prompt; what is left is cancelled.
+# More tokens than any server generates while it computes the long prompt; the rest is cancelled.
 _LONG_STREAM_TOKENS = 1024
 _LONG_REPLY_TOKENS = 8
 
@@ -48,14 +48,14 @@ _T = TypeVar("_T")
 
 
 class Workload:
-    """The same requests for every server, sized by the first one that can count tokens."""
+    """The requests, equal for all servers; the first server with a tokenizer sizes them."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._built: dict[str, list[Request]] = {}
 
     async def requests(self, client: OpenAIClient) -> list[Request]:
-        """What is measured."""
+        """The measured requests."""
         args = self._args
         return await self._get(
             "load", client, args.requests, args.prompt_tokens, args.output_tokens
@@ -67,7 +67,7 @@ class Workload:
         return (await self._get("warm-up", client, 1, args.prompt_tokens, args.output_tokens))[0]
 
     async def running(self, client: OpenAIClient) -> list[Request]:
-        """The streams that a long prompt arrives among."""
+        """The streams that run when the long prompt arrives."""
         args = self._args
         count = max(1, args.streams - 1)
         return await self._get("running", client, count, args.prompt_tokens, _LONG_STREAM_TOKENS)
@@ -89,7 +89,7 @@ class Workload:
 
 
 def _starters(args: argparse.Namespace) -> list[Callable[[], ServerSpec]]:
-    """What makes each server ready to be started, in the order of measuring."""
+    """For each server a function that returns its ``ServerSpec``, in the order of measuring."""
     model = _model_path(args)
     longest = args.prompt_tokens + _LONG_STREAM_TOKENS
     if args.long_prompt_all:
@@ -172,9 +172,8 @@ async def _measure_load(
 
 
 def _without_end(request: Request) -> Request:
-    # An end-of-text token that is only ignored has no text, hence no chunk, and would look like
-    # a gap of two steps. Before min_tokens are reached, none is chosen (llama.cpp's ignore_eos
-    # does the same).
+    # An end-of-text token that is only ignored has no text and no chunk, which would look like a
+    # gap of two steps. With min_tokens it is never sampled (llama.cpp's ignore_eos does the same).
     return replace(request, body={"ignore_eos": False, "min_tokens": request.output_len})
 
 
@@ -218,7 +217,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _exit_on_signal(number: int, frame: object) -> NoReturn:
-    # As an exception, so that the server being measured is ended on the way out.
+    # Raises SystemExit, so that the running server is ended on the way out.
     sys.exit(128 + number)
 
 

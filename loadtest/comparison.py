@@ -1,4 +1,4 @@
-"""What the servers' figures amount to: a table, ratios, and whether the promises hold."""
+"""The results of a comparison of servers: tables, ratios, and checks of Chairlift's promises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chairlift.loadtest.bench.metrics import BenchMetrics
 from chairlift.loadtest.bench.verify import Verification
 from chairlift.loadtest.scenarios import LongPromptResult
 
-# What Chairlift promises on this load (the README records the figures).
+# Chairlift's promises for this load (the README records the figures).
 LEAST_SPEEDUP = 1.5
 MOST_TTFT_RATIO = 1.0
 MOST_GAP_RATIO = 3.0
@@ -23,7 +23,7 @@ _YARDSTICK = "mlx-lm"
 
 @dataclass(slots=True)
 class ServerResult:
-    """The figures of one server; None is what was not measured."""
+    """The measurements of one server; None means not measured."""
 
     name: str
     notes: tuple[str, ...]
@@ -35,11 +35,11 @@ class ServerResult:
     idle_percent: float | None = None
 
     def percentile(self, latency: str, p: float) -> float:
-        """Milliseconds."""
+        """A percentile of a latency in milliseconds."""
         return self.metrics.latencies[latency].percentiles[p]
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file: times in ``_ms`` are milliseconds, all others seconds."""
+        """The entry of the result file; times are in ms if their key ends in ``_ms``, else in s."""
         result: dict[str, Any] = {
             "notes": self.notes,
             "completed": self.metrics.completed,
@@ -69,7 +69,7 @@ class ServerResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise, the figure measured, and whether it holds."""
+    """A promise, its measurement, and whether it holds."""
 
     promise: str
     measured: str
@@ -77,23 +77,23 @@ class Check:
 
 
 class Comparison:
-    """The results in the order measured, and what follows from them."""
+    """The results in the order of measuring, and the checks of the promises."""
 
     def __init__(self, results: list[ServerResult]) -> None:
         self.results = results
 
     @cached_property
     def checks(self) -> list[Check]:
-        """The promises that these measurements can tell of."""
+        """The checks of all promises that were measured."""
         return list(self._checks())
 
     @property
     def holds(self) -> bool:
-        """Whether every promise that was measured is kept."""
+        """Whether every measured promise holds."""
         return all(check.holds for check in self.checks)
 
     def result(self, name: str) -> ServerResult | None:
-        """The figures of the server of that name, if it was measured."""
+        """The measurements of a server, or None if it was not measured."""
         return next((result for result in self.results if result.name == name), None)
 
     def _checks(self) -> Iterator[Check]:
@@ -199,5 +199,5 @@ def _long_prompt_lines(comparison: Comparison) -> list[str]:
 
 
 def _ratio(ours: float, theirs: float) -> float:
-    """inf where they have nothing to compare with."""
+    """The ratio, or inf if the other value is 0."""
     return ours / theirs if theirs else float("inf")

@@ -1,6 +1,6 @@
-"""``python -m chairlift.loadtest.convert MODEL``: the model as a folder for mlx_lm.server.
+"""``python -m chairlift.loadtest.convert MODEL``: converts a model to a folder for mlx_lm.server.
 
-Prints the folder, which is kept in the user's cache and made only once.
+It prints the folder, which stays in the user's cache and is converted only once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from chairlift.engine.cache_dir import cache_dir
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.errors import ChairliftError
 
-# Bump when what is written changes, so that old folders are made anew.
+# Increase when the folder's content changes, so that old folders are not used.
 _FORMAT = 1
 
-# Where a Hugging Face tokenizer names the token that ends the text.
+# Files in which a Hugging Face model names its end-of-text token.
 _EOS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 def convert(model: str) -> Path:
-    """The folder of ``model``, in the types Chairlift serves it in, without an end-of-text token.
+    """The folder of ``model``, in Chairlift's data types and without an end-of-text token.
 
-    mlx_lm.server has no ignore_eos: a model that knows no end of text is what runs every reply to
-    its full length at no cost in the step.
+    mlx_lm.server has no ignore_eos. Without an end-of-text token, every reply runs to full length
+    at no cost in the step.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -47,7 +47,7 @@ def convert(model: str) -> Path:
     if folder.exists():
         return folder
     print(f"converting {path} for mlx_lm.server", file=sys.stderr, flush=True)
-    # Written beside its place and then renamed, so that a broken-off conversion is never used.
+    # Written beside its place and then renamed, so that an interrupted conversion is never used.
     partial = folder.with_name(f"{identity}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:
@@ -72,7 +72,7 @@ def _forget_eos(path: Path) -> None:
 
 
 def main() -> int:
-    """Returns the exit code; what is wrong with the model goes to stderr."""
+    """Returns the exit code; prints an error of the model to stderr."""
     try:
         print(convert(sys.argv[1]))
     except ChairliftError as error:

@@ -1,12 +1,12 @@
-"""``python -m chairlift.loadtest.null``: what everything but the model costs.
+"""``python -m chairlift.loadtest.null``: measures the cost of everything except the model.
 
-Serves a model whose step is next to nothing (``servers.null_model``) on the loopback. All the rest
-is as always: scheduler, caches, sampling, the border between the processes, detokenizing, SSE.
-Streams as many chats as there are rows, checks that every token arrived in an event of its
-own, and prints tokens a second and the CPU time that a token takes in each process.
+It serves a model with almost no work (``servers.null_model``) on the loopback interface. The rest
+is as usual: scheduler, caches, sampling, messages between the processes, detokenizing, SSE. It
+streams as many chats as there are rows, checks that every token arrived in a separate event, and
+prints tokens per second and the CPU time per token of each process.
 
-The engine outruns the API process then, and the tokens of several steps arrive together. With
-``--step-ms`` each step sleeps, and the gaps between tokens tell what the rest adds to it.
+The engine is then faster than the API process, and the tokens of several steps arrive together.
+With ``--step-ms`` each step sleeps, and the gaps between tokens show what the rest adds to a step.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ WARM_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All streams once, from the first request sent to the last reply read.
+    """One run of all streams, from the first request sent to the last reply read.
 
-    ``duration`` and the latencies are seconds; ``ttft`` and ``itl`` are the median and the 99th
-    percentile. ``cpu`` is what each process used, empty where there is no /proc.
+    ``duration`` and the latencies are in seconds; ``ttft`` and ``itl`` hold the median and the 99th
+    percentile. ``cpu`` is the CPU time by process, empty without /proc.
     """
 
     tokens: int
@@ -58,18 +58,18 @@ class Run:
 
     @property
     def throughput(self) -> float:
-        """Tokens delivered a second."""
+        """Tokens delivered per second."""
         return self.tokens / self.duration
 
     def per_token(self, time: CpuTime) -> CpuTime:
-        """Microseconds of CPU that a token takes."""
+        """CPU microseconds per token."""
         return CpuTime(time.user / self.tokens * 1e6, time.system / self.tokens * 1e6)
 
 
 async def measure(
     spec: ServerSpec, server: int, streams: int, output_tokens: int, runs: int
 ) -> list[Run]:
-    """Warms the server up, whose process is ``server``, and runs all streams ``runs`` times.
+    """Warms up the server with process id ``server``, and runs all streams ``runs`` times.
 
     Raises:
         ServerError: a reply failed, or lacks a token or an event for one.
@@ -113,7 +113,7 @@ async def run_streams(
     ]
     result = await run_load(client, requests, [0.0] * streams, None, Progress(streams, what))
     for reply in result.replies:
-        # The model's tokens are words, so that the text tells their number, too.
+        # The model's tokens are words, so the text also shows their number.
         counts = {reply.usage_tokens, len(reply.chunk_times), len(reply.text.split())}
         if not reply.ok or counts != {output_tokens}:
             raise ServerError(f"{what}: {reply.error or f'{counts} of {output_tokens} tokens'}")
@@ -121,7 +121,7 @@ async def run_streams(
 
 
 def _prompt(stream: int) -> list[str]:
-    """No two streams' prompts begin alike."""
+    """A prompt that shares no prefix with another stream's."""
     return [WORDS[(stream + step * (stream + 1)) % len(WORDS)] for step in range(PROMPT_TOKENS)]
 
 
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints; returns the exit code."""
     given = _arguments(argv)
     with tempfile.TemporaryDirectory(prefix="chairlift-null-") as folder:
-        # In a process of its own, which owns MLX.
+        # In a child process, since this one must not load MLX.
         step = str(given.step_ms)
         writer = [sys.executable, "-m", "chairlift.loadtest.servers.null_model", folder, step]
         subprocess.run(writer, check=True)

@@ -1,9 +1,9 @@
-"""``python -m chairlift.loadtest.prefix MODEL...``: what a shared prompt costs, once and again.
+"""``python -m chairlift.loadtest.prefix MODEL...``: measures the prefix cache's effect on TTFT.
 
-Each model is served on the loopback; requests that share their first tokens are sent one after the
-other. With ``--restart`` the server is then ended and started again on the same directory of
-prefixes. Exit code 1 if a later request, or the first one after the restart, takes more than LIMIT
-of the very first one's time.
+It serves each model on the loopback interface and sends requests with a shared prefix one after the
+other. With ``--restart`` it then restarts the server with the same directory of prefixes. The exit
+code is 1 if a later request, or the first one after the restart, takes more than LIMIT times as
+long as the very first one.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from chairlift.loadtest.servers.child import ChildServer, ServerSpec
 
 LIMIT = 0.15
 START_LIMIT = 180.0
-_OWN_TOKENS = 24
+_TAIL_TOKENS = 24
 _REPLY_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds to the first token: of the first request, and of those behind it."""
+    """TTFT in seconds: of the first request, and of the later ones."""
 
     first: float
     later: list[float]
 
     @property
     def ratio(self) -> float:
-        """The slowest later one's part of the first one's."""
+        """The slowest later TTFT relative to the first."""
         return max(self.later) / self.first
 
 
@@ -55,16 +55,16 @@ async def measure(spec: ServerSpec, prefix_tokens: int, count: int, what: str) -
         client.model = await client.first_model()
         sized = client.count_tokens
         warm, shared = await random_requests([32, prefix_tokens], [_REPLY_TOKENS] * 2, rng, sized)
-        own = await random_requests([_OWN_TOKENS] * count, [_REPLY_TOKENS] * count, rng, sized)
+        tails = await random_requests([_TAIL_TOKENS] * count, [_REPLY_TOKENS] * count, rng, sized)
         await client.complete(warm)
         async with Progress(count, what) as progress:
-            first = await _time(client, _behind(shared, own[0]), progress)
-            later = [await _time(client, _behind(shared, r), progress) for r in own[1:]]
+            first = await _time(client, _append(shared, tails[0]), progress)
+            later = [await _time(client, _append(shared, t), progress) for t in tails[1:]]
     return Times(first, later)
 
 
-def _behind(shared: Request, own: Request) -> Request:
-    return replace(own, prompt=f"{shared.prompt} {own.prompt}")
+def _append(shared: Request, tail: Request) -> Request:
+    return replace(tail, prompt=f"{shared.prompt} {tail.prompt}")
 
 
 async def _time(client: OpenAIClient, request: Request, progress: Progress) -> float:
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--restart", action="store_true", help="also measure prefixes on disk")
     given = parser.parse_args(argv)
-    held = True
+    passed = True
     for model in given.models:
         with tempfile.TemporaryDirectory(prefix="chairlift-prefix-") as scratch:
             directory = Path(scratch) if given.restart else None
@@ -120,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
         print(_line(model, results), flush=True)
         again = [result.first / results[0].first for result in results[1:]]
-        held = held and max([results[0].ratio, *again]) <= LIMIT
-    return 0 if held else 1
+        passed = passed and max([results[0].ratio, *again]) <= LIMIT
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""JSON schemas out of a seed, of all that structured output supports, whose replies come to an end.
+"""Generates random JSON schemas with all features of structured output and replies of bounded size.
 
-Strings, names and arrays are bounded, and nothing refers to itself: small models repeat what can be
-repeated, and would never come to the end of it.
+Strings, names and arrays are bounded and no schema is recursive, because small models repeat
+whatever they can, and their replies would never end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORDS = ("name", "size", "kind", "parts", "owner", "count", "price", "note", "t
 
 
 def random_schema(rng: random.Random) -> Schema:
-    """An object's schema, with definitions that some of its parts refer to."""
+    """The schema of an object, with definitions that its parts refer to."""
     build = _Builder(rng)
     schema = build.object(MAX_DEPTH)
     if build.definitions:
@@ -28,7 +28,7 @@ def random_schema(rng: random.Random) -> Schema:
 
 
 class _Builder:
-    """One schema under way, with the definitions that it needs."""
+    """Builds one schema and the definitions that it needs."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -84,7 +84,7 @@ class _Builder:
         return {"allOf": [whole, {"required": whole["required"]}]}
 
     def _ref(self, depth: int) -> Schema:
-        """Something that is defined elsewhere, here for the first time or not."""
+        """A reference to a definition, which may be new."""
         if not self.definitions or self._rng.random() < 0.7:
             definition = self._any(depth - 1)
             self.definitions[f"thing{len(self.definitions)}"] = definition

@@ -1,4 +1,4 @@
-"""Two situations that a throughput figure does not show: a long prompt arrives; nothing happens."""
+"""Two measurements beside throughput: the effect of a long prompt on streams, and idle CPU use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.servers import procfs
 
-# Tokens that every stream must have made since all of them run, before the long prompt arrives.
+# Tokens that every stream must generate, once all of them run, before the long prompt arrives.
 _QUIET_CHUNKS = 8
 _QUIET_LIMIT = 180.0
 _POLL_PERIOD = 0.02
 
-# After the last request, before idleness is measured: freeing rows is work, not idling.
+# Seconds between the last request and measuring idle CPU use, since freeing rows takes CPU time.
 _SETTLE_SECONDS = 3.0
 
 
@@ -51,7 +51,7 @@ class LongPromptResult:
 
     @property
     def ratio(self) -> float:
-        """The longest gap in median gaps."""
+        """The longest gap relative to the median gap."""
         return self.longest_gap / self.median_gap
 
 
@@ -103,7 +103,7 @@ async def measure_long_prompt(
 async def _wait_for_chunks(
     streams: Sequence[asyncio.Task[object]], times: Sequence[list[float]], wanted: Sequence[int]
 ) -> float:
-    """Waits until every stream has as many chunks as wanted; returns when that was."""
+    """Waits until every stream has enough chunks; returns the time of that."""
     deadline = time.perf_counter() + _QUIET_LIMIT
     while any(len(stream) < count for stream, count in zip(times, wanted, strict=True)):
         if any(stream.done() for stream in streams):

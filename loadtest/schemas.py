@@ -1,8 +1,8 @@
-"""``python -m chairlift.loadtest.schemas``: replies to random JSON schemas, each one validated.
+"""``python -m chairlift.loadtest.schemas``: validates replies to random JSON schemas.
 
-Sends ``--count`` schemas to a server, ``--concurrency`` at a time, and holds every reply to its own
-with the package jsonschema. Without ``--url`` the default model is served on the loopback. Exit
-code 1 unless all replies are whole and valid.
+It sends ``--count`` schemas to a server, ``--concurrency`` at a time, and validates every reply
+with the package jsonschema. Without ``--url`` it serves the default model on the loopback
+interface. The exit code is 1 unless all replies are complete and valid.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _SHOWN_CHARS = 400
 
 @dataclass(slots=True)
 class SchemaReport:
-    """How many replies there were, of so many tokens, in ``seconds``; and what each lacks that is
-    not whole and valid.
-    """
+    """Counts of replies and tokens, the duration in seconds, and the faults of invalid replies."""
 
     replies: int = 0
     tokens: int = 0
@@ -62,7 +60,7 @@ class SchemaReport:
 async def try_schemas(
     url: str, count: int, concurrency: int, seed: int, shown: bool = True
 ) -> SchemaReport:
-    """Asks the server at ``url`` for a reply to each of ``count`` schemas out of ``seed``."""
+    """Requests a reply to each of ``count`` random schemas from the server at ``url``."""
     rng = random.Random(seed)
     schemas = [random_schema(rng) for _ in range(count)]
     report = SchemaReport()
@@ -112,7 +110,7 @@ async def _ask(
 
 
 def _problem(text: str, schema: Schema) -> str | None:
-    """What is wrong with a reply, if anything."""
+    """What is wrong with a reply, or None."""
     from jsonschema import Draft202012Validator
 
     try:

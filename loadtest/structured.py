@@ -1,9 +1,10 @@
-"""``python -m chairlift.loadtest.structured``: what rows that are held to a schema cost the others.
+"""``python -m chairlift.loadtest.structured``: measures the cost of rows with a grammar.
 
-Serves the default model on the loopback and runs batches of ``--rows`` requests that are sent at
-once and all generate ``--tokens`` tokens: free ones only, and, in turn, as many of which half have
-to be JSON of a schema that takes more tokens than that. Compares the tokens a second of both, and
-those of a free row in both. Exit code 1 if either ratio is below LEAST.
+It serves the default model on the loopback interface and runs batches of ``--rows`` concurrent
+requests with ``--tokens`` output tokens each. Batches without grammars alternate with batches in
+which half of the rows must be JSON of a schema that needs more tokens than that. It compares the
+tokens per second of the batches and of an unconstrained row in each. The exit code is 1 if either
+ratio is below LEAST.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from chairlift.loadtest.servers.child import ChildServer
 LEAST = 0.85
 START_LIMIT = 180.0
 PATIENCE = 600.0
-# Its replies end long after ``--tokens``.
+# Replies of this schema are much longer than ``--tokens``.
 SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 10_000,
@@ -51,7 +52,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class Batch(NamedTuple):
-    """Tokens a second: of all rows of a batch together, and of a free one."""
+    """Tokens per second: of all rows of a batch together, and of one unconstrained row."""
 
     total: float
     free_row: float
@@ -59,7 +60,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Medians over all rounds, in tokens a second; ratios are those of a round's two batches."""
+    """Medians over all rounds, in tokens per second; a ratio compares the batches of one round."""
 
     free_total: float
     mixed_total: float
@@ -67,7 +68,7 @@ class Costs:
     free_row_ratio: float
 
     @classmethod
-    def of(cls, free: Sequence[Batch], mixed: Sequence[Batch]) -> Costs:
+    def from_batches(cls, free: Sequence[Batch], mixed: Sequence[Batch]) -> Costs:
         pairs = list(zip(free, mixed, strict=True))
         return cls(
             statistics.median(batch.total for batch in free),
@@ -89,7 +90,7 @@ class Costs:
 
 
 async def measure(url: str, rows: int, tokens: int, rounds: int) -> Costs:
-    """Runs ``rounds`` batches of each kind, after one of each that warms up.
+    """Runs ``rounds`` batches of each kind, after one warm-up batch of each.
 
     Raises:
         ServerError: a request failed, or ended before its tokens were there.
@@ -102,17 +103,17 @@ async def measure(url: str, rows: int, tokens: int, rounds: int) -> Costs:
         Progress(2 * (rounds + 1), "structured", unit="batches") as progress,
     ):
         for number in range(rounds + 1):
-            # In turn first, so that what drifts does not count.
-            for batches, held in ((free, 0), (mixed, rows // 2))[:: 1 if number % 2 else -1]:
-                batch = await _batch(http, url, rows, held, tokens, number)
+            # The kinds take turns in going first, so that a drift affects both.
+            for batches, constrained in ((free, 0), (mixed, rows // 2))[:: 1 if number % 2 else -1]:
+                batch = await _batch(http, url, rows, constrained, tokens, number)
                 progress.add_done()
                 if number:
                     batches.append(batch)
-    return Costs.of(free, mixed)
+    return Costs.from_batches(free, mixed)
 
 
 async def _batch(
-    http: aiohttp.ClientSession, url: str, rows: int, held: int, tokens: int, number: int
+    http: aiohttp.ClientSession, url: str, rows: int, constrained: int, tokens: int, number: int
 ) -> Batch:
     async def one(row: int) -> float:
         body: dict[str, Any] = {
@@ -122,7 +123,7 @@ async def _batch(
             "seed": 1000 * number + row,
             "ignore_eos": True,
         }
-        if row < held:
+        if row < constrained:
             body["structured_outputs"] = {"json": SCHEMA}
         start = time.perf_counter()
         async with http.post(f"{url}/v1/completions", json=body) as response:
@@ -133,8 +134,8 @@ async def _batch(
 
     start = time.perf_counter()
     seconds = await asyncio.gather(*map(one, range(rows)))
-    whole = time.perf_counter() - start
-    return Batch(rows * tokens / whole, tokens / statistics.mean(seconds[held:]))
+    duration = time.perf_counter() - start
+    return Batch(rows * tokens / duration, tokens / statistics.mean(seconds[constrained:]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,1 +1,6 @@
-"""What may go wrong is made to go wrong, on a real server: a file a scenario, each with checks."""
+"""Fault scenarios: each module attacks or overloads a real server and checks how it copes.
+
+``python -m chairlift.loadtest.faults SCENARIO`` runs one; ``scenario`` defines the interface, and
+``server`` starts the server as a child process. The package runs in the client's process and must
+not import MLX, the engine or the cache.
+"""

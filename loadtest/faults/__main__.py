@@ -25,7 +25,7 @@ SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, ODD, HOSTILE, OVERLOAD, SOAK, SIG
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one scenario and prints what came of it; returns the exit code."""
+    """Runs one scenario and prints its result; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m chairlift.loadtest.faults", description=__doc__
     )

@@ -1,4 +1,4 @@
-"""Requests that are wrong in every way but those a schema knows of, from a seed, as bytes."""
+"""Generates invalid HTTP requests from a seed, as bytes, beyond what a schema can describe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Ending = Literal["patient", "half-closed", "left"]
 
-# Values as JSON text, or as what is not even that.
+# Values as JSON text, some of it malformed.
 _DEEP = 5_000
 _VALUES: tuple[bytes, ...] = (
     *(b"null", b"true", b"false", b"0", b"-0", b"-1", b"1.5", b"1e308", b"-1e308", b"1e-400"),
@@ -52,10 +52,10 @@ _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """Bytes to send.
+    """The bytes of a request, and what the client does after sending them.
 
-    Then the client waits for an answer, and closes its half if none comes soon; or it closes its
-    half at once; or it leaves.
+    It waits for a reply and closes its half of the connection if none comes soon, or closes its
+    half at once, or disconnects.
     """
 
     kind: str
@@ -211,7 +211,7 @@ def _bomb() -> bytes:
 
 
 def _body(draw: random.Random, fields: list[str]) -> tuple[str, bytes]:
-    """A path, and an object for it with one to three values that are probably wrong."""
+    """A path, and a body for it with one to three values that are probably invalid."""
     path = draw.choice(list(_BASES))
     members = dict(_BASES[path])
     for _ in range(draw.randint(1, 3)):

@@ -1,7 +1,7 @@
-"""Thousands of bad requests: none may be answered by a 5xx or hang, and the server serves after.
+"""Thousands of bad requests: none may get a 5xx reply or hang, and the server must serve after it.
 
-Some break what /openapi.json says (schemathesis makes them of it), the others what JSON and HTTP
-say (``bad_requests``). Beside them connections are opened whose heads never end.
+Some violate /openapi.json (schemathesis generates them), the others JSON or HTTP
+(``bad_requests``). Other connections send a request head that never ends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from chairlift.loadtest.faults.bad_requests import BadRequest, bad_requests
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import child
 
-# No step of a small model takes that long.
+# Longer than any step of a small model.
 PATIENCE = 30.0
-# The server's own limit (its default), and what it may be late.
+# The server's default time limit, and by how much it may exceed it.
 HEAD_SECONDS = 75.0
 LATE_SECONDS = 15.0
 AT_ONCE = 16
-# A whole request is answered by then, one that lacks something needs to be told so.
+# Time limit for the reply to a complete request; an incomplete one is ended after it.
 HALF_CLOSE_SECONDS = 0.5
 SHARE_OF_SCHEMA = 0.4
 _SHOWN = 20
@@ -40,7 +40,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
 
 @dataclass(slots=True)
 class FuzzReport:
-    """What was sent, what came back (status 0: the connection was closed), and what must not be."""
+    """Counts of requests and of reply statuses (0: connection closed), and a list of faults."""
 
     sent: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -48,11 +48,11 @@ class FuzzReport:
 
     @property
     def requests(self) -> int:
-        """How many were sent."""
+        """The number of requests sent."""
         return sum(self.sent.values())
 
     def add(self, kind: str, status: int | None, what: str) -> None:
-        """One request and its answer; None: there was none."""
+        """Records one request and its reply's status; None means that there was no reply."""
         self.sent[kind] += 1
         if status is None:
             self.failures.append(f"{kind}: no answer in {PATIENCE:g} s: {what}")
@@ -70,9 +70,9 @@ class FuzzReport:
 async def fuzz(
     url: str, requests: int, seed: int, head_seconds: float = HEAD_SECONDS
 ) -> FuzzReport:
-    """Sends them all to the server at ``url``.
+    """Sends all bad requests to the server at ``url``.
 
-    ``head_seconds`` is how long it lets a request's head take.
+    ``head_seconds`` is the server's time limit for a request's head.
     """
     report = FuzzReport()
     async with aiohttp.ClientSession() as http, http.get(f"{url}/openapi.json") as reply:
@@ -90,7 +90,7 @@ async def fuzz(
 def _against_schema(
     url: str, schema: dict[str, Any], requests: int, seed: int, report: FuzzReport
 ) -> None:
-    # Imported late: the rest of the load test does without these.
+    # Imported here because the rest of the load test does not need these packages.
     import hypothesis
     import requests as http
     import schemathesis
@@ -111,7 +111,7 @@ def _against_schema(
             except http.Timeout:
                 report.add("against the schema", None, what)
             except http.RequestException:
-                # What the client itself refuses to send, or the server to read on.
+                # The client refuses to send it, or the server stopped reading.
                 report.add("against the schema", 0, what)
             else:
                 report.add("against the schema", status, what)
@@ -141,7 +141,7 @@ async def _send_all(url: str, bad: Iterator[BadRequest], report: FuzzReport) -> 
 
 
 async def _send(url: str, request: BadRequest) -> int:
-    """The status of the answer, the highest of several; 0 if there was none."""
+    """The status of the reply, the highest one of several; 0 if there was none."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
@@ -155,20 +155,20 @@ async def _send(url: str, request: BadRequest) -> int:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HALF_CLOSE_SECONDS):
                     answer = await reader.read(65536)
-        # What may be kept alive is ended, too.
+        # Also ends a connection that would be kept alive.
         if not reader.at_eof():
             writer.write_eof()
         answer += await reader.read()
-        # Several, perhaps: of pipelined requests, or after "100 Continue".
+        # There may be several replies: to pipelined requests, or after "100 Continue".
         return max(map(int, _STATUS.findall(answer)), default=0)
     except ConnectionError:
-        return 0  # closed while it was sent
+        return 0  # the server closed the connection during sending
     finally:
         writer.transport.abort()
 
 
 async def _slow_head(url: str, report: FuzzReport, seconds: float) -> None:
-    """Sends a byte now and then, until the server has enough."""
+    """Sends single bytes with pauses, until the server closes the connection."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     closed: int | None = 0
@@ -193,7 +193,7 @@ async def _slow_head(url: str, report: FuzzReport, seconds: float) -> None:
 
 
 async def _check_it_serves(url: str, report: FuzzReport) -> None:
-    """One real request, and nothing left of the others."""
+    """Checks that a valid request is served and that nothing of the bad ones is left."""
     timeout = aiohttp.ClientTimeout(total=PATIENCE)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         body = {"prompt": "The sea is", "max_tokens": 4}
@@ -206,13 +206,13 @@ async def _check_it_serves(url: str, report: FuzzReport) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     parser.add_argument("--requests", type=int, default=5000, help="default: %(default)s")
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
-    """Does it to a server of its own."""
-    # A short context bounds what a request that turns out to be a good one may cost.
+    """Runs the scenario against a new server."""
+    # A short context limits the cost of a request that turns out to be valid.
     with child(model, "--max-context", "512", "--log-level", "warning") as server:
         report = asyncio.run(fuzz(server.spec.base_url, options.requests, options.seed))
     statuses = dict(sorted(report.statuses.items()))

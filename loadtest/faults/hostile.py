@@ -1,4 +1,4 @@
-"""Hostile bodies, one after the other, beside a stream and a prober: nobody else notices them."""
+"""Hostile bodies, one after the other: a stream and a health prober beside them must not notice."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import child, metric, request
 from chairlift.loadtest.servers import procfs
 
-# An answer that has not come by then counts as none.
+# A reply that takes longer counts as none.
 PATIENCE = 120.0
 MAX_GRAMMAR_CHARS = 128 << 10
-# Small bodies may take more than their size would allow: imports, and what is made once.
+# Memory allowed beyond the size of small bodies: imports and objects that are created once.
 MEMORY_FLOOR = 32 << 20
 _PROBE_SECONDS = 0.02
 _SHOWN = 5
@@ -36,12 +36,12 @@ _NO_METRIC = -1.0
 
 @dataclass(slots=True)
 class HostileReport:
-    """What was sent, and what became of the others meanwhile."""
+    """The measurements: hostile requests, and their effect on other clients."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    # Seconds of the answers, with what was asked.
+    # Seconds to each reply, with the kind of request.
     answers: list[tuple[float, str]] = field(default_factory=list)
-    # The longest wait for /health, and between two events of the stream, with what was sent then.
+    # The longest wait for /health and between two events of the stream, with the request sent then.
     health: tuple[float, str] = (0.0, "")
     stream: tuple[float, str] = (0.0, "")
     grown: list[tuple[float, str]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class HostileReport:
 
 
 class _Others:
-    """A stream and a prober of /health, and the memory of the API process."""
+    """Watches a stream, /health and the memory of the API process."""
 
     def __init__(self, url: str, pid: int, report: HostileReport) -> None:
         self._url = url
@@ -59,7 +59,7 @@ class _Others:
         self.peak = 0
 
     async def probe(self) -> None:
-        """Asks for /health again and again, until it is cancelled."""
+        """Requests /health repeatedly, until cancelled."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as http:
             while True:
                 what, began = self.what, time.perf_counter()
@@ -77,7 +77,7 @@ class _Others:
                 await asyncio.sleep(_PROBE_SECONDS)
 
     async def stream(self, client: OpenAIClient, tokens: int, begun: asyncio.Event) -> None:
-        """Streams one reply after the other, until it is cancelled."""
+        """Streams one reply after the other, until cancelled."""
         for number in count():
             last = [time.perf_counter()]
 
@@ -119,7 +119,7 @@ async def _run(url: str, pid: int, options: argparse.Namespace) -> HostileReport
         try:
             async with asyncio.timeout(PATIENCE):
                 await begun.wait()
-            # Until here the model itself was still being warmed.
+            # Before the first event the model was still warming up.
             report.stream = report.health = (0.0, "")
             for hostile in islice(bodies, options.requests):
                 await _send(http, url, pid, hostile, others, report)
@@ -132,7 +132,7 @@ async def _run(url: str, pid: int, options: argparse.Namespace) -> HostileReport
 
 
 async def _fields(http: aiohttp.ClientSession, url: str) -> dict[str, list[str]]:
-    """The names of each door's fields."""
+    """The names of the fields of each endpoint."""
     async with http.get(f"{url}/openapi.json") as reply:
         document = await reply.json()
     schemas = document["components"]["schemas"]
@@ -148,14 +148,14 @@ async def _fields(http: aiohttp.ClientSession, url: str) -> dict[str, list[str]]
 async def _warm(
     http: aiohttp.ClientSession, url: str, bodies: Iterator[Hostile], report: HostileReport
 ) -> None:
-    """Has the server import and start what it keeps; that is no fault of a hostile body."""
+    """Makes the server import modules and start workers, which hostile bodies must not pay for."""
     large = b'{"prompt":"hi","max_tokens":1,"unknown":[' + b"[]," * 50_000 + b"[]]}"
     for text in (large, b'{"prompt":"hi","max_tokens":1,"guided_regex":"a+"}'):
         await _post(http, url, Hostile("warm", "/v1/completions", text))
 
 
 async def _post(http: aiohttp.ClientSession, url: str, hostile: Hostile) -> int | None:
-    """The status of the answer; None: there is none in time."""
+    """The status of the reply; None if there is none in time."""
     headers = {"Content-Type": "application/json"}
     try:
         async with http.post(
@@ -185,14 +185,14 @@ async def _send(
     status = await _post(http, url, hostile)
     report.answers.append((time.perf_counter() - began, what))
     report.statuses[status or 0] += 1
-    # A body that is too large may be refused before it is read to its end.
+    # The server may refuse a body that is too large before reading all of it.
     if status is None or status >= 500 or (status == 0 and size < 1 << 20):
         report.failures.append(f"{'no answer' if status is None else status}: {what}")
     report.grown.append(((others.peak - before) / max(size, MEMORY_FLOOR / 10), what))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     add = parser.add_argument
     add("--requests", type=int, default=400, help="default: %(default)s; the first are all kinds")
     add("--size", type=int, default=16, metavar="MiB", help="of a body (default: %(default)s)")
@@ -203,7 +203,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
-    """Does it to a server of its own."""
+    """Runs the scenario against a new server."""
     if not procfs.available():
         raise ServerError("this needs a /proc to read the memory of the API process")
     flags = ("--max-body-bytes", str(options.size << 20), "--log-level", "error")
@@ -215,7 +215,7 @@ def run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 async def _late(url: str, seconds: float) -> float:
-    """How often the server's own loop was later than that."""
+    """How often the lag of the server's event loop exceeded ``seconds``; _NO_METRIC if unknown."""
     name = "chairlift_event_loop_lag_seconds"
     bounds = str(float(seconds))
     within = await metric(url, f"{name}_bucket", le=bounds)

@@ -1,4 +1,4 @@
-"""Valid HTTP whose bodies are made to cost as much as they can, at every door, from a seed."""
+"""Generates valid HTTP requests with very expensive bodies, for every endpoint, from a seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _USER = b'[{"role":"user","content":"hi"}]'
-# What each door needs besides the field that is attacked.
+# The required fields of each endpoint, besides the attacked one.
 DOORS: Mapping[str, Mapping[str, bytes]] = {
     "/v1/chat/completions": {"messages": _USER, "max_tokens": b"8"},
     "/v1/completions": {"prompt": b'"hi"', "max_tokens": b"8"},
@@ -26,7 +26,7 @@ _CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize")
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """``kind`` says what is costly about it."""
+    """A request; ``kind`` names what makes it expensive."""
 
     kind: str
     path: str
@@ -34,13 +34,13 @@ class Hostile:
 
 
 def repeated(item: str, size: int, start: str = "[", end: str = "]") -> bytes:
-    """A JSON list, or whatever ``start`` makes of it, of as many items as ``size`` bytes hold."""
+    """A JSON list, or what ``start`` makes of it, with as many items as fit ``size`` bytes."""
     raw = item.encode()
     count = max(1, (size - len(start) - len(end)) // (len(raw) + 1))
     return start.encode() + (raw + b",") * (count - 1) + raw + end.encode()
 
 
-# Values that may stand in any field. Each is made to a size in bytes.
+# Values for any field, as functions of a size in bytes.
 _ANYWHERE: Mapping[str, Callable[[int], bytes]] = {
     "empty lists": lambda size: repeated("[]", size),
     "empty objects": lambda size: repeated("{}", size),
@@ -70,7 +70,7 @@ _PARTS: Mapping[str, str] = {
     "/v1/responses": '{"type":"input_text","text":"a"}',
     "/v1/messages": '{"type":"text","text":"a"}',
 }
-# Lark and GBNF; the compiler, the converter or each mask would take too long.
+# Grammars in Lark and GBNF for which the compiler, the converter or each mask takes too long.
 GRAMMARS: Mapping[str, Callable[[int], str]] = {
     "blank lines": lambda size: 'root ::= "a"\n' + "\n" * size,
     "comments": lambda size: 'root ::= "a"\n' + "# a\n" * (size // 4),
@@ -131,10 +131,10 @@ def _references(count: int) -> dict[str, Any]:
 def hostile_bodies(
     fields: Mapping[str, Sequence[str]], seed: int, sizes: Sequence[int], grammar_size: int
 ) -> Iterator[Hostile]:
-    """Each kind of attack at each door once, at the largest size; then at random, without end.
+    """Each kind of attack on each endpoint once, at the largest size; then random ones, endlessly.
 
     Args:
-        fields: the names of each door's fields, as /openapi.json has them.
+        fields: the names of each endpoint's fields, from /openapi.json.
         sizes: of bodies, in bytes; the last one is the server's limit.
         grammar_size: the characters of grammars, schemas and regular expressions.
     """
@@ -152,7 +152,7 @@ def hostile_bodies(
 
 def _named(size: int, grammar_size: int) -> Iterator[Callable[[], Hostile]]:
     def attack(kind: str, path: str, **given: Callable[[], bytes]) -> Callable[[], Hostile]:
-        # Made when it is due: all of them together would be gigabytes.
+        # Built just before sending: all bodies together would take gigabytes.
         return lambda: Hostile(kind, path, _body(path, **{k: v() for k, v in given.items()}))
 
     for path, needed in DOORS.items():

@@ -1,4 +1,4 @@
-"""The engine process is killed and stopped under load; no stream may notice more than a pause."""
+"""Kills and stops the engine process under load; streams may only show a pause."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from chairlift.loadtest.faults.server import FaultServer
 
 _REPLY_LIMIT = 900.0
 _PROMPT_WORDS = (5, 60)
-# When it happens: so much of all tokens has come by then, at least and at most.
+# When it happens: the minimum and maximum fraction of all tokens that have arrived by then.
 _MOMENTS = (0.05, 0.85)
-# A token may still be on its way from an engine that has just been killed.
+# A token of an engine that has just been killed may still be in transit.
 _ON_THE_WAY = 0.3
 RESTARTS = "chairlift_engine_restarts_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """What was done to the engine, and when, in seconds of ``time.perf_counter()``. ``tokens`` had
-    come by then; ``starting``: it was not ready yet.
+    """A signal to the engine process, and its time in ``time.perf_counter()`` seconds.
+
+    ``tokens`` had arrived by then. ``starting`` means that the engine was not ready yet.
     """
 
     signal: signal.Signals
@@ -45,7 +46,7 @@ class Blow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     add = parser.add_argument
     add("--streams", type=int, default=64, help="default: %(default)s")
     add("--output-tokens", type=int, default=64, help="of each stream (default: %(default)s)")
@@ -85,7 +86,7 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 def _request(number: int, options: argparse.Namespace, rng: np.random.Generator) -> Request:
-    """Of four kinds in turn: greedy, drawn, drawn with penalties, drawn with log-probabilities."""
+    """Sampling fields by turns: greedy, sampled, sampled with penalties, with log-probabilities."""
     length = int(rng.integers(*_PROMPT_WORDS))
     prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
     kinds: tuple[dict[str, Any], ...] = (
@@ -98,13 +99,13 @@ def _request(number: int, options: argparse.Namespace, rng: np.random.Generator)
 
 
 async def _load(client: OpenAIClient, requests: list[Request], progress: Progress) -> LoadResult:
-    """All at once; under a salt of the run's own, so that none finds what another left behind."""
+    """Sends all requests at once, with a cache salt of this run, so that no run reuses prefixes."""
     salted = [replace(r, body={**r.body, "cache_salt": progress.what}) for r in requests]
     return await run_load(client, salted, [0.0] * len(salted), None, progress)
 
 
 async def _kill_starting(server: FaultServer) -> None:
-    """Kills the very first engine while it loads."""
+    """Kills the first engine process while it loads."""
     await server.other_engine()
     await server.signal_engine(signal.SIGKILL)
 
@@ -112,7 +113,7 @@ async def _kill_starting(server: FaultServer) -> None:
 async def _strike(
     server: FaultServer, progress: Progress, options: argparse.Namespace, rng: np.random.Generator
 ) -> list[Blow]:
-    """Kills the engine at random moments, and stops it at one; kills one more that is starting."""
+    """Kills the engine at random moments, stops it at one, and kills one more while it starts."""
     share = np.sort(rng.uniform(*_MOMENTS, size=options.kills + 1))
     moments = share * options.streams * options.output_tokens
     stop = int(rng.integers(len(moments)))
@@ -148,7 +149,7 @@ def _compared(alone: list[Reply], disturbed: list[Reply]) -> list[Check]:
 
 
 async def _counted(server: FaultServer, kills: int) -> list[Check]:
-    """What the server says of it afterwards."""
+    """Checks the server's metrics afterwards."""
     wanted = {"crash": kills, "hang": 1, "start": 2}
     counts = {reason: int(await server.metric(RESTARTS, reason=reason)) for reason in wanted}
     left = [
@@ -186,7 +187,7 @@ def _figures(
 
 
 def _pause(times: list[float], at: float) -> float:
-    """Seconds between the last token before a time and the first one after it."""
+    """Seconds from the last token before a time to the first one after it."""
     return next((after - before for before, after in pairwise(times) if before <= at < after), 0.0)
 
 

@@ -1,8 +1,8 @@
-"""Thousands of requests whose numbers are extreme, beside ordinary streams that do not notice.
+"""Thousands of requests with extreme numbers, beside ordinary streams that must not be affected.
 
-Each field of each door gets every value at and beyond its borders, alone and in combination with
+Each field of each endpoint gets every value at and beyond its limits, alone and combined with
 filters, penalties, grammars, choices and log-probabilities. Each reply is a 200, or a 400 that
-names a field; no engine ends; and the streams beside them have the text that they have alone.
+names a field; no engine process ends; and the streams have the same text as without such requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.server import FaultServer
 
 FAILED = "chairlift_rows_failed_total"
-# A server that answers nothing right is not asked thousands of times more.
+# After this many faults the scenario ends early.
 _ENOUGH_FAILURES = 40
 _SHOWN = 10
 _ROWS = 32
@@ -43,9 +43,10 @@ _VOCABULARY = re.compile(r"vocabulary of ([0-9]+)")
 
 @dataclass(slots=True)
 class OddReport:
-    """What was sent to each path, the statuses that came, and what must not have come.
+    """The requests sent to each path, the statuses of the replies, and the faults.
 
-    ``repeats`` counts whole replies of the ordinary streams, ``differing`` those of another text.
+    ``repeats`` counts complete replies of the ordinary streams, ``differing`` those whose text
+    differs from the first.
     """
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -56,11 +57,11 @@ class OddReport:
 
     @property
     def requests(self) -> int:
-        """How many odd ones were answered or failed."""
+        """The number of odd requests that were answered or failed."""
         return self.sent.total()
 
     def add(self, request: OddRequest, status: int, text: str) -> None:
-        """Takes one answer; status 0: there was none, and ``text`` says why."""
+        """Records one reply; status 0 means that there was none, and ``text`` says why."""
         self.sent[request.path] += 1
         self.statuses[status] += 1
         if (why := fault(request, status, text)) is not None:
@@ -69,7 +70,7 @@ class OddReport:
 
 
 def fault(request: OddRequest, status: int, text: str) -> str | None:
-    """What is wrong with an answer; None: nothing."""
+    """What is wrong with a reply, or None."""
     if status == 400:
         error = _object(text).get("error", {})
         said = f"{error.get('param')} {error.get('message')}"
@@ -88,7 +89,7 @@ def fault(request: OddRequest, status: int, text: str) -> str | None:
 
 
 def _wrong(event: str) -> str | None:
-    """What is wrong with a reply's object, or with one event of a stream."""
+    """What is wrong with a reply's body or an event of a stream, or None."""
     try:
         whole = _object(event)
     except ValueError as error:
@@ -103,7 +104,7 @@ def _wrong(event: str) -> str | None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """A JSON object; NaN and infinity are none of JSON's."""
+    """Parses a JSON object; NaN and infinity are errors, since JSON does not have them."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} in the reply")
@@ -115,7 +116,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     add = parser.add_argument
     add("--requests", type=int, default=4000, help="odd ones (default: %(default)s)")
     add(
@@ -142,7 +143,7 @@ def run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 async def _run(model: Path, options: argparse.Namespace) -> Outcome:
-    # A short context bounds what a request costs that asks for all of it.
+    # A short context limits the cost of a request that uses all of it.
     flags = ("--max-rows", str(_ROWS), "--max-queue", "4096", "--max-context", "512")
     report = OddReport()
     async with (
@@ -224,7 +225,7 @@ async def _send_all(
     report: OddReport,
     progress: Progress,
 ) -> None:
-    """One after the other, until there are no more, or it is time, or it makes no sense."""
+    """Sends one request after the other, until all are sent, time is up or faults are too many."""
     for request in odd:
         try:
             async with http.post(request.path, json=request.body) as reply:
@@ -246,7 +247,7 @@ async def _repeat(
     over: asyncio.Event,
     report: OddReport,
 ) -> None:
-    """One ordinary stream, again and again, until the odd requests are done."""
+    """Repeats one ordinary stream until the odd requests are done."""
     for run in itertools.count():
         reply = await client.complete(_salted(request, f"{run}"))
         if not reply.ok or (reply.text, reply.output_tokens) != (alone.text, alone.output_tokens):
@@ -258,7 +259,7 @@ async def _repeat(
 
 
 def _ordinary(number: int, options: argparse.Namespace) -> Request:
-    """Greedy, drawn, with filters, with penalties, in turn; the seed is the stream's number."""
+    """Sampling fields by turns: greedy, sampled, with filters, with penalties; seeded by number."""
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
         {"temperature": 0.9},
@@ -271,13 +272,13 @@ def _ordinary(number: int, options: argparse.Namespace) -> Request:
 
 
 def _salted(request: Request, salt: str) -> Request:
-    """Under a salt of its own: nothing of it comes out of the prefix cache."""
+    """Adds a unique cache salt, so that nothing comes from the prefix cache."""
     body = {**request.body, "cache_salt": f"ordinary {salt}"}
     return Request(request.prompt, request.prompt_len, request.output_len, body)
 
 
 async def _vocabulary_of(url: str) -> int:
-    """How many token ids the model has; the server says it when one is too large."""
+    """The size of the model's vocabulary, from the server's refusal of a token id too large."""
     async with (
         aiohttp.ClientSession(url) as http,
         http.post("/v1/completions", json={"prompt": [2**31 - 1]}) as reply,

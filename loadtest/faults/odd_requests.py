@@ -1,6 +1,6 @@
-"""Requests whose numbers are extreme, from a seed: every border of every field, alone and together.
+"""Generates requests with extreme numbers from a seed: every limit of every field, also combined.
 
-Most are valid. Of the others one field is just beyond its border, and is to be named.
+Most are valid. The others have one field just beyond its limits, which the refusal must name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from chairlift.loadtest.faults import odd_values
 from chairlift.loadtest.faults.odd_values import Odd
 from chairlift.loadtest.random_schemas import random_schema
 
-# Of the requests with many odd fields.
+# Fractions of the requests with many odd fields.
 _REFUSED = 0.15
 _GRAMMAR = 0.25
 _PRESENT = 0.4
@@ -24,7 +24,7 @@ _PATTERNS = ("ab", "x{2,9}", "[a-f]{4}", "(yes|no)", "[^\\\\n]*")
 
 @dataclass(frozen=True, slots=True)
 class OddRequest:
-    """A body for a path. ``wrong`` names the field that is beyond its border; None: it is valid."""
+    """A body for a path. ``wrong`` names the field beyond its limits; None if all are valid."""
 
     path: str
     body: dict[str, Any]
@@ -39,9 +39,9 @@ class _Door:
 
 
 def odd_requests(vocabulary: int, rows: int, seed: int) -> Iterator[OddRequest]:
-    """Without end: one with one odd value, then one with many, and so on.
+    """Generates requests endlessly, alternating between one odd value and many.
 
-    All single values of all doors come, in random order, before one comes again.
+    All single values of all endpoints come once, in random order, before any is repeated.
 
     Args:
         vocabulary: the model's token ids are below this.
@@ -86,12 +86,12 @@ def _doors(vocabulary: int, rows: int) -> tuple[_Door, ...]:
 
 
 def _combined(draw: random.Random, door: _Door) -> OddRequest:
-    """Many odd values together, and perhaps a grammar."""
+    """A body with many odd values, and perhaps a grammar."""
     body = dict(door.base)
     for field in door.fields:
         if field.inside and draw.random() < _PRESENT:
             body[field.name] = draw.choice(field.inside)
-    # Choices times prompts have to fit the server's rows and its queue.
+    # Choices times prompts must fit the server's rows and queue.
     if "min_tokens" in body:
         body["min_tokens"] = draw.choice((0, body["max_tokens"]))
     if draw.random() < _GRAMMAR:

@@ -1,18 +1,18 @@
-"""The borders of every field of a request that numbers stand in: values inside and outside."""
+"""Values at the limits of every numeric field of a request: just inside and just outside."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-# Of float64 and float32: the smallest number, the smallest normal one, and what lies between.
+# For float64 and float32: the smallest number, the smallest normal one, and one in between.
 _SUBNORMAL = (5e-324, 1e-320, 2.2250738585072014e-308, 1e-45, 1e-40, 1.17549435e-38, 1e-30)
 _INT32, _INT64 = 2**31, 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """A field's values: ``inside`` are accepted, ``outside`` are refused with a 400."""
+    """The values of a field: ``inside`` must be accepted, ``outside`` refused with a 400."""
 
     name: str
     inside: tuple[Any, ...]
@@ -20,7 +20,7 @@ class Odd:
 
 
 def sampling(vocabulary: int) -> tuple[Odd, ...]:
-    """What all doors have."""
+    """The fields of all endpoints."""
     return (
         Odd(
             "temperature",
@@ -46,7 +46,7 @@ def sampling(vocabulary: int) -> tuple[Odd, ...]:
 
 
 def openai(vocabulary: int, rows: int) -> tuple[Odd, ...]:
-    """What completions and chat have."""
+    """The fields of completions and chat completions."""
     last = str(vocabulary - 1)
     ends = list(range(min(128, vocabulary)))
     return (
@@ -101,7 +101,7 @@ def openai(vocabulary: int, rows: int) -> tuple[Odd, ...]:
 
 
 def completions(vocabulary: int, rows: int) -> tuple[Odd, ...]:
-    """Of /v1/completions."""
+    """The fields of /v1/completions."""
     ids = [0, vocabulary - 1, 1]
     return (
         *openai(vocabulary, rows),
@@ -116,7 +116,7 @@ def completions(vocabulary: int, rows: int) -> tuple[Odd, ...]:
 
 
 def chat(vocabulary: int, rows: int) -> tuple[Odd, ...]:
-    """Of /v1/chat/completions; top_logprobs need logprobs, which the request has."""
+    """The fields of /v1/chat/completions; the request has logprobs, which top_logprobs needs."""
     return (
         *openai(vocabulary, rows),
         Odd("top_logprobs", (0, 1, 19, 20), (21, -1, _INT32)),
@@ -125,7 +125,7 @@ def chat(vocabulary: int, rows: int) -> tuple[Odd, ...]:
 
 
 def responses(vocabulary: int) -> tuple[Odd, ...]:
-    """Of /v1/responses."""
+    """The fields of /v1/responses."""
     return (
         *sampling(vocabulary),
         Odd("max_output_tokens", (1, 2, 7), (0, _INT32 - 1, _INT32, -1)),
@@ -135,10 +135,10 @@ def responses(vocabulary: int) -> tuple[Odd, ...]:
 
 
 def messages(vocabulary: int) -> tuple[Odd, ...]:
-    """Of /v1/messages."""
+    """The fields of /v1/messages."""
     return (
         *sampling(vocabulary),
-        # More than the context is cut to it, as at Anthropic: a reply of hundreds of tokens.
+        # A max_tokens beyond the context is lowered to it, as at Anthropic: hundreds of tokens.
         Odd("max_tokens", (1, 2, 7), (0, _INT32, -1)),
         Odd("stop_sequences", ([], ["e"] * 16, ["x" * 1024]), ([""], ["e"] * 17)),
         Odd("stream", (True, False)),

@@ -1,4 +1,4 @@
-"""Far more requests than there is room for: refusals are quick, and running streams go on."""
+"""Far more requests than fit: refusals must be quick, and running streams must continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import Streams, child, metric, request, until_metric
 
-# More than any stream makes while it is watched.
+# More tokens than any stream generates while it is watched.
 ENDLESS = 4000
 MOST_MEDIAN_MS = 50.0
 LEAST_SHARE = 0.9
@@ -24,14 +24,14 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """``seconds`` that each took to be answered; ``errors`` are what was no refusal."""
+    """The refusals: ``seconds`` to each reply, and ``errors``, replies that were no refusal."""
 
     seconds: list[float]
     errors: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     add = parser.add_argument
     add("--rows", type=int, default=8, help="default: %(default)s")
     add("--queue", type=int, default=8, help="default: %(default)s")
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
-    """Watches the streams undisturbed and while the others come, in turn."""
+    """Watches the streams alternately undisturbed and under overload."""
     flags = ("--max-rows", str(options.rows), "--max-queue", str(options.queue))
     with child(model, *flags) as server:
         return uvloop.run(_overload(server.spec.base_url, options))
@@ -58,7 +58,7 @@ async def _overload(url: str, options: argparse.Namespace) -> Outcome:
     quiet = flooded = 0
     async with OpenAIClient(url, body=body) as client:
         client.model = await client.first_model()
-        # In turns, so that what else the machine does falls on both alike.
+        # Alternating, so that other load on the machine affects both alike.
         for _ in range(options.rounds):
             async with Streams(client, options.rows, ENDLESS) as streams:
                 start = time.perf_counter()
@@ -80,7 +80,7 @@ async def _flood(
     options: argparse.Namespace,
     refusals: Refusals,
 ) -> int:
-    """Fills the queue and sends all the others; the tokens that the streams made meanwhile."""
+    """Fills the queue and sends all other requests; returns the streams' tokens meanwhile."""
     waiting = [
         asyncio.create_task(client.complete(request(1000 + number, ENDLESS)))
         for number in range(options.queue)
@@ -98,7 +98,7 @@ async def _flood(
 
 
 async def _refused(client: OpenAIClient, count: int, seconds: float, refusals: Refusals) -> None:
-    """Sends requests evenly over that time, whether those before are answered or not."""
+    """Sends requests evenly over a time, without waiting for replies."""
 
     async def send(number: int) -> None:
         await asyncio.sleep(number * seconds / count)

@@ -1,4 +1,4 @@
-"""What a scenario is, and what comes of it."""
+"""The interface of a scenario and its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Check(NamedTuple):
-    """Something that has to hold, and what was found."""
+    """A condition that must hold, and the measurement."""
 
     what: str
     passed: bool
@@ -19,7 +19,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A scenario's ``figures`` go into its JSON; ``lines`` say the same to a reader."""
+    """The result of a scenario: ``figures`` for the JSON output, ``lines`` for a reader."""
 
     figures: Mapping[str, Any]
     lines: list[str]

@@ -1,4 +1,4 @@
-"""A real ``chairlift serve`` as a child, whose engine process can be got at."""
+"""Runs a real ``chairlift serve`` as a child process, with access to its engine process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _POLL_SECONDS = 0.02
 
 
 class Health(NamedTuple):
-    """What GET /health says."""
+    """The fields of GET /health."""
 
     status: int
     reason: str | None
 
 
 class FaultServer:
-    """Serves ``model`` with more ``flags`` while the ``async with`` lasts.
+    """Serves ``model`` with additional ``flags`` for the duration of an ``async with``.
 
-    Entering waits until it is healthy. Needs a /proc, where the engine is found: it is the server's
-    only child but for those that read large bodies and grammars.
+    Entering waits until the server is healthy. It needs /proc to find the engine process, which is
+    the server's only child except for its workers.
 
     Args:
         while_starting: awaited beside the start, with the server's process there.
@@ -63,7 +63,7 @@ class FaultServer:
 
     @property
     def engine(self) -> int | None:
-        """The engine process's id, None while there is none."""
+        """The id of the engine process, or None while there is none."""
         return next(iter(procfs.without_workers(procfs.tree(self.pid)[1:])), None)
 
     async def __aenter__(self) -> Self:
@@ -97,19 +97,19 @@ class FaultServer:
         raise ServerError(f"{self.spec.name} has no engine process")
 
     async def signal_engine(self, number: signal.Signals) -> int:
-        """Sends a signal to the engine process, once there is one; its id."""
+        """Waits for an engine process and sends it a signal; returns its id."""
         pid = await self.other_engine()
         os.kill(pid, number)
         return pid
 
     async def exit_code(self) -> int:
-        """Waits until the server has ended by itself; how it did."""
+        """Waits until the server has ended by itself; returns its exit code."""
         code = await asyncio.to_thread(self._child.wait)
         assert code is not None
         return code
 
     async def health(self) -> Health:
-        """What it says of itself."""
+        """Reads GET /health."""
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{self.spec.base_url}/health") as reply,
@@ -117,5 +117,5 @@ class FaultServer:
             return Health(reply.status, (await reply.json()).get("reason"))
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry these labels."""
+        """The sum of a metric's samples that have these labels."""
         return await metric(self.spec.base_url, name, **labels)

@@ -1,4 +1,4 @@
-"""SIGTERM under load: nobody new is let in, all running streams finish, and the exit code is 0."""
+"""SIGTERM under load: new requests are refused, running streams finish, and the exit code is 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXIT_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     add = parser.add_argument
     add("--streams", type=int, default=16, help="default: %(default)s")
     add("--output-tokens", type=int, default=128, help="of each stream (default: %(default)s)")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
-    """Sends it once all streams have begun."""
+    """Sends SIGTERM once all streams have begun."""
     flags = ("--max-rows", str(options.streams), "--drain-timeout", str(options.drain_timeout))
     with child(model, *flags) as server:
         return uvloop.run(_sigterm(server, options))
@@ -63,7 +63,7 @@ async def _sigterm(server: ChildServer, options: argparse.Namespace) -> Outcome:
 
 
 async def _ask(url: str) -> tuple[tuple[int, bool], int]:
-    """What a new request gets, and /health, as soon as the server has taken the signal."""
+    """The replies to a new request and to /health after the server has received the signal."""
     async with aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{url}/health") as reply:

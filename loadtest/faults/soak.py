@@ -1,4 +1,4 @@
-"""Minutes of mixed load with clients that leave or do not read: nothing of them may stay behind."""
+"""Minutes of mixed load with clients that disconnect or do not read: nothing may leak."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from chairlift.loadtest.servers.child import ChildServer
 LEAVING = 0.20
 NOT_READING = 0.05
 MOST_GROWTH = 0.02
-# Small enough to be full long before the last third: what grows then is a leak.
+# Small enough to be full long before the last third, so that growth there is a leak.
 PREFIX_BYTES = 64 << 20
 SLOW_READER_SECONDS = 5.0
 _PROMPTS = 200
 _SETTLE_SECONDS = 60.0
 _SAMPLE_SECONDS = 1.0
-# So large that the kernel's buffers do not hold a reply that nobody reads.
+# Too large for the kernel's buffers to hold a reply that the client does not read.
 _UNREAD_TOKENS = 1000
 
 
 @dataclass(slots=True)
 class Soak:
-    """What was done, and the resident bytes of each process at each sample."""
+    """Counts of requests, and the resident bytes of each process at each sample."""
 
     done: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     resident: dict[str, list[int]] = field(default_factory=dict)
 
     def growth(self, process: str) -> float:
-        """By what part a process grew over the last third, by a straight line through it."""
+        """The relative growth of a process over the last third, from a linear fit."""
         samples = self.resident[process]
         third = np.array(samples[len(samples) * 2 // 3 :], dtype=float)
         if len(third) < 2:
@@ -57,7 +57,7 @@ class Soak:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario's own flags."""
+    """Adds the scenario's flags."""
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="default: %(default)g")
     add("--clients", type=int, default=24, help="at once (default: %(default)s)")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
-    """Loads the server, and looks at what is left afterwards."""
+    """Loads the server and checks what is left afterwards."""
     if not procfs.available():
         raise ServerError("this needs a /proc to see how much memory processes hold")
     flags = (
@@ -127,7 +127,7 @@ async def _soak(server: ChildServer, options: argparse.Namespace) -> Outcome:
 async def _client(
     client: OpenAIClient, prompts: list[str], draw: random.Random, end: float, soak: Soak
 ) -> None:
-    """One request after the other."""
+    """Sends one request after the other."""
     while time.monotonic() < end:
         prompt = draw.choice(prompts)
         request = Request(prompt, len(prompt.split()), draw.randint(4, 64))
@@ -148,7 +148,7 @@ async def _client(
 
 
 async def _do_not_read(client: OpenAIClient, request: Request) -> None:
-    """Asks for much, and holds the connection for longer than the server will."""
+    """Requests a long reply and keeps the connection open without reading."""
     address = urlsplit(client.base_url)
     fields = {"prompt": request.prompt, "max_tokens": _UNREAD_TOKENS, "logprobs": 20}
     body = json.dumps({**fields, "stream": True, "ignore_eos": True}).encode()
@@ -174,7 +174,7 @@ async def _sample(server: int, soak: Soak) -> None:
 
 
 def _prompt(draw: random.Random) -> str:
-    """Many begin alike, and lengths are spread."""
+    """A prompt; many share a prefix, and lengths vary."""
     begin = " ".join(WORDS[:40]) if draw.random() < 0.3 else ""
     return begin + " ".join(draw.choices(WORDS, k=draw.choice((3, 10, 40, 120))))
 

@@ -1,4 +1,4 @@
-"""Long streams against a server, and what scenarios ask it and its processes."""
+"""Long streams for scenarios to watch, and helpers that read metrics and processes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _POLL_SECONDS = 0.05
 
 
 def child(model: Path, *flags: str) -> ChildServer:
-    """Chairlift in a process of its own, for as long as a ``with`` lasts."""
+    """A Chairlift server as a child process, for the duration of a ``with``."""
     spec = peers.ours(model)
     return ChildServer(replace(spec, command=[*spec.command, *flags]), START_LIMIT)
 
 
 def request(number: int, output_tokens: int) -> Request:
-    """A request whose prompt begins as no other's."""
+    """A request whose prompt shares no prefix with another."""
     words = [WORDS[(number + step * (number + 1)) % len(WORDS)] for step in range(PROMPT_WORDS)]
     return Request(" ".join(words), PROMPT_WORDS, output_tokens)
 
@@ -50,7 +50,7 @@ class Streams:
     client: OpenAIClient
     count: int
     output_tokens: int
-    # When tokens came, in seconds of ``time.perf_counter()``.
+    # Arrival times of tokens, in ``time.perf_counter()`` seconds.
     tokens: list[float] = field(default_factory=list)
     _tasks: list[asyncio.Task[Reply]] = field(default_factory=list)
 
@@ -88,16 +88,16 @@ class Streams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def replies(self) -> list[Reply]:
-        """All of them, to their ends."""
+        """Runs all streams to their ends."""
         return await asyncio.gather(*self._tasks)
 
     def between(self, start: float, end: float) -> int:
-        """Tokens that came then."""
+        """The number of tokens that arrived in a time span."""
         return sum(start <= moment < end for moment in self.tokens)
 
 
 async def metric(url: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that carry these labels."""
+    """The sum of a metric's samples that have these labels."""
     async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as reply:
         text = await reply.text()
     return sum(
@@ -109,7 +109,7 @@ async def metric(url: str, name: str, **labels: str) -> float:
 
 
 async def until_metric(url: str, name: str, value: float, seconds: float, **labels: str) -> float:
-    """Waits until a metric has that value, or the time is up; its value then."""
+    """Waits until a metric has a value or the time is up; returns the metric's last value."""
     deadline = time.monotonic() + seconds
     while True:
         found = await metric(url, name, **labels)
@@ -119,7 +119,7 @@ async def until_metric(url: str, name: str, value: float, seconds: float, **labe
 
 
 async def drop(task: asyncio.Task[Reply]) -> None:
-    """Its client leaves."""
+    """Disconnects the client."""
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

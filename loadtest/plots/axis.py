@@ -1,4 +1,4 @@
-"""Numbers along an axis: where each lies, and which are written beside it."""
+"""The axes of a chart: positions of values, and tick labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# From here on a linear axis would press most of what there is into its beginning.
+# With a larger ratio of values, a linear axis would squeeze most of them at its beginning.
 _LOG_RATIO = 30.0
 _TICKS = 5
 _ROUND = (1.0, 2.0, 5.0, 10.0)
@@ -14,19 +14,19 @@ _ROUND = (1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From ``low`` to ``high``, evenly or by powers of ten; ``unit`` says of what.
+    """An axis from ``low`` to ``high``, linear or logarithmic; ``unit`` is its label.
 
-    ``whole`` is an axis of things that are counted: there is no half of them.
+    With ``integers``, it is an axis of counts and has ticks at integers only.
     """
 
     low: float
     high: float
     unit: str
     log: bool = False
-    whole: bool = False
+    integers: bool = False
 
     def position(self, value: float) -> float:
-        """Where a value lies, 0 at ``low`` and 1 at ``high``; outside it lies at the end."""
+        """The position of a value, 0 at ``low`` and 1 at ``high``; values outside are clipped."""
         value = min(max(value, self.low), self.high)
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
@@ -34,9 +34,9 @@ class Axis:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers to write beside it, ascending."""
+        """Round numbers for tick labels, ascending."""
         if not self.log:
-            step = _step(self.high - self.low, self.whole)
+            step = _step(self.high - self.low, self.integers)
             first = math.ceil(self.low / step)
             return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
         decades = math.log10(self.high / self.low)
@@ -47,16 +47,16 @@ class Axis:
         return [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
 
 
-def axis_from_zero(most: float, unit: str, whole: bool = False) -> Axis:
-    """A linear axis from 0 to the first round number that is not below ``most``."""
-    if most <= 0:
-        return Axis(0.0, 1.0, unit, whole=whole)
-    step = _step(most, whole)
-    return Axis(0.0, step * math.ceil(most / step - 1e-9), unit, whole=whole)
+def axis_from_zero(highest: float, unit: str, integers: bool = False) -> Axis:
+    """A linear axis from 0 to the first round number that is at least ``highest``."""
+    if highest <= 0:
+        return Axis(0.0, 1.0, unit, integers=integers)
+    step = _step(highest, integers)
+    return Axis(0.0, step * math.ceil(highest / step - 1e-9), unit, integers=integers)
 
 
 def axis_around(values: Iterable[float], unit: str) -> Axis:
-    """An axis for positive values: by powers of ten if they are far apart, else from 0."""
+    """An axis for positive values: logarithmic if they are far apart, else linear from 0."""
     positive = [value for value in values if value > 0]
     if not positive:
         return Axis(0.0, 1.0, unit)
@@ -67,7 +67,7 @@ def axis_around(values: Iterable[float], unit: str) -> Axis:
 
 
 def shown(value: float) -> str:
-    """A number as it is written beside an axis."""
+    """The text of a tick label."""
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     if value >= 1e4:
@@ -75,13 +75,13 @@ def shown(value: float) -> str:
     return f"{value:g}" if value >= 1e-4 or value == 0 else f"{value:.0e}"
 
 
-def _step(length: float, whole: bool) -> float:
+def _step(length: float, integers: bool) -> float:
     step = _round_up(length / _TICKS)
-    return max(1.0, step) if whole else step
+    return max(1.0, step) if integers else step
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5 and their multiples of ten."""
+    """The next larger number of 1, 2, 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return power * next(step for step in _ROUND if step * power >= value * (1 - 1e-9))
 

@@ -1,4 +1,4 @@
-"""One chart: two axes, a grid, and marks in between."""
+"""A chart as SVG: two axes, a grid and marks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal, NamedTuple
 from chairlift.loadtest.plots.axis import Axis, shown
 from chairlift.loadtest.plots.markup import Element, element, path
 
-# In SVG's own units. Small, so that the text is still legible where a phone shrinks the whole.
+# In SVG units. Small, so that the text stays legible when a phone scales the chart down.
 WIDTH, HEIGHT = 420.0, 262.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 404.0, 28.0, 220.0
 
-# Colours and dashes are the style sheet's; each kind differs in both, or in its shape.
+# The style sheet defines colours and dashes. Kinds differ in both, or in shape.
 Ink = Literal["one", "two", "quiet", "bad"]
 
 Shape = Literal["line", "stroke"]
 
 
 class Key(NamedTuple):
-    """An entry of the legend, which stands outside the picture, where it can wrap."""
+    """An entry of the legend, which is HTML outside of the SVG, so that it can wrap."""
 
     ink: Ink
     text: str
@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
 
 class Stroke(NamedTuple):
-    """From ``start`` to ``end`` along the x axis, at ``y``."""
+    """A horizontal line from ``start`` to ``end`` on the x axis, at height ``y``."""
 
     start: float
     end: float
@@ -36,9 +36,9 @@ class Stroke(NamedTuple):
 
 
 class Chart:
-    """Marks are added in the units of the axes.
+    """A chart. Marks are added in the units of the axes.
 
-    ``title`` and ``description`` are read out where the picture cannot be seen.
+    Screen readers read ``title`` and ``description``.
     """
 
     def __init__(self, title: str, description: str, x: Axis, y: Axis) -> None:
@@ -50,24 +50,24 @@ class Chart:
         self.keys: list[Key] = []
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """The point of the picture."""
+        """The SVG coordinates of a point."""
         return (
             LEFT + (RIGHT - LEFT) * self.x.position(x),
             BOTTOM - (BOTTOM - TOP) * self.y.position(y),
         )
 
     def add_key(self, ink: Ink, text: str, shape: Shape = "line") -> None:
-        """Tells what a colour means."""
+        """Adds an entry to the legend."""
         self.keys.append(Key(ink, text, shape))
 
     def add_line(self, points: Sequence[tuple[float, float]], ink: Ink) -> None:
-        """A line through points; nothing where there are fewer than two."""
+        """Adds a line through the points, if there are at least two."""
         if len(points) > 1:
             d = path(self.at(x, y) for x, y in points)
             self._marks.append(element("path", d=d, class_=f"line {ink}"))
 
     def add_steps(self, points: Sequence[tuple[float, float]], ink: Ink) -> None:
-        """A line that keeps each value until the next one's time."""
+        """Adds a step line, which keeps each value until the next point."""
         corners = [
             *points[:1],
             *(
@@ -79,7 +79,7 @@ class Chart:
         self.add_line(corners, ink)
 
     def add_point(self, x: float, y: float, ink: Ink, tip: str, label: str = "") -> None:
-        """A point with a text for those who look closer, and one above it for everybody."""
+        """Adds a point with a tooltip and, above it, a label."""
         px, py = self.at(x, y)
         tip_element = element("title", tip)
         self._marks.append(element("circle", tip_element, cx=px, cy=py, r=3.5, class_=f"dot {ink}"))
@@ -90,10 +90,10 @@ class Chart:
             )
 
     def add_bar(self, start: float, end: float, height: float, ink: Ink, tip: str) -> None:
-        """A bar between two places of the x axis."""
+        """Adds a bar between two values of the x axis."""
         left, top = self.at(start, height)
         right, bottom = self.at(end, self.y.low)
-        # A hairline of ground between two bars.
+        # Leave a thin gap between two bars.
         box = {"x": left + 0.4, "y": top, "width": max(0.6, right - left - 0.8)}
         tip_element = element("title", tip)
         self._marks.append(
@@ -101,7 +101,7 @@ class Chart:
         )
 
     def add_level(self, x: float, ink: Ink, label: str, row: int) -> None:
-        """A vertical line at a place of the x axis, with a text beside it in its own row."""
+        """Adds a vertical line at a value of the x axis, with its label in row ``row``."""
         px, bottom = self.at(x, self.y.low)
         far = px > (LEFT + RIGHT) / 2
         y = TOP + 10 + 14 * row
@@ -118,13 +118,13 @@ class Chart:
         ]
 
     def add_strokes(self, strokes: Sequence[Stroke], ink: Ink, thickness: float) -> None:
-        """Horizontal lines; ``thickness`` is in the picture's units."""
+        """Adds horizontal lines; ``thickness`` is in SVG units."""
         d = "".join(path([self.at(start, y), self.at(end, y)]) for start, end, y in strokes)
         if d:
             self._marks.append(element("path", d=d, class_=f"stroke {ink}", stroke_width=thickness))
 
     def svg(self) -> Element:
-        """The picture."""
+        """The chart as an SVG element."""
         return element(
             "svg",
             element("title", self.title),

@@ -1,4 +1,4 @@
-"""The figures of the report: what each of them shows of a run, or of a sweep."""
+"""The charts of the report, each of one run or of a sweep."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero
 from chairlift.loadtest.plots.chart import BOTTOM, TOP, Chart, Ink, Stroke
 
 _BARS = 40
-# More lines than the picture has rows would only cover each other.
-_MOST_REQUESTS = 400
-_MOST_SAMPLES = 800
+# More lines than the chart has rows of pixels would cover each other.
+_MAX_REQUESTS = 400
+_MAX_SAMPLES = 800
 
 
 class _Point(NamedTuple):
-    """A run of a sweep: tokens a second, and a latency's percentiles in milliseconds."""
+    """A run of a sweep: tokens per second, and the percentiles of a latency in milliseconds."""
 
     throughput: float
     median: float
@@ -30,7 +30,7 @@ class _Point(NamedTuple):
 
 
 def throughput_against(name: str, runs: Sequence[BenchRun]) -> Chart:
-    """Median and 99th percentile of a latency against the tokens a second of each run."""
+    """Median and 99th percentile of a latency against tokens per second, for each run."""
     short, words = METRIC_NAMES[name]
     points = [
         _Point(run.metrics.output_throughput, *_percentiles(values), run.config.load)
@@ -60,7 +60,7 @@ def throughput_against(name: str, runs: Sequence[BenchRun]) -> Chart:
 
 
 def distribution_of(name: str, run: BenchRun) -> Chart:
-    """How often which latency occurred."""
+    """A histogram of a latency."""
     short, words = METRIC_NAMES[name]
     what = "gaps" if name == "itl" else "requests"
     values = _samples(name, run.replies)
@@ -71,14 +71,14 @@ def distribution_of(name: str, run: BenchRun) -> Chart:
     counts, _ = np.histogram(np.clip(values, x.low, x.high), edges)
     median, high = _percentiles(values or [0.0])
     below = sum(value < x.low for value in values)
-    # Tokens that a client reads together have no gap between them.
-    pressed = f" The first bar holds {below} below {x.low:g} ms, too." if below else ""
+    # Tokens that a client reads together have a gap of 0, which a logarithmic axis cannot show.
+    clipped = f" The first bar holds {below} below {x.low:g} ms, too." if below else ""
     chart = Chart(
         f"Distribution of {short}",
         f"{words} of {len(values)} {what}: median {median:.1f} ms, 99th percentile {high:.1f} ms,"
-        f" most {max(values, default=0):.1f} ms.{pressed}",
+        f" most {max(values, default=0):.1f} ms.{clipped}",
         x,
-        axis_from_zero(float(counts.max()), what, whole=True),
+        axis_from_zero(float(counts.max()), what, integers=True),
     )
     for count, (start, end) in zip(counts.tolist(), pairwise(edges.tolist()), strict=True):
         if count:
@@ -90,23 +90,23 @@ def distribution_of(name: str, run: BenchRun) -> Chart:
 
 
 def queue_over_time(run: BenchRun) -> Chart:
-    """Rows and queue as the server told them, and requests in flight as the clients know."""
+    """Rows and queue length by the server's metrics, and requests in flight by the clients."""
     start, length = _span(run)
     flight = _thinned(_in_flight(run.replies, start))
     rows = _thinned([(sample.time - start, sample.running) for sample in run.samples])
     queue = _thinned([(sample.time - start, sample.waiting) for sample in run.samples])
-    most = [max((count for _, count in line), default=0) for line in (flight, rows, queue)]
-    told = (
-        f"at most {most[1]:.0f} rows and {most[2]:.0f} in the queue by the server"
+    maxima = [max((count for _, count in line), default=0) for line in (flight, rows, queue)]
+    by_server = (
+        f"at most {maxima[1]:.0f} rows and {maxima[2]:.0f} in the queue by the server"
         if run.samples
         else "the server's metrics were not read"
     )
     chart = Chart(
         "Rows and queue",
-        f"Over {length:.1f} seconds: at most {most[0]:.0f} requests in flight by the clients,"
-        f" {told}.",
+        f"Over {length:.1f} seconds: at most {maxima[0]:.0f} requests in flight by the clients,"
+        f" {by_server}.",
         Axis(0.0, length or 1.0, "seconds"),
-        axis_from_zero(max(most), "requests", whole=True),
+        axis_from_zero(max(maxima), "requests", integers=True),
     )
     lines: tuple[tuple[str, Ink, list[tuple[float, float]]], ...] = (
         ("in flight", "quiet", flight),
@@ -121,10 +121,10 @@ def queue_over_time(run: BenchRun) -> Chart:
 
 
 def requests_over_time(run: BenchRun) -> Chart:
-    """Each request as a line: held back by its client, waiting for its first token, streaming."""
+    """Each request as a line: delayed by its client, waiting for its first token, streaming."""
     start, length = _span(run)
     order = sorted(run.replies, key=lambda reply: reply.start - reply.queue_time)
-    drawn = order[:: math.ceil(len(order) / _MOST_REQUESTS)] if order else []
+    drawn = order[:: math.ceil(len(order) / _MAX_REQUESTS)] if order else []
     outcomes = run.metrics
     chart = Chart(
         "Requests",
@@ -132,23 +132,23 @@ def requests_over_time(run: BenchRun) -> Chart:
         f" seconds; {outcomes.completed} were completed, {outcomes.failed} failed,"
         f" {outcomes.cancelled} were cancelled.",
         Axis(0.0, length or 1.0, "seconds"),
-        Axis(0.0, max(1.0, len(drawn)), "requests", whole=True),
+        Axis(0.0, max(1.0, len(drawn)), "requests", integers=True),
     )
-    held: list[Stroke] = []
+    delayed: list[Stroke] = []
     waiting: list[Stroke] = []
     streaming: list[Stroke] = []
     lost: list[Stroke] = []
     for row, reply in enumerate(drawn):
         y, sent, end = row + 0.5, reply.start - start, reply.end - start
-        # One that came to nothing is not whole from its beginning.
+        # A request without any token is drawn as incomplete from its beginning.
         first = reply.chunk_times[0] - start if reply.chunk_times else sent
         if run.config.max_concurrency is not None:
-            held.append(Stroke(sent - reply.queue_time, sent, y))
+            delayed.append(Stroke(sent - reply.queue_time, sent, y))
         waiting.append(Stroke(sent, first, y))
         (streaming if reply.ok else lost).append(Stroke(first, end, y))
     thickness = max(0.6, 0.8 * (BOTTOM - TOP) / max(1.0, chart.y.high))
     layers: tuple[tuple[str, Ink, list[Stroke]], ...] = (
-        ("held back", "quiet", held),
+        ("held back", "quiet", delayed),
         ("to first token", "two", waiting),
         ("streaming", "one", streaming),
         ("not whole", "bad", lost),
@@ -166,7 +166,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _samples(name: str, replies: Sequence[Reply]) -> list[float]:
-    """Milliseconds, of whole replies whose clients read as they came, as in the metrics."""
+    """A latency's values in milliseconds, without incomplete replies and slow readers."""
     timed = [reply for reply in replies if reply.ok and not reply.slow]
     if name == "itl":
         return [itl * 1e3 for reply in timed for itl in reply.itls]
@@ -174,7 +174,7 @@ def _samples(name: str, replies: Sequence[Reply]) -> list[float]:
 
 
 def _span(run: BenchRun) -> tuple[float, float]:
-    """When the first request arrived, and the seconds to the end of the last."""
+    """The arrival of the first request, and the seconds from it to the last reply's end."""
     start = min((reply.start - reply.queue_time for reply in run.replies), default=0.0)
     return start, max((reply.end for reply in run.replies), default=0.0) - start
 
@@ -189,8 +189,8 @@ def _in_flight(replies: Sequence[Reply], start: float) -> list[tuple[float, floa
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """No more points than a picture can show: of neighbours the highest."""
-    size = math.ceil(len(points) / _MOST_SAMPLES) if points else 1
+    """At most ``_MAX_SAMPLES`` points: the highest of each group of neighbours."""
+    size = math.ceil(len(points) / _MAX_SAMPLES) if points else 1
     return [
         max(points[i : i + size], key=lambda point: point[1]) for i in range(0, len(points), size)
     ]

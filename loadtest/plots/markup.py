@@ -1,4 +1,4 @@
-"""HTML and SVG as a tree of elements: what is text stays text, whatever it holds."""
+"""Builds HTML and SVG as a tree of elements, so that all text is escaped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Element = ElementTree.Element
 def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
     """``<tag attribute="…">children</tag>``.
 
-    An attribute's trailing underscore is dropped (``class_``), others become hyphens; numbers are
-    cut to two decimals.
+    In an attribute's name, a trailing underscore is dropped (``class_``) and others become hyphens.
+    Numbers get at most two decimals.
     """
     made = Element(tag, {_name(key): _value(value) for key, value in attributes.items()})
     for child in children:
@@ -24,12 +24,12 @@ def element(tag: str, *children: Element | str, **attributes: str | float) -> El
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
-    """The ``d`` of a line through these points."""
+    """The ``d`` attribute of a line through the points."""
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def html(root: Element) -> str:
-    """A whole document."""
+    """The text of a complete HTML document."""
     return f"<!DOCTYPE html>\n{ElementTree.tostring(root, encoding='unicode', method='html')}\n"
 
 

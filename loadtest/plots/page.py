@@ -1,4 +1,4 @@
-"""The page: what was run, the figures of every run, and their numbers in tables."""
+"""The report's page: the settings, and the charts and tables of every run."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def page(runs: Sequence[BenchRun]) -> str:
 
 
 def check_writable(path: str) -> None:
-    """Finds out before a long test, rather than after it, whether a report can be written.
+    """Checks before a long test that the report can be written.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the file cannot be written.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def save_page(path: str, runs: Sequence[BenchRun]) -> None:
     """Writes the report.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
         Path(path).write_text(page(runs), encoding="utf-8")
@@ -153,7 +153,7 @@ def _checks(run: BenchRun) -> list[Element]:
 
 
 def _wide(note: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
-    """A table that scrolls by itself where the screen is narrow."""
+    """A table that scrolls horizontally on a narrow screen."""
     table = element(
         "table",
         element("caption", note),

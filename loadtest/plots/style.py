@@ -1,4 +1,4 @@
-"""How the report looks. On their ground colours have a contrast of 3 to 1, text has 4.5 to 1."""
+"""The report's style sheet. Contrast is at least 3:1 for colours and 4.5:1 for text."""
 
 STYLE = """
 :root {

@@ -1,4 +1,4 @@
-"""A server as a child process: started, awaited, watched and surely ended."""
+"""Runs a server as a child process, waits until it is healthy, and always ends it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How to start a server on ``port`` of the loopback, and how to talk to it.
+    """How to start a server on ``port`` of the loopback interface, and how to use it.
 
-    ``model`` is the name to send, None to ask the server. ``body`` is added to every request; it
-    and ``notes`` say how replies are made to run to their full length. ``min_tokens`` tells that
-    the server knows that field, too.
+    ``model`` is the name for requests; None means the server's first one. ``body`` is added to
+    every request and makes replies run to full length, as ``notes`` explain. ``min_tokens`` says
+    that the server also supports that field.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ServerSpec:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -58,13 +58,13 @@ def free_port() -> int:
 
 
 class ChildServer:
-    """Runs a server for as long as the ``with`` lasts.
+    """Runs a server for the duration of a ``with``.
 
-    Entering waits until GET /health answers 200, at most ``start_limit`` seconds; leaving ends the
-    process and whatever it started, on every way out. Its log is kept if something went wrong.
+    Entering waits at most ``start_limit`` seconds until GET /health replies 200. Leaving always
+    ends the process and its children. The log is kept after an error.
 
     Raises:
-        ServerError: it ended, or was not ready in time; the end of its log is printed.
+        ServerError: the server ended or was not ready in time; the end of its log is printed.
     """
 
     def __init__(self, spec: ServerSpec, start_limit: float) -> None:
@@ -77,7 +77,7 @@ class ChildServer:
 
     @property
     def started(self) -> bool:
-        """Whether its process is there."""
+        """Whether the process has been started and not ended."""
         return self._process is not None
 
     @property
@@ -89,8 +89,8 @@ class ChildServer:
         print(f"{self.spec.name}: starting (log: {self._log})", file=sys.stderr, flush=True)
         with self._log.open("wb") as log:
             try:
-                # NOTE: a session of its own makes a process group of its own, so that ending the
-                # group reaches what the server has started and nobody else.
+                # NOTE: a new session is also a new process group, so that killing the group reaches
+                # the server's children and no other process.
                 self._process = subprocess.Popen(
                     self.spec.command,
                     stdin=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ class ChildServer:
             self._log.unlink(missing_ok=True)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Waits until the process has ended by itself; its exit code, None if it has not."""
+        """Waits until the process ends by itself; returns its exit code, or None if it did not."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
@@ -159,7 +159,7 @@ class ChildServer:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_TERMINATE_SECONDS)
-        # What is left of the group did not end when asked, or lost its parent.
+        # Kill processes of the group that ignored SIGTERM or lost their parent.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,10 +1,10 @@
-"""The null model's code, which is copied into its folder: a llama that can take its time.
+"""The null model's code, which is copied into its folder: a llama that can sleep in each step.
 
-It sleeps as a process does that waits for an accelerator, and leaves the CPU to the others.
+Sleeping leaves the CPU to other processes, as waiting for an accelerator does.
 """
 
-# NOTE: mlx-lm does not register this module, where dataclasses would look annotations up that are
-# strings. Hence no annotations from __future__.
+# NOTE: no ``from __future__ import annotations`` here. mlx-lm does not register this module in
+# sys.modules, where dataclasses would look up annotations that are strings.
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,13 @@ from mlx_lm.models import llama
 
 @dataclass
 class ModelArgs(llama.ModelArgs):  # type: ignore[misc]
-    """Llama's, and the seconds that a call sleeps."""
+    """Llama's arguments, and the seconds that each call sleeps."""
 
     step_seconds: float = 0.0
 
 
 class Model(llama.Model):  # type: ignore[misc]
-    """The name tells whose attention and activations it computes with."""
+    """A llama; ``__module__`` keeps the optimizations that are selected by a model's module."""
 
     __module__ = llama.__name__
 

@@ -1,6 +1,6 @@
-"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: a model that hardly computes.
+"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: writes a model without work.
 
-The server loads the folder like any other model's, given ``--trust-remote-code``.
+The server loads the folder like any other model, with ``--trust-remote-code``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chairlift.loadtest.servers import null_code
 from chairlift.loadtest.shapes import random_model
 
 _SPECIALS = ("<|end|>", "<|unknown|>")
-# One narrow layer: what is left of the model's part of a step is the number of its operations.
+# One narrow layer: the cost of a step is only the overhead of its few operations.
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "model_file": "null_code.py",
@@ -39,10 +39,10 @@ _CONFIG: dict[str, Any] = {
 
 
 def write_null_model(folder: Path, step_ms: float = 0.0) -> None:
-    """Writes a llama of one layer, 8 wide, with random weights, whose tokens are words.
+    """Writes a llama with one layer of width 8 and random weights, whose tokens are words.
 
-    A step of it sleeps for ``step_ms`` milliseconds. Greedy output has text in every token: the
-    special tokens' logits are always 0, and some word's is above that.
+    Each step sleeps for ``step_ms`` milliseconds. Every token of greedy output has text, because
+    the logits of special tokens are 0 and that of some word is always above.
     """
     model = random_model(_CONFIG, mx.float32)
     model.lm_head.weight[: len(_SPECIALS)] = 0
@@ -55,7 +55,7 @@ def write_null_model(folder: Path, step_ms: float = 0.0) -> None:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """A token a word, with the space before it, as in byte-level vocabularies."""
+    """A tokenizer with one token per word and its leading space, as in byte-level vocabularies."""
     space = "Ġ"
     tokens = [*_SPECIALS, *(space + word for word in WORDS)]
     vocabulary = {token: number for number, token in enumerate(tokens)}

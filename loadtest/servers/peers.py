@@ -1,4 +1,4 @@
-"""The servers that are compared, each started so that nothing holds it back."""
+"""The servers of the comparison, each with the flags that make it fastest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.servers.child import ServerSpec, free_port
 
-# llama.cpp gives every slot an equal share of the context, in whole blocks of 256.
+# llama.cpp gives every slot an equal share of the context, in multiples of 256.
 _CONTEXT_BLOCK = 256
 
 _MLX_LM_LAUNCHER = (
@@ -21,7 +21,7 @@ _MLX_LM_LAUNCHER = (
 
 
 def ours(model: Path, extra: Sequence[str] = ()) -> ServerSpec:
-    """Chairlift, as it is installed beside this Python, with its default settings and ``extra``."""
+    """The Chairlift installed beside this Python, with default settings and the flags ``extra``."""
     port = free_port()
     command = Path(sys.executable).with_name("chairlift")
     return ServerSpec(
@@ -53,9 +53,9 @@ def mlx_lm(model: Path, streams: int) -> ServerSpec:
             *("--log-level", "WARNING"),
         ],
         port=port,
-        # Its list of models comes from the hub's cache; this name is the model it was given.
+        # Its list of models comes from the hub's cache; this name means the model of --model.
         model="default_model",
-        # Nothing here may be looked for on a network.
+        # Prevents network access.
         env={"HF_HUB_OFFLINE": "1"},
         notes=(
             "the weights in float32, and the BLAS that ours has",
@@ -69,7 +69,7 @@ def mlx_lm(model: Path, streams: int) -> ServerSpec:
 def llama(
     binary: Path, model: Path, streams: int, tokens_per_stream: int, extra: Sequence[str]
 ) -> ServerSpec:
-    """llama-server with a slot for every stream; ``extra`` arguments go last."""
+    """llama-server with one slot for each stream and the flags ``extra``."""
     port = free_port()
     threads = os.cpu_count() or 1
     blocks = -(-tokens_per_stream // _CONTEXT_BLOCK)
@@ -96,7 +96,7 @@ def llama(
 
 
 def _converted(model: Path) -> Path:
-    """The folder mlx_lm.server can load; converted in a process of its own, which owns MLX."""
+    """The model as a folder for mlx_lm.server, converted in a child process, which loads MLX."""
     result = subprocess.run(
         [sys.executable, "-m", "chairlift.loadtest.convert", str(model)],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process and all it started, from /proc."""
+"""Reads CPU time and memory of a process and its descendants from /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORKER = b"chairlift.engine.workers.child"
 
 
 class CpuTime(NamedTuple):
-    """Seconds that processes have spent in their own code and in the kernel."""
+    """CPU seconds in user code and in the kernel."""
 
     user: float = 0.0
     system: float = 0.0
@@ -21,7 +21,7 @@ class CpuTime(NamedTuple):
         return self.user + self.system
 
     def since(self, before: CpuTime) -> CpuTime:
-        """What has been added to an earlier reading."""
+        """The CPU time used since an earlier reading."""
         return CpuTime(self.user - before.user, self.system - before.system)
 
 
@@ -36,18 +36,18 @@ def available() -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds now."""
+    """The resident memory of a process in bytes."""
     pages = (_PROC / str(pid) / "statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that ``pid`` and its living descendants have used, in seconds."""
+    """The CPU seconds, user and system, of ``pid`` and its living descendants."""
     return sum(cpu_time(member).total for member in tree(pid))
 
 
 def cpu_time(pid: int) -> CpuTime:
-    """What ``pid`` alone has used; nothing if it has ended."""
+    """The CPU time of ``pid`` alone; 0 if it has ended."""
     stat = _read(_PROC / str(pid))
     return stat.cpu if stat else CpuTime()
 
@@ -57,13 +57,13 @@ def tree(pid: int) -> list[int]:
     stats = {int(entry.name): stat for entry in _PROC.glob("[0-9]*") if (stat := _read(entry))}
     members = [pid]
     for member in members:
-        # The list grows while it is gone through: breadth first down the tree.
+        # The list grows during the iteration, which makes this a breadth-first search.
         members += [child for child, stat in stats.items() if stat.parent == member]
     return members
 
 
 def without_workers(pids: list[int]) -> list[int]:
-    """The processes that are none of Chairlift's workers, which read large bodies and grammars."""
+    """The processes without Chairlift's workers, which parse large bodies and compile grammars."""
     return [pid for pid in pids if _WORKER not in _command(pid)]
 
 
@@ -79,7 +79,7 @@ def _read(entry: Path) -> _Stat | None:
         text = (entry / "stat").read_text(errors="replace")
     except OSError:
         return None  # it has just ended
-    # The command's name, in parentheses, may hold anything; the fields count from behind it.
+    # The command's name, in parentheses, may contain anything: count fields from after it.
     fields = text.rpartition(")")[2].split()
     tick = os.sysconf("SC_CLK_TCK")
     return _Stat(int(fields[1]), CpuTime(int(fields[11]) / tick, int(fields[12]) / tick))

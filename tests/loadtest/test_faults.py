@@ -1,4 +1,4 @@
-"""The fault scenarios themselves, on a tiny model: they find what is wrong and what is not."""
+"""The fault scenarios on a tiny model: they report faults, and only faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the load test sends: the data sets, drawn from a seed, and files that are none."""
+"""The load test's data sets, drawn from a seed, and invalid files."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_the_same_flags_give_the_same_workload(files: Path, flags: dict[st
     assert once == again
     other = await workload(**flags, **rude, seed=1)
     assert other.requests != once.requests
-    # Who misbehaves changes neither what is sent nor when.
+    # Misbehaving clients change neither the requests nor their arrival times.
     polite = await workload(**flags)
     assert polite.offsets == once.offsets
     assert polite.requests == [request.behaved for request in once.requests]

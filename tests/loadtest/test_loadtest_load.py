@@ -1,4 +1,4 @@
-"""How the load test loads: ramps, durations, sweeps, and clients that leave or hardly read."""
+"""The load: ramps, durations, sweeps, and clients that disconnect or read slowly."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_cancelled_requests_are_counted_apart(
         if not n
     ]
     assert all(1 <= tokens < 30 for tokens in left)
-    # What was left has no reply to compare.
+    # Cancelled requests have no reply to compare.
     assert result["verify_compared"] == 6
     printed = capsys.readouterr()
     assert "Cancelled requests:                      4" in printed.out

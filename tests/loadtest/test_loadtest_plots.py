@@ -40,8 +40,8 @@ def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
     [
         (axis_from_zero(9.3, "s"), [0, 2, 4, 6, 8, 10]),
         (axis_from_zero(0.0007, "s"), [0, 0.0002, 0.0004, 0.0006, 0.0008]),
-        (axis_from_zero(3, "n", whole=True), [0, 1, 2, 3]),
-        (axis_from_zero(0, "n", whole=True), [0, 1]),
+        (axis_from_zero(3, "n", integers=True), [0, 1, 2, 3]),
+        (axis_from_zero(0, "n", integers=True), [0, 1]),
         (Axis(0.0, 15.1, "s"), [0, 5, 10, 15]),
         (axis_around([4, 90], "ms"), [0, 20, 40, 60, 80, 100]),
         (axis_around([0, 3, 470], "ms"), [2, 5, 10, 20, 50, 100, 200, 500]),

@@ -1,4 +1,4 @@
-"""A slice of the scenario of extreme numbers, on a tiny model; and what it takes for a fault."""
+"""A part of the scenario of extreme numbers, on a tiny model, and its checks of replies."""
 
 from __future__ import annotations
 

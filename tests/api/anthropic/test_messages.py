@@ -1,4 +1,4 @@
-"""POST /v1/messages on the wire: its events, its stops, its errors, what is refused."""
+"""POST /v1/messages over HTTP: events, stop reasons, errors and refusals."""
 
 from __future__ import annotations
 

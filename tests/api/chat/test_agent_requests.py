@@ -51,7 +51,7 @@ async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
     async with running(writing(TOKENIZER, text)) as server:
         held(server)
         chunks = await server.chunks(PATH, body)
-        # It puts calls together by their index; a name may come once, and no id changes.
+        # The client merges calls by index; a name may come only once, and ids must not change.
         calls: dict[int, dict[str, str]] = {}
         content, reasons = "", []
         for chunk in chunks[:-1]:

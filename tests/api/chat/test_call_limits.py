@@ -1,4 +1,4 @@
-"""How many calls of a reply are passed on, and what the text of their arguments says."""
+"""Limits on the calls of a reply, and parsing of partial arguments."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_where_an_object_ends(
 
 
 def begins(part: Any, whole: Any) -> bool:
-    """Whether a value is what a whole one may be as long as more of it is to come."""
+    """Whether a value may be the beginning of a complete one."""
     if isinstance(whole, dict) and isinstance(part, dict):
         last = len(part) - 1
         return list(part) == list(whole)[: len(part)] and all(

@@ -1,4 +1,4 @@
-"""Calls in JSON that are cut, and what only looks like a tag."""
+"""JSON calls that are cut, and text that only looks like a tag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.api.tool_calls import JSON, PYTHONIC
 
 from chairlift.api.text.chat_format import ThinkTags
 
-# Calls in JSON, which a grammar holds
+# JSON calls, constrained by a grammar
 
 TAG = "<tool_call>"
 SPELT = TOKENIZER  # its tags are no tokens

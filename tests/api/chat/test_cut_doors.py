@@ -1,4 +1,4 @@
-"""Calls that max_tokens cuts, at every length and by every door, streamed and whole."""
+"""Calls that max_tokens cuts, at every length and in every API, streamed and not streamed."""
 
 from __future__ import annotations
 

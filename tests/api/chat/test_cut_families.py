@@ -1,4 +1,4 @@
-"""Calls in the models' own formats that are cut: complete ones arrive, others are left out."""
+"""Cut calls in the models' native formats: complete ones arrive, others are dropped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _kimi(name: str, arguments: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """How a family's calls are written, and what stands around several of them."""
+    """The native format of a family's calls, and the text around several calls."""
 
     write: Write
     start: str
@@ -130,7 +130,7 @@ FORMS = {
 }
 names = st.sampled_from(["f", "g"])
 keys = st.from_regex(r"[a-z]{1,3}", fullmatch=True)
-# What ends calls, parameters and values in one or the other format.
+# Texts that end calls, parameters or values in some format.
 ENDS = ["</function>", "</parameter>", "</invoke>", "}", ")]", '"', "'", "</tool", "\n", "é", "1"]
 plain = st.lists(st.sampled_from(ENDS) | st.text("abc 12", max_size=4), max_size=4).map("".join)
 flat = st.dictionaries(keys, plain | st.integers() | st.booleans(), max_size=3)

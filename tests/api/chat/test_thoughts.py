@@ -1,4 +1,4 @@
-"""Thoughts: told apart from replies, given back, bounded; and how a conversation may end."""
+"""Reasoning: separated from replies, sent back, bounded; and how a conversation may end."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_what_the_engine_is_told_of_the_thought(
 
 
 async def _no_check(grammar: object) -> None:
-    """Another test's business."""
+    """Does nothing: another test covers it."""
 
 
 async def test_thoughts_come_back_through_the_history_and_settings_reach_the_template() -> None:

@@ -1,4 +1,4 @@
-"""Calls in the formats that mlx-lm knows, whole and streamed; a scripted engine writes them."""
+"""Calls in mlx-lm's formats, streamed and not streamed, written by a scripted engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_calls_of_every_family(family: Family) -> None:
             assert server.engine.submitted[0].params.grammar is None
 
 
-# What is no call, or more than one
+# Text that is not a call, or several calls
 
 _CALL = "<|tool_call_start|>[{}]<|tool_call_end|>"
 

@@ -1,4 +1,4 @@
-"""Calls that a grammar ensures, in JSON: for models without a format of their own, and with one."""
+"""JSON calls constrained by a grammar, for models with and without a native format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses on the wire: its events, what is stored and for whom, what is refused."""
+"""POST /v1/responses over HTTP: events, stored responses and their owners, refusals."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_chain_holds_all_but_the_instructions(server: Running) -> None:
         assert status == 400
 
 
-# What is stored
+# Stored responses
 
 
 async def test_a_response_belongs_to_the_key_that_made_it() -> None:
@@ -225,7 +225,7 @@ async def test_who_stores_most_loses_the_oldest_first() -> None:
     assert (len(store), store.size) == (0, 0)
 
 
-# What is refused
+# Refusals
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),

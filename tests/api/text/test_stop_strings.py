@@ -1,4 +1,4 @@
-"""Stop strings: whatever the tokens, the text ends at the first one and none of it leaks before."""
+"""Stop strings: for any tokens, the text ends at the first one and no part of it is sent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_no_more_is_held_back_than_could_be_a_stop_string(
 
 
 def _contains(held: str, stops: list[str]) -> bool:
-    """Held for one stop string, it may hold another that begins later."""
+    """Text buffered for one stop string may contain another that begins later."""
     return any(stop in held for stop in stops)
 
 
@@ -141,7 +141,7 @@ NEAR_MISSES = {
 def test_long_strings_that_nearly_match_cost_no_more_than_a_short_one(
     stops: list[str], text: str
 ) -> None:
-    """In steps of the automaton, which are counted: no clock, no machine's load."""
+    """Counts the automaton's steps, so that it does not depend on the machine's load."""
     automaton = CountingStops(stops)
     automaton.looked_up = 0  # it was built
     matcher = StopMatcher(automaton)

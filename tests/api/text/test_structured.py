@@ -1,4 +1,4 @@
-"""Structured output at the door: what a request may ask for, and what asking may cost."""
+"""Structured output in the API: accepted and refused requests, and their cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, 
 LOOSE = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
 LARK = '?start: word\nword: "a" // ::= is not how a rule begins\n'
 GBNF = 'root ::= "a" [0-9]+'
-# What is known to compile for ever, or to overflow the stack.
+# Grammars known to compile forever or to overflow the stack.
 ENDLESS = {"type": "integer", "multipleOf": 999_983}
 RULES = "\n".join(f'r{i}: "a" | r{(i + 1) % 4000}' for i in range(4000))
 DEEP = "start: " + " ".join(f"r{i}" for i in range(4000)) + "\n" + RULES
