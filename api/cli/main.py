@@ -33,6 +33,7 @@ from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
+from chairlift.engine.device.backend import BackendError
 from chairlift.engine.logs.setup import set_up_logs
 from chairlift.engine.process.open_files import import_mlx_lm
 
@@ -286,7 +287,11 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     # transformers would advise, in every process, to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # What is slow comes after all that may be wrong.
-    import_mlx_lm()
+    try:
+        import_mlx_lm()
+    except BackendError as error:
+        logger.critical("%s", error)
+        return 1
     from chairlift.api.server.serve import Server, serve
 
     supervision = supervision_flags.supervision(options)

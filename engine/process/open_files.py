@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import resource
 
+from chairlift.engine.device.backend import import_mlx
+
 
 def import_mlx_lm() -> None:
     """Imports mlx-lm without the limit that it sets meanwhile; to be called before others do.
 
     It would be 2048, fewer than a server may have connections, and for good. Where no more than
     4096 are allowed, the import would fail.
+
+    Raises:
+        BackendError: MLX cannot be imported here.
     """
+    import_mlx()
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:
