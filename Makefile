@@ -1,4 +1,5 @@
-# Everything a stranger needs: `make serve`, `make test`. Both do all their own set-up.
+# Everything a stranger needs: `make serve`, `make test`. Both do all their own set-up: the first
+# installs what serving needs, the second adds what tests and tools need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,14 +7,13 @@ ARGS ?=
 # Test files at a time.
 JOBS ?= 2
 
-# The MLX backend to install: Metal comes with plain mlx on macOS; on Linux it is an extra.
-ifeq ($(shell uname -s),Darwin)
-EXTRA ?= dev
-else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
-EXTRA ?= cuda13,dev
-else
-EXTRA ?= cpu,mkl,dev
+# Extras of pyproject.toml to install. Metal and the CPU need none; `make serve EXTRA=cpu,mkl` adds
+# MKL, a sixth faster than OpenBLAS, and more on CPUs with AMX.
+ifneq ($(and $(filter Linux,$(shell uname -s)),$(shell command -v nvidia-smi 2>/dev/null)),)
+EXTRA ?= cuda13
 endif
+comma := ,
+CUDA := $(filter cuda12 cuda13,$(subst $(comma), ,$(EXTRA)))
 
 # For the tests of dashboard and alerts: Debian's Prometheus, unpacked and not installed, so that no
 # service starts. Elsewhere they use the one that is installed, or tell why they are skipped.
@@ -40,24 +40,43 @@ if importlib.util.find_spec("ensurepip") is None:
 endef
 export CHECK
 
-.PHONY: serve test lint docs reference conformance setup clean chromium
+# Installs the checkout with the extras $(1). A plain install brings MLX's CPU backend, whose
+# library has the same path as CUDA's: CUDA's has to come last, and alone.
+define INSTALL
+$(BIN)/pip install --quiet --editable '.$(if $(1),[$(1)])'
+$(if $(CUDA),$(BIN)/pip uninstall --quiet --yes mlx-cpu)
+$(if $(CUDA),$(BIN)/pip install --quiet --force-reinstall --no-deps $(CUDA:cuda%=mlx-cuda-%)==$$( \
+	$(BIN)/python -c 'from importlib.metadata import version; print(version("mlx"))'))
+endef
 
-setup: $(VENV)/.installed
+# Stamps. That for serving names the extras, so that others are installed when asked for.
+SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
+DEV := $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml
+.PHONY: serve test lint docs reference conformance setup dev clean chromium
+
+setup: $(SERVE)
+
+dev: $(DEV)
+
+$(SERVE): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11 or newer"; exit 1; }
 	@$(PYTHON) -c "$$CHECK"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[$(EXTRA)]'
-	touch $@
+	$(call INSTALL,$(EXTRA))
+	@touch $@
+
+$(DEV): $(SERVE)
+	$(call INSTALL,$(if $(EXTRA),$(EXTRA)$(comma))dev)
+	@touch $@
 
 serve: setup
 	$(BIN)/chairlift serve $(ARGS)
 
-test: setup $(PROMETHEUS) $(CHROMIUM)
+test: dev $(PROMETHEUS) $(CHROMIUM)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-$(VENV)/prometheus: | setup
+$(VENV)/prometheus: | dev
 	rm -rf $@.deb && mkdir $@.deb
 	(cd $@.deb && ($(APT) download prometheus || ($(APT) update && $(APT) download prometheus)) \
 		&& dpkg --extract prometheus_*.deb files && mv files ../prometheus) \
@@ -69,11 +88,11 @@ chromium: | setup
 		|| echo "no Chromium: tests of the page will be skipped ($(VENV)/chromium.log)"
 
 # Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
-conformance: setup
+conformance: dev
 	cd tests && ../$(BIN)/python -m conformance --out ../docs/reference/conformance.md $(ARGS)
 
 # The reference pages, out of the code's own tables.
-reference: setup
+reference: dev
 	$(BIN)/python -m chairlift.api.cli.reference >docs/reference/flags.md
 	$(BIN)/python -m chairlift.api.server.reference >docs/reference/api.md
 	$(BIN)/python -m chairlift.api.server.field_table >docs/reference/fields.md
@@ -81,10 +100,10 @@ reference: setup
 	$(BIN)/python -m chairlift.metrics.reference >docs/reference/metrics.md
 
 # The site; fails on a broken link. Its pages are in build/site.
-docs: setup
+docs: dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-lint: setup docs
+lint: dev docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=src $(BIN)/mypy -p chairlift

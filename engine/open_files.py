@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import resource
 
+from chairlift.engine.device.backend import import_mlx
+
 
 def import_mlx_lm() -> None:
     """Imports mlx-lm without its change of the limit; call it before any other import of mlx-lm.
 
     mlx-lm would set 2048 permanently, fewer than a server may have connections. Where the hard
     limit is below 4096, the import would fail.
+
+    Raises:
+        BackendError: MLX cannot be imported here.
     """
+    import_mlx()
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:

@@ -30,6 +30,7 @@ from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.device.backend import BackendError
 from chairlift.engine.logs.setup import set_up_logs
 from chairlift.engine.open_files import import_mlx_lm
 
@@ -131,7 +132,11 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     # Otherwise transformers advises in every process to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # Slow imports come last, so that a wrong setting fails at once.
-    import_mlx_lm()
+    try:
+        import_mlx_lm()
+    except BackendError as error:
+        logger.critical("%s", error)
+        return 1
     from chairlift.api.server.serve import Server, serve
 
     supervision = limit_flags.supervision(options)

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.device.backend import BackendError, conflict, install
+from chairlift.engine.device.backend import advice as backend_advice
 from chairlift.engine.hub.fetch import SMOLLM2
 from chairlift.engine.open_files import import_mlx_lm
 
@@ -69,7 +71,7 @@ def _installed(package: str) -> Finding:
     try:
         return Finding(package, version(package))
     except PackageNotFoundError:
-        return Finding(package, "not installed", f"pip install {package}", serves=False)
+        return Finding(package, "not installed", install(package), serves=False)
 
 
 def _device() -> Finding:
@@ -80,20 +82,23 @@ def _device() -> Finding:
     # What a driver or a library lacks shows when something is computed, not before.
     total = (mx.ones((64, 64)) @ mx.ones((64, 64))).sum().item()
     works = total == 64**3
-    advice = None if works else "MLX computes wrongly here: install it again"
-    return Finding("device", f"{profile.current().kind}: {profile.name()}", advice, works)
+    found = conflict()
+    if not works:
+        found = f"MLX computes wrongly here: {backend_advice()}"
+    return Finding("device", f"{profile.current().kind}: {profile.name()}", found, works)
 
 
 def _no_device(error: Exception) -> Finding:
-    advice = "install MLX's backend: pip install 'chairlift[cpu]', or [cuda12], or [cuda13]"
-    cause = " ".join(str(error).split())[:300] or type(error).__name__
-    return Finding("device", f"MLX does not work: {cause}", advice, serves=False)
+    # The cause, without the advice that follows it in the message of a `BackendError`.
+    cause = error.__cause__ if isinstance(error, BackendError) and error.__cause__ else error
+    text = " ".join(str(cause).split())[:300] or type(cause).__name__
+    return Finding("device", f"MLX does not work: {text}", backend_advice(), serves=False)
 
 
 def _blas(name: str | None, warning: str | None) -> Finding:
     advice = warning
     if name != "mkl" and platform.machine() == "x86_64":
-        mkl = "MKL is a sixth faster than OpenBLAS: pip install 'chairlift[mkl]'"
+        mkl = f"MKL is a sixth faster than OpenBLAS, at 940 MB on disk: {install('mkl')}"
         advice = mkl if advice is None else f"{advice}; {mkl}"
     return Finding("BLAS", name or "MLX's own", advice)
 
@@ -104,7 +109,10 @@ def _matrix_units(blas: str | None) -> Finding:
     if bf16_matmul.available():
         return Finding("matrix units", "AMX for bfloat16, used")
     if bf16_matmul.has_units():
-        advice = f"{blas or 'this BLAS'} does not drive them: pip install 'chairlift[mkl]'"
+        advice = (
+            "half as many bytes of weights are read if MKL computes the products: "
+            f"{install('mkl')} ({blas or 'this BLAS'} has no such products)"
+        )
         return Finding("matrix units", "AMX for bfloat16, not used", advice)
     return Finding("matrix units", "none")
 

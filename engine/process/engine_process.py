@@ -21,6 +21,7 @@ import zmq
 
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.device.backend import BackendError
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
@@ -98,7 +99,11 @@ def main(folder: Path, warning: str | None) -> None:
     blas = load_fast_blas()
     if blas.warning:
         logging.getLogger(__name__).warning(blas.warning)
-    import_mlx_lm()
+    try:
+        import_mlx_lm()
+    except BackendError as error:
+        logging.getLogger(__name__).critical("%s", error)
+        sys.exit(1)
     # MLX loads with this import, after the BLAS that it is to use.
     from chairlift.engine.core.loop import run
 

@@ -241,7 +241,7 @@ def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     device = findings["device"]
     assert not device.serves
     assert device.value == "MLX does not work: libmlx.so: cannot open shared object file"
-    assert "chairlift[cpu]" in str(device.advice)
+    assert "pip install --force-reinstall --no-deps mlx-" in str(device.advice)
     assert "kernels" not in findings
     assert not diagnosis._installed("no-such-package").serves
     assert diagnosis._huge_pages("always madvise [never]").advice is not None
