@@ -27,15 +27,22 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: ``decode`` are the rows of the batch that gain a token, and the band that each is
-    in, or changes to; ``chunks`` the prompts of which some tokens are computed, and how many. Of a
-    prompt that ends with its chunk, each choice gains its first token in the same step, and joins
-    the batch in the next: ``joins`` has the choices, and the sequence whose state each starts from.
-    ``ends`` has those of which no token is wanted, and that sequence.
-    Whoever has a row and is not in ``decode`` leaves. ``cached`` has the sequences that begin, and
-    how many of their first tokens are not computed: the prefix cache gives them, or the state that
-    was swapped out. ``capacities`` is what each band has to hold, ``bands`` who belongs to which,
-    ``work`` what the step comes to.
+    """What one step computes.
+
+    Attributes:
+        chunks: how many tokens of which prompts are computed.
+        cached: the sequences that begin, and how many of their first tokens need not be computed,
+            because the prefix cache or a swapped state has them.
+        decode: the rows that gain a token, and the band that each is in, or changes to.
+        joins: the choices whose prompt ends with its chunk, and the sequence whose state each
+            starts from. They gain their first token in this step and join the batch in the next.
+        ends: the same for choices that end with their prompt and never have a row.
+        preempted: sequences that lose their place and wait again.
+        leaves: sequences that had a row in the step before and have none in this one: they are
+            finished, preempted, or have all their tokens in flight.
+        capacities: what each band has to hold.
+        bands: which columns belong to which band.
+        work: what the step costs, for the forecast of its time.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -44,6 +51,7 @@ class Plan:
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
     ends: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
+    leaves: list[Sequence] = field(default_factory=list)
     capacities: tuple[Capacity, ...] = (NOTHING,)
     bands: Bands = ONE_BAND
     work: Work = NO_WORK
@@ -95,6 +103,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Of the running, whose states are yet to be copied into the batch, and from where.
         self._arriving: dict[Sequence, Sequence] = {}
+        # The sequences that have a row in the step that was planned last.
+        self._rows: list[Sequence] = []
         self._bands = ONE_BAND
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
@@ -216,8 +226,11 @@ class Scheduler:
         choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
         joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
         ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
-        bands = room.bands
-        return Plan(chunks, cached, room.places, joins, ends, preempted, capacities, bands, work)
+        leaves = [s for s in self._rows if s not in room.places]
+        return Plan(
+            *(chunks, cached, room.places, joins, ends, preempted, leaves),
+            *(capacities, room.bands, work),
+        )
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
@@ -235,6 +248,7 @@ class Scheduler:
         ended = {*plan.preempted, *computed.values()}
         self.prefilling = [s for s in self.prefilling if s not in ended]
         self.running = [s for s in self.running if s not in ended] + list(computed)
+        self._rows = [*plan.decode, *plan.joins]
         self._arriving = plan.joins
         self._bands = plan.bands
         for sequence, band in plan.decode.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import chain
 
@@ -13,6 +13,7 @@ from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
+from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -86,52 +87,51 @@ class DecodeBatch:
         band, row = next((band, row) for band, row, own in self._places() if own is sequence)
         return band.extract(row)
 
-    def leaving(self, wanted: Collection[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
-        """The sequences of the caches that are not ``wanted`` any more, and their rows."""
-        for band, row, sequence in self._places():
-            if sequence not in wanted:
-                yield sequence, band, row
+    def places_of(self, leaves: Seq[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
+        """Those of some sequences that have a row in the caches: each with its band and row."""
+        if leaves:
+            gone = set(leaves)
+            for band, row, sequence in self._places():
+                if sequence in gone:
+                    yield sequence, band, row
 
-    def arrange(
-        self,
-        wanted: Mapping[Sequence, int],
-        capacities: Seq[Capacity],
-        joins: Seq[Sequence],
-    ) -> list[mx.array]:
-        """Makes the rows those of ``wanted``, each in its band: the others leave, those that
-        arrived join, and some change their band. ``joins`` arrive in this step.
+    def apply_plan(self, plan: Plan) -> list[mx.array]:
+        """Makes the rows those of a plan: some leave, those that arrived join, and some change
+        their band. The plan's ``joins`` arrive in this step.
 
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
-        # Of those that have ended or lost their place nothing is kept while buffers are moved.
-        states = {s: state for s, state in self.arriving.items() if s in wanted}
+        leaves, bands, joins = set(plan.leaves), plan.decode, list(plan.joins)
+        # Nothing is kept of sequences that leave while buffers are moved.
+        states = {s: state for s, state in self.arriving.items() if s not in leaves}
         self.arriving = {}
         moves: list[mx.array] = []
         orders: list[list[int]] = []
         start = 0
         for number, band in enumerate(self.bands):
             own = self.rows[start : start + len(band)]
-            leaving = {row for row, s in enumerate(own) if wanted.get(s) != number}
-            moving = {own[row]: band.extract(row).copy() for row in leaving if own[row] in wanted}
+            out = {row for row, s in enumerate(own) if s in leaves or bands[s] != number}
+            moving = {own[row]: band.extract(row).copy() for row in out if own[row] not in leaves}
             states |= moving
             moves += _begun([array for state in moving.values() for array in state.arrays])
-            nonfinite = [row for row in leaving if own[row].nonfinite]
-            orders.append([start + row for row in band.leave(leaving, nonfinite)])
+            nonfinite = [row for row in out if own[row].nonfinite]
+            orders.append([start + row for row in band.leave(out, nonfinite)])
             start += len(own)
             moves += _begun(band.take_moves())
-        self._resize(capacities, moves)
-        for row, sequence in enumerate(self.rows):
-            if sequence in states and sequence in wanted:
-                self.bands[wanted[sequence]].join(states[sequence])
-                orders[wanted[sequence]].append(row)
+        self._resize(plan.capacities, moves)
+        if states:
+            for row, sequence in enumerate(self.rows):
+                if sequence in states:
+                    self.bands[bands[sequence]].join(states[sequence])
+                    orders[bands[sequence]].append(row)
         for band in self.bands:
             moves += _begun(band.take_moves())
         order = list(chain(*orders))
         if joins or order != list(range(len(self.rows))):
             self._tokens = self._tokens[mx.array(order, mx.int32)]
             self._sampler.rearrange(order, [self._sampler_row(sequence) for sequence in joins])
-            self.rows = [self.rows[row] for row in order] + list(joins)
+            self.rows = [self.rows[row] for row in order] + joins
         return moves
 
     def _places(self) -> Iterator[tuple[BatchCache, int, Sequence]]:

@@ -158,7 +158,7 @@ class Pipeline:
         # First, since what is kept next may evict the prefixes that the plan begins with.
         chunks = self._prompts.chunks(plan)
         if prefixes.active:
-            for sequence, band, row in batch.leaving(plan.decode):
+            for sequence, band, row in batch.places_of(plan.leaves):
                 if not self._swap.covers(sequence):
                     prefixes.keep(sequence, band, row)
         first = self._move_rows(plan)
@@ -194,7 +194,7 @@ class Pipeline:
         if plan.capacities != batch.capacities:
             # Pending copies hold the old buffers of all layers while the new ones are made.
             mx.eval(first)
-        first += batch.arrange(plan.decode, plan.capacities, list(plan.joins))
+        first += batch.apply_plan(plan)
         if self.order is LaunchOrder.EAGER:
             mx.eval(first)
         return first
