@@ -168,7 +168,7 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
             yield TokenLogprobs(logprob, list(zip(ids[best], top[best], strict=True)))
 
 
-class Begun(msgspec.Struct, array_like=True):
+class PrefillTimes(msgspec.Struct, array_like=True):
     """How a request came to its first token.
 
     ``chunks`` are the steps that computed its prompt, at least one: when each was built, and how
@@ -204,7 +204,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     ended_by_token: bool = False
     error: str | None = None
     cached_tokens: int = 0
-    begun: Begun | None = None
+    begun: PrefillTimes | None = None
     prompt_logprobs: PromptLogprobs | None = None
     embedding: bytes | None = None
 

@@ -16,7 +16,7 @@ from chairlift.scheduler.sequence import Sequence
 MOVES = 2
 
 
-class Room:
+class CapacityPlanner:
     """Finds the capacities of a decode batch that ``prefill`` will join, and others after them.
 
     A step looks at every row once, however many prompts it asks about.

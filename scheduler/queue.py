@@ -76,7 +76,7 @@ class Queue:
             self._ready.remove(sequence)
         self._choices -= len(sequence.choices)
 
-    def set_aside(self, sequence: Sequence) -> None:
+    def block(self, sequence: Sequence) -> None:
         """What one of those who may begin would begin with has gone to disk."""
         self._ready.remove(sequence)
         self._aside[sequence] = None
@@ -86,7 +86,7 @@ class Queue:
         self._ready.remove(sequence)
         self._followers.add(sequence, sibling)
 
-    def call_back(self) -> None:
+    def unblock_ready(self) -> None:
         """Makes ready whose prefix has come, or will not."""
         for sequence in [s for s in self._aside if not self._fetching(s)]:
             del self._aside[sequence]

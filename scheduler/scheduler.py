@@ -11,7 +11,7 @@ from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.bands import ONE_BAND, Bands
-from chairlift.scheduler.capacity_planner import MOVES, Room
+from chairlift.scheduler.capacity_planner import MOVES, CapacityPlanner
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
@@ -85,7 +85,7 @@ class Scheduler:
             behind it goes first.
         swapped: how many first tokens the state covers that was taken out of a preempted sequence's
             row and kept, at most all but the last; 0: it has to be computed again. While that is
-            on disk, which ``Queue.set_aside`` tells, it is ``fetching`` as well.
+            on disk, which ``Queue.block`` tells, it is ``fetching`` as well.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Scheduler:
 
         Changes nothing but who stands aside in the queue.
         """
-        self.waiting.call_back()
+        self.waiting.unblock_ready()
         decode = [s for s in self.running if s.wanted < s.most]
         prefill = list(self.prefilling)
         preempted = []
@@ -185,7 +185,7 @@ class Scheduler:
             if passed == PASSED or sequence.due > last_due:
                 break
             while begun and begun[0].rank < sequence.rank:
-                work = self._go_on(begun.popleft(), work, seconds, chunks)
+                work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
             # What is asked first costs least: the prefix cache is looked into for who could begin.
             free = self.limits.max_rows - room.rows
             if sequence.rows > free > 0:
@@ -197,7 +197,7 @@ class Scheduler:
             fits = room.capacities(sequence, self.limits.least_prompt_bytes(sequence.wanted))
             if fits is None:
                 break
-            begin = self._begin(sequence, prefill)
+            begin = self._admissible_prefix(sequence, prefill)
             if isinstance(begin, Sibling):
                 passed += 1
                 followers.append((sequence, begin))
@@ -221,7 +221,7 @@ class Scheduler:
         for sequence, sibling in followers:
             self.waiting.set_behind(sequence, sibling)
         for sequence in begun:
-            work = self._go_on(sequence, work, seconds, chunks)
+            work = self._continue_prefill(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
         choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
         joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
@@ -265,7 +265,7 @@ class Scheduler:
             sequence.computed = sequence.wanted
             sequence.in_flight += 1
 
-    def _begin(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
+    def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
         """How many of a waiting sequence's tokens are there, or the sibling it had better wait for.
 
         Those of ``prefill`` are under way, or begin in this step.
@@ -277,7 +277,7 @@ class Scheduler:
         cached = self._cached(sequence)
         return sibling_of(sequence, cached, prefill) or cached
 
-    def _go_on(
+    def _continue_prefill(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
     ) -> Work:
         """Adds the next chunk of a prompt under way, if there is room for any of it."""
@@ -289,10 +289,12 @@ class Scheduler:
 
     def _room(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
-    ) -> Room:
+    ) -> CapacityPlanner:
         arriving = {s: self._arriving[s] for s in decode if s in self._arriving}
         coming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
-        return Room(self.limits, decode, prefill, arriving, coming, now, self._bands, moves)
+        return CapacityPlanner(
+            self.limits, decode, prefill, arriving, coming, now, self._bands, moves
+        )
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""

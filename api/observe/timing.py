@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from chairlift.engine.messages import Begun, TokenOutput
+from chairlift.engine.messages import PrefillTimes, TokenOutput
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class PromptTimes:
     """
 
     arrival: float
-    begun: Begun | None = None
+    begun: PrefillTimes | None = None
     last_token: float | None = None
 
     def take(self, output: TokenOutput, now: float) -> None:

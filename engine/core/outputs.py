@@ -14,8 +14,8 @@ from chairlift.engine.failures import explained, failed, refusal, refused
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.logs.redacted_traceback import trace_of
 from chairlift.engine.messages import (
-    Begun,
     FinishReason,
+    PrefillTimes,
     Submit,
     TokenLogprobs,
     TokenOutput,
@@ -62,14 +62,14 @@ class Outputs:
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
         tokens = step.tokens
         outputs = []
-        for row, sequence in enumerate((*step.rows, *step.ended)):
+        for row, sequence in enumerate((*step.rows, *step.prompt_only)):
             if sequence.finished:
                 continue
             try:
                 token = checked(tokens[row], self._requests.vocabulary) if sequence.rows else None
                 output = self._output(sequence, token, logprobs.get(row), now)
-                if sequence in step.readings:
-                    step.readings[sequence].tell(output)
+                if sequence in step.prompt_outputs:
+                    step.prompt_outputs[sequence].add_to(output)
                 if output.finish is not None:
                     self.finish(sequence, output.finish)
                 outputs.append(output)
@@ -128,7 +128,7 @@ class Outputs:
             reason,
             token in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if new else 0,
-            begun=Begun(sequence.chunks, now) if new else None,
+            begun=PrefillTimes(sequence.chunks, now) if new else None,
         )
 
     def _time_token(self, sequence: Sequence, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Laps:
+class PhaseTimer:
     """Adds the time between its calls to named phases, in seconds."""
 
     def __init__(self, phases: dict[str, float]) -> None:

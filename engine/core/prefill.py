@@ -16,7 +16,7 @@ from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
 
-class Prompts:
+class PrefillBatch:
     """The caches of sequences whose prompt is being computed, one row each.
 
     Args:

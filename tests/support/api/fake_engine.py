@@ -20,10 +20,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
-    Begun,
     FinishedChoice,
     FinishReason,
     ModelInfo,
+    PrefillTimes,
     PromptLogprobs,
     StepStats,
     Submit,
@@ -209,12 +209,12 @@ class FakeStream:
         values = array("f", [-0.25 - i for _ in following for i in range(top)])
         return PromptLogprobs(chosen.tobytes(), ids.tobytes(), values.tobytes())
 
-    def _begun(self) -> Begun:
+    def _begun(self) -> PrefillTimes:
         """A quarter of the time until now was spent in the queue; the prompt took two chunks."""
         now, arrival = time.monotonic(), self._request.arrival
         quarter = (now - arrival) / 4
         tokens = len(self._request.prompt) - 1
-        return Begun([(arrival + quarter, tokens), (arrival + 2 * quarter, 1)], now)
+        return PrefillTimes([(arrival + quarter, tokens), (arrival + 2 * quarter, 1)], now)
 
 
 def model_info(**changes: Any) -> ModelInfo:

@@ -226,7 +226,7 @@ class Fuzz:
             ready = sequence in scheduler.waiting and sequence not in self.on_disk
             if ready and rng.random() < 0.2:
                 self.on_disk.add(sequence)
-                scheduler.waiting.set_aside(sequence)
+                scheduler.waiting.block(sequence)
         self.on_disk = {s for s in self.on_disk if rng.random() < 0.9 and not s.finished}
 
     def _finish(self, sequence: Sequence) -> None:
