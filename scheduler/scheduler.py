@@ -1,4 +1,4 @@
-"""Who is computed in the next step: who is due first is served first, within the limits."""
+"""Plans steps: the sequence that is due first is served first, within the limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
 
-# A step looks past so many of those who wait, and cannot begin: what it costs stays bounded.
+# How many waiting sequences that cannot begin a plan looks past: this bounds its cost.
 PASSED = 8
 NOTHING = Capacity(0, 0)
 NO_WORK = Work()
@@ -66,13 +66,13 @@ class Scheduler:
     """Holds every unfinished sequence and plans steps. Deterministic.
 
     A sequence is due at its arrival, later by ``Limits.ageing`` for each step that its priority is
-    above 0, and earlier for each below. Who is due first goes first: so within a class it is first
-    come, first served, and nobody can be overtaken for ever. This order never changes, and what a
-    step costs does not grow with the queue.
+    above 0, and earlier for each below. The one that is due first goes first: within a class this
+    is first come, first served, and no sequence starves. The order never changes, and planning does
+    not cost more when the queue is longer.
 
-    Two sorts of sequences let others begin before them: one that finds too few rows for its
-    choices, but only those that are due no more than ``Limits.bypass`` seconds after it; and one
-    that waits for a sibling, whose prompt is being computed and begins like its own.
+    Two sorts of sequences let others begin before them. One finds too few free rows for its
+    choices: it lets those pass that are due at most ``Limits.bypass`` seconds later. The other
+    waits for a sibling, whose prompt is being computed and begins with the same tokens.
 
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
     ``finish()`` report back what came of it, which may be one step later.
@@ -81,8 +81,8 @@ class Scheduler:
         cached: how many of a sequence's first tokens the prefix cache can give at the moment, at
             most all but the last, whose logits are wanted; None: there is no cache.
         fetching: whether more of them is on its way there, asked when a sequence is queued, and
-            from then on while it is. Such a sequence keeps its place in the queue, and who stands
-            behind it goes first.
+            from then on while it is. Such a sequence keeps its place in the queue, and those
+            behind it go first.
         swapped: how many first tokens the state covers that was taken out of a preempted sequence's
             row and kept, at most all but the last; 0: it has to be computed again. While that is
             on disk, which ``Queue.block`` tells, it is ``fetching`` as well.
@@ -117,7 +117,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to compute or to read back, as far as prefixes are there."""
+        """Whether nothing is left to compute or read, apart from sequences that are blocked."""
         return not self.prefilling and not self.running and self.waiting.idle
 
     def of(self, request_id: str) -> list[Sequence]:
@@ -125,7 +125,7 @@ class Scheduler:
         return list(self._by_request.get(request_id, ()))
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
+        """Queues a new sequence, or its separate choices where these cannot fit all at once."""
         sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
         sequence.number = next(self._numbers)
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
@@ -137,7 +137,7 @@ class Scheduler:
             self.waiting.add(queued)
 
     def finish(self, sequence: Sequence) -> None:
-        """Forgets a sequence, wherever it stands; its row leaves with the next step."""
+        """Removes a sequence in whatever state it is; its row leaves with the next step."""
         sequence.finished = True
         own = self._by_request[sequence.request_id]
         del own[sequence]
@@ -154,13 +154,13 @@ class Scheduler:
         sequence.tokens.append(token)
 
     def learn(self, work: Work, seconds: float) -> None:
-        """A step of this work took so long."""
+        """Learns from a finished step how long such work takes."""
         self._sizes.learn(work, seconds)
 
     def plan(self, now: Seq[Capacity]) -> Plan:
         """What to compute next, when the bands of the decode batch have the capacities ``now``.
 
-        Changes nothing but who stands aside in the queue.
+        Changes nothing but which sequences of the queue are blocked.
         """
         self.waiting.unblock_ready()
         decode = [s for s in self.running if s.wanted < s.most]
@@ -180,13 +180,13 @@ class Scheduler:
         begun = deque(sorted(prefill, key=lambda s: s.rank))
         followers: list[tuple[Sequence, Sibling]] = []
         passed, last_due = 0, math.inf
-        # Who has just lost its place may be due before those who wait.
+        # A sequence preempted just now may be due before those that wait.
         for sequence in () if preempted else self.waiting.ready:
             if passed == PASSED or sequence.due > last_due:
                 break
             while begun and begun[0].rank < sequence.rank:
                 work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
-            # What is asked first costs least: the prefix cache is looked into for who could begin.
+            # Cheap questions first: the prefix cache is asked only for those that could begin.
             free = self.limits.max_rows - room.rows
             if sequence.rows > free > 0:
                 passed += 1
@@ -266,9 +266,9 @@ class Scheduler:
             sequence.in_flight += 1
 
     def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
-        """How many of a waiting sequence's tokens are there, or the sibling it had better wait for.
+        """How many tokens of a waiting sequence are cached, or the sibling that it should wait for.
 
-        Those of ``prefill`` are under way, or begin in this step.
+        The prompts in ``prefill`` are being computed, or begin in this step.
         """
         if swapped := self._swapped(sequence):
             return swapped
@@ -280,7 +280,7 @@ class Scheduler:
     def _continue_prefill(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
     ) -> Work:
-        """Adds the next chunk of a prompt under way, if there is room for any of it."""
+        """Adds the next chunk of a prompt that has begun, if the step has room for it."""
         tokens = self._sizes.size(sequence, sequence.computed, work, seconds)
         if not tokens:
             return work
@@ -320,11 +320,11 @@ class Scheduler:
 
 
 def _first_to_yield(sequences: list[Sequence]) -> Sequence:
-    """Of the lowest class who is due last; but never who is due first of all, beside others.
+    """Picks the preemption victim: lowest class, latest due, never the globally first.
 
-    That one always fits alone (``Limits.max_context``), so somebody always gets on, and everybody
-    is once the one that does. It may not fit alone beside the buffers that others leave behind:
-    then it yields as well, and is the first to begin once these are gone, in the next step.
+    The first always fits alone (``Limits.max_context``), so one sequence always advances, and each
+    becomes the first in time. It may not fit beside the buffers that others leave behind: then it
+    yields as well, and is the first to begin in the next step, when these are gone.
     """
     first = min(sequences, key=lambda s: s.rank)
     others = [s for s in sequences if s is not first]
