@@ -1,4 +1,4 @@
-"""Who shares buffers with whom: rows of like length, so that none is as wide as the longest of all.
+"""Groups rows of similar length into bands, so that not every row is as wide as the longest.
 
 A few numbers of columns, the ceilings, cut the rows into bands, each with buffers of its own that
 are as wide as its longest row. A band costs operations in every layer: one is opened when it saves
@@ -34,7 +34,7 @@ class Band(NamedTuple):
     ceiling: int
 
 
-# By ceiling; the last has none.
+# In the order of their ceilings; the last band has none.
 Bands = tuple[Band, ...]
 ONE_BAND: Bands = (Band(0, sys.maxsize),)
 
@@ -126,7 +126,7 @@ def recut(
 
 
 def _grouped(columns: Iterable[int], there: Iterable[int]) -> list[_Group]:
-    """By ceiling."""
+    """Groups rows by the ceiling of their columns."""
     ordered = sorted(columns)
     ceilings = [_ceiling(own) for own in ordered]
     rows, held = Counter(ceilings), Counter(map(_ceiling, there))
@@ -139,7 +139,7 @@ def _ceiling(columns: int) -> int:
 
 
 def _cuts(at: int, span: Seq[_Group], geometry: KVGeometry) -> Iterator[_Cut]:
-    """All ways to cut a band in two."""
+    """Yields all ways to cut a band in two."""
     for middle in range(1, len(span)):
         low, high = _part(span[:middle], geometry), _part(span[middle:], geometry)
         yield _Cut(low.saved(high), at, span[middle - 1].ceiling, low, high)

@@ -1,4 +1,4 @@
-"""Whether a prompt more fits: what rows and prompts take, counted once a step."""
+"""Decides whether another prompt fits: adds up, once a step, what rows and prompts take."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from chairlift.scheduler.bands import Bands, numbers_of, recut
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
-# Rows that change their band in one step: copying more of them would hold up all rows.
+# How many rows may change their band in one step: copying more would delay all rows.
 MOVES = 2
 
 
-class Room:
+class CapacityPlanner:
     """Finds the capacities of a decode batch that ``prefill`` will join, and others after them.
 
     A step looks at every row once, however many prompts it asks about.
@@ -67,7 +67,7 @@ class Room:
             self.add(sequence, sequence.prompt_bytes)
 
     def add(self, sequence: Sequence, prompt_bytes: int) -> None:
-        """A prompt is to be computed, in a cache of so many bytes, and its choices to join."""
+        """Reserves a prompt's cache of ``prompt_bytes``, and rows for its choices."""
         self.rows += sequence.rows
         self._needs, self._hoped = self._with(sequence)
         self._besides += prompt_bytes
@@ -103,12 +103,12 @@ class Room:
         return needs, hoped
 
     def _columns(self, sequence: Sequence) -> int:
-        """The columns that it may be given."""
+        """The columns that a sequence's row may be given."""
         return min(sequence.most, sequence.wanted + self._limits.ahead)
 
 
 def _held(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:
-    """What bands hold whose rows, of so many columns, are at these places."""
+    """The capacities that bands need for rows of these columns at these places."""
     rows, longest = Counter(places), [0] * bands
     for place, own in zip(places, columns, strict=True):
         if own > longest[place]:
@@ -123,5 +123,5 @@ def _widen(bands: list[Capacity], place: int, rows: int, columns: int) -> None:
 
 
 def _fitting(coming: Iterable[Sequence], rows: int) -> list[Sequence]:
-    """The first of those who come, once for each of so many rows."""
+    """The first of the coming sequences, once for each row, up to ``rows``."""
     return list(islice((s for s in coming for _ in range(s.rows)), rows))

@@ -9,21 +9,21 @@ from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import MIN_SHARED
 
-# However long a step takes, so many tokens of a prompt are computed in it.
-LEAST_CHUNK = 32
+# The fewest tokens of a first prompt that a step computes, however long that takes.
+MIN_CHUNK = 32
 
 
 class Chunks:
-    """Sizes the chunks of a step, by what steps before it took."""
+    """Sizes the chunks of a step, by how long earlier steps took."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._cost = CostModel()
-        # Of steps without prompts: beside prompts nobody can tell what the rows alone would take.
+        # Learns from steps without prompts: other steps do not show what the rows alone would take.
         self._alone = CostModel()
 
     def learn(self, work: Work, seconds: float) -> None:
-        """A step of this work took so long."""
+        """Learns from a finished step how long such work takes."""
         self._cost.learn(work, seconds)
         if not work.tokens:
             self._alone.learn(work, seconds)
@@ -37,11 +37,11 @@ class Chunks:
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit the step.
 
-        Those of the first prompt do, however long they take.
+        The first prompt always gets a least number of tokens, however long they take.
         """
         most = self._most(sequence, work)
         room = min(most, self._cost.tokens_within(work, seconds, begun, sequence.scored))
-        least = 0 if work.tokens else max(LEAST_CHUNK, self._limits.chunk_multiple)
+        least = 0 if work.tokens else max(MIN_CHUNK, self._limits.chunk_multiple)
         return max(room, min(most, least))
 
     def size(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""What a step will take: a straight line through the steps that were."""
+"""Predicts how long a step takes: a linear fit through earlier steps."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CostModel:
         self._costs = [0.0] * _SIZE
 
     def learn(self, work: Work, seconds: float) -> None:
-        """A step of this work took so long."""
+        """Learns from a finished step how long such work takes."""
         steps = self._steps[work.tokens > 0]
         seconds = max(seconds, SHORTEST)
         steps.append([number / seconds for number in work.scaled])
@@ -90,7 +90,7 @@ class CostModel:
         self._fit()
 
     def seconds(self, work: Work) -> float:
-        """What a step is expected to take; 0 while nothing is known."""
+        """The expected seconds of a step; 0 while nothing is known."""
         return math.fsum(map(mul, self._costs, work.scaled))
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
@@ -109,7 +109,7 @@ class CostModel:
                 row[j] += sign * number * other
 
     def _fit(self) -> None:
-        """Gauss-Seidel on the normal equations."""
+        """Fits the costs by Gauss-Seidel on the normal equations."""
         costs = self._costs
         for _ in range(ROUNDS):
             for i, row in enumerate(self._products):

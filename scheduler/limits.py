@@ -1,4 +1,4 @@
-"""What a batch may take: rows, tokens a step, bytes of KV."""
+"""The limits of a batch: rows, tokens a step, bytes of KV."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from chairlift.cache.capacity import (
     rounded_up,
 )
 
-# Seconds that one step of priority is worth.
+# Seconds by which one step of priority moves the time at which a request is due.
 PRIORITY_AGEING = 10.0
-# Seconds by which others may be due after a request that waits for several rows, and yet take the
-# rows that are free: more of them keep more rows busy, and make that request wait longer.
+# A request that waits for several rows lets requests pass that are due up to this many seconds
+# later. A larger value keeps more rows busy and makes that request wait longer.
 BYPASS = 2.0
 
 

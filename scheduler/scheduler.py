@@ -1,4 +1,4 @@
-"""Who is computed in the next step: who is due first is served first, within the limits."""
+"""Plans steps: the sequence that is due first is served first, within the limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.bands import ONE_BAND, Bands
-from chairlift.scheduler.capacity_planner import MOVES, Room
+from chairlift.scheduler.capacity_planner import MOVES, CapacityPlanner
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
@@ -19,7 +19,7 @@ from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
 
-# A step looks past so many of those who wait, and cannot begin: what it costs stays bounded.
+# How many waiting sequences that cannot begin a plan looks past: this bounds its cost.
 PASSED = 8
 NOTHING = Capacity(0, 0)
 NO_WORK = Work()
@@ -27,15 +27,22 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: ``decode`` are the rows of the batch that gain a token, and the band that each is
-    in, or changes to; ``chunks`` the prompts of which some tokens are computed, and how many. Of a
-    prompt that ends with its chunk, each choice gains its first token in the same step, and joins
-    the batch in the next: ``joins`` has the choices, and the sequence whose state each starts from.
-    ``ends`` has those of which no token is wanted, and that sequence.
-    Whoever has a row and is not in ``decode`` leaves. ``cached`` has the sequences that begin, and
-    how many of their first tokens are not computed: the prefix cache gives them, or the state that
-    was swapped out. ``capacities`` is what each band has to hold, ``bands`` who belongs to which,
-    ``work`` what the step comes to.
+    """What one step computes.
+
+    Attributes:
+        chunks: how many tokens of which prompts are computed.
+        cached: the sequences that begin, and how many of their first tokens need not be computed,
+            because the prefix cache or a swapped state has them.
+        decode: the rows that gain a token, and the band that each is in, or changes to.
+        joins: the choices whose prompt ends with its chunk, and the sequence whose state each
+            starts from. They gain their first token in this step and join the batch in the next.
+        ends: the same for choices that end with their prompt and never have a row.
+        preempted: sequences that lose their place and wait again.
+        leaves: sequences that had a row in the step before and have none in this one: they are
+            finished, preempted, or have all their tokens in flight.
+        capacities: what each band has to hold.
+        bands: which columns belong to which band.
+        work: what the step costs, for the forecast of its time.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -44,6 +51,7 @@ class Plan:
     joins: dict[Sequence, Sequence] = field(default_factory=dict)
     ends: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
+    leaves: list[Sequence] = field(default_factory=list)
     capacities: tuple[Capacity, ...] = (NOTHING,)
     bands: Bands = ONE_BAND
     work: Work = NO_WORK
@@ -58,13 +66,13 @@ class Scheduler:
     """Holds every unfinished sequence and plans steps. Deterministic.
 
     A sequence is due at its arrival, later by ``Limits.ageing`` for each step that its priority is
-    above 0, and earlier for each below. Who is due first goes first: so within a class it is first
-    come, first served, and nobody can be overtaken for ever. This order never changes, and what a
-    step costs does not grow with the queue.
+    above 0, and earlier for each below. The one that is due first goes first: within a class this
+    is first come, first served, and no sequence starves. The order never changes, and planning does
+    not cost more when the queue is longer.
 
-    Two sorts of sequences let others begin before them: one that finds too few rows for its
-    choices, but only those that are due no more than ``Limits.bypass`` seconds after it; and one
-    that waits for a sibling, whose prompt is being computed and begins like its own.
+    Two sorts of sequences let others begin before them. One finds too few free rows for its
+    choices: it lets those pass that are due at most ``Limits.bypass`` seconds later. The other
+    waits for a sibling, whose prompt is being computed and begins with the same tokens.
 
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
     ``finish()`` report back what came of it, which may be one step later.
@@ -73,11 +81,11 @@ class Scheduler:
         cached: how many of a sequence's first tokens the prefix cache can give at the moment, at
             most all but the last, whose logits are wanted; None: there is no cache.
         fetching: whether more of them is on its way there, asked when a sequence is queued, and
-            from then on while it is. Such a sequence keeps its place in the queue, and who stands
-            behind it goes first.
+            from then on while it is. Such a sequence keeps its place in the queue, and those
+            behind it go first.
         swapped: how many first tokens the state covers that was taken out of a preempted sequence's
             row and kept, at most all but the last; 0: it has to be computed again. While that is
-            on disk, which ``Queue.set_aside`` tells, it is ``fetching`` as well.
+            on disk, which ``Queue.block`` tells, it is ``fetching`` as well.
     """
 
     def __init__(
@@ -95,6 +103,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Of the running, whose states are yet to be copied into the batch, and from where.
         self._arriving: dict[Sequence, Sequence] = {}
+        # The sequences that have a row in the step that was planned last.
+        self._rows: list[Sequence] = []
         self._bands = ONE_BAND
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
@@ -107,7 +117,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to compute or to read back, as far as prefixes are there."""
+        """Whether nothing is left to compute or read, apart from sequences that are blocked."""
         return not self.prefilling and not self.running and self.waiting.idle
 
     def of(self, request_id: str) -> list[Sequence]:
@@ -115,7 +125,7 @@ class Scheduler:
         return list(self._by_request.get(request_id, ()))
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a new sequence; as its separate choices, where all of them at once cannot fit."""
+        """Queues a new sequence, or its separate choices where these cannot fit all at once."""
         sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
         sequence.number = next(self._numbers)
         at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
@@ -127,7 +137,7 @@ class Scheduler:
             self.waiting.add(queued)
 
     def finish(self, sequence: Sequence) -> None:
-        """Forgets a sequence, wherever it stands; its row leaves with the next step."""
+        """Removes a sequence in whatever state it is; its row leaves with the next step."""
         sequence.finished = True
         own = self._by_request[sequence.request_id]
         del own[sequence]
@@ -144,15 +154,15 @@ class Scheduler:
         sequence.tokens.append(token)
 
     def learn(self, work: Work, seconds: float) -> None:
-        """A step of this work took so long."""
+        """Learns from a finished step how long such work takes."""
         self._sizes.learn(work, seconds)
 
     def plan(self, now: Seq[Capacity]) -> Plan:
         """What to compute next, when the bands of the decode batch have the capacities ``now``.
 
-        Changes nothing but who stands aside in the queue.
+        Changes nothing but which sequences of the queue are blocked.
         """
-        self.waiting.call_back()
+        self.waiting.unblock_ready()
         decode = [s for s in self.running if s.wanted < s.most]
         prefill = list(self.prefilling)
         preempted = []
@@ -170,13 +180,13 @@ class Scheduler:
         begun = deque(sorted(prefill, key=lambda s: s.rank))
         followers: list[tuple[Sequence, Sibling]] = []
         passed, last_due = 0, math.inf
-        # Who has just lost its place may be due before those who wait.
+        # A sequence preempted just now may be due before those that wait.
         for sequence in () if preempted else self.waiting.ready:
             if passed == PASSED or sequence.due > last_due:
                 break
             while begun and begun[0].rank < sequence.rank:
-                work = self._go_on(begun.popleft(), work, seconds, chunks)
-            # What is asked first costs least: the prefix cache is looked into for who could begin.
+                work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
+            # Cheap questions first: the prefix cache is asked only for those that could begin.
             free = self.limits.max_rows - room.rows
             if sequence.rows > free > 0:
                 passed += 1
@@ -187,7 +197,7 @@ class Scheduler:
             fits = room.capacities(sequence, self.limits.least_prompt_bytes(sequence.wanted))
             if fits is None:
                 break
-            begin = self._begin(sequence, prefill)
+            begin = self._admissible_prefix(sequence, prefill)
             if isinstance(begin, Sibling):
                 passed += 1
                 followers.append((sequence, begin))
@@ -211,13 +221,16 @@ class Scheduler:
         for sequence, sibling in followers:
             self.waiting.set_behind(sequence, sibling)
         for sequence in begun:
-            work = self._go_on(sequence, work, seconds, chunks)
+            work = self._continue_prefill(sequence, work, seconds, chunks)
         ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
         choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
         joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
         ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
-        bands = room.bands
-        return Plan(chunks, cached, room.places, joins, ends, preempted, capacities, bands, work)
+        leaves = [s for s in self._rows if s not in room.places]
+        return Plan(
+            *(chunks, cached, room.places, joins, ends, preempted, leaves),
+            *(capacities, room.bands, work),
+        )
 
     def commit(self, plan: Plan) -> None:
         """Counts what a launched plan computes."""
@@ -235,6 +248,7 @@ class Scheduler:
         ended = {*plan.preempted, *computed.values()}
         self.prefilling = [s for s in self.prefilling if s not in ended]
         self.running = [s for s in self.running if s not in ended] + list(computed)
+        self._rows = [*plan.decode, *plan.joins]
         self._arriving = plan.joins
         self._bands = plan.bands
         for sequence, band in plan.decode.items():
@@ -251,10 +265,10 @@ class Scheduler:
             sequence.computed = sequence.wanted
             sequence.in_flight += 1
 
-    def _begin(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
-        """How many of a waiting sequence's tokens are there, or the sibling it had better wait for.
+    def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
+        """How many tokens of a waiting sequence are cached, or the sibling that it should wait for.
 
-        Those of ``prefill`` are under way, or begin in this step.
+        The prompts in ``prefill`` are being computed, or begin in this step.
         """
         if swapped := self._swapped(sequence):
             return swapped
@@ -263,10 +277,10 @@ class Scheduler:
         cached = self._cached(sequence)
         return sibling_of(sequence, cached, prefill) or cached
 
-    def _go_on(
+    def _continue_prefill(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
     ) -> Work:
-        """Adds the next chunk of a prompt under way, if there is room for any of it."""
+        """Adds the next chunk of a prompt that has begun, if the step has room for it."""
         tokens = self._sizes.size(sequence, sequence.computed, work, seconds)
         if not tokens:
             return work
@@ -275,10 +289,12 @@ class Scheduler:
 
     def _room(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
-    ) -> Room:
+    ) -> CapacityPlanner:
         arriving = {s: self._arriving[s] for s in decode if s in self._arriving}
         coming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
-        return Room(self.limits, decode, prefill, arriving, coming, now, self._bands, moves)
+        return CapacityPlanner(
+            self.limits, decode, prefill, arriving, coming, now, self._bands, moves
+        )
 
     def check_integrity(self) -> None:
         """Asserts what must hold between two steps."""
@@ -304,11 +320,11 @@ class Scheduler:
 
 
 def _first_to_yield(sequences: list[Sequence]) -> Sequence:
-    """Of the lowest class who is due last; but never who is due first of all, beside others.
+    """Picks the preemption victim: lowest class, latest due, never the globally first.
 
-    That one always fits alone (``Limits.max_context``), so somebody always gets on, and everybody
-    is once the one that does. It may not fit alone beside the buffers that others leave behind:
-    then it yields as well, and is the first to begin once these are gone, in the next step.
+    The first always fits alone (``Limits.max_context``), so one sequence always advances, and each
+    becomes the first in time. It may not fit beside the buffers that others leave behind: then it
+    yields as well, and is the first to begin in the next step, when these are gone.
     """
     first = min(sequences, key=lambda s: s.rank)
     others = [s for s in sequences if s is not first]

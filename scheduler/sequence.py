@@ -1,4 +1,4 @@
-"""One row-to-be: three integers, the tokens, and when things happened to it."""
+"""A sequence: its tokens, how many of them are computed, and when things happened to it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Sequence:
 
     @property
     def most(self) -> int:
-        """Tokens of prompt and output that it may reach."""
+        """The most tokens, prompt and output, that the sequence may reach."""
         return self.prompt_tokens + self.max_tokens
 
     @property
@@ -89,7 +89,7 @@ class Sequence:
 
     @property
     def rows(self) -> int:
-        """Rows that it takes, or will take once it forks."""
+        """How many rows the sequence takes, or will take once it forks."""
         return len(self.choices) if self.max_tokens else 0
 
     @property
@@ -99,17 +99,17 @@ class Sequence:
 
     @property
     def apart(self) -> bool:
-        """Whether the prefix cache is not for it: each of its positions has to be computed."""
+        """Whether each of its positions has to be computed, so no cached prefix helps."""
         return self.scored or self.pooling == "mean"
 
     @property
     def choices(self) -> list[int]:
-        """The choices that it stands for."""
+        """The choices that the sequence stands for."""
         return [self.index] if self.forked else list(range(self.n))
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Its place in line: when it is due, by order of arrival among equals. Never changes."""
+        """The sort key of the queue: when the sequence is due, then its arrival. Never changes."""
         return self.due, self.number, self.index
 
     def fork(self) -> list[Sequence]:
@@ -129,5 +129,5 @@ class Sequence:
             self.cached = cached
 
     def start_over(self) -> None:
-        """Its row has been taken away: nothing is computed, until it begins again."""
+        """Resets a preempted sequence: nothing is computed until it begins again."""
         self.computed = 0

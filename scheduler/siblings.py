@@ -53,7 +53,7 @@ class Followers:
 
     def __init__(self) -> None:
         self._siblings: dict[Sequence, Sibling] = {}
-        # By sibling, those who share least with it first. Who was removed is still there.
+        # By sibling, a heap with the least shared tokens first. Removed sequences stay in it.
         self._behind: dict[Sequence, list[tuple[int, tuple[float, int, int], Sequence]]] = {}
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Followers:
         del self._siblings[sequence]
 
     def take_ready(self) -> list[Sequence]:
-        """Those who need not wait any longer; they are forgotten here."""
+        """Removes and returns the sequences that need not wait any longer."""
         ready = []
         for other, line in list(self._behind.items()):
             while line and not Sibling(other, line[0][0]).computing:

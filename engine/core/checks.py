@@ -1,7 +1,7 @@
-"""What a request has to be when the engine takes it: the border before all lookups by its numbers.
+"""Validates the numbers of a request before the engine uses any of them.
 
-The API refuses much more, in its own terms. Behind this no number of a request indexes memory that
-has not been looked at here.
+The API has stricter checks, with its own error texts. These are the last: behind them, every number
+of a request that indexes memory is in range.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Callable
 
 from chairlift.engine.messages import MAX_TOP_LOGPROBS, SamplingParams, Submit
 
-# What logits are added to, subtracted from and multiplied by: far from float32's ends.
-MOST = 1e6
+# The largest number that logits are added to or multiplied by: far from float32's limits.
+MAX_REAL = 1e6
 # Above any count of tokens.
-MOST_INT = 2**31
+MAX_INT = 2**31
 
 
 def check_submit(request: Submit, vocabulary: int) -> None:
-    """Checks all numbers that a step computes with or looks up by.
+    """Checks all numbers that a step computes or indexes with.
 
     Args:
         vocabulary: the last dimension of the logits.
 
     Raises:
-        ValueError: one is of another type or out of its range; its field is named.
+        ValueError: a number has the wrong type or is out of range; the text names its field.
     """
     if not request.prompt:
         raise ValueError("the prompt is empty")
     _check_tokens("the prompt", request.prompt, vocabulary)
-    _whole("n", request.n, 1, MOST_INT)
+    _whole("n", request.n, 1, MAX_INT)
     for choice in request.resumed:
         _whole("resumed", choice.index, 0, request.n)
         _check_tokens("resumed", choice.output, vocabulary)
@@ -38,30 +38,30 @@ def check_submit(request: Submit, vocabulary: int) -> None:
 
 
 def check_params(params: SamplingParams, vocabulary: int) -> None:
-    """The part of ``check_submit`` for how tokens are chosen."""
-    _whole("max_tokens", params.max_tokens, 0, MOST_INT)
-    _whole("min_tokens", params.min_tokens, 0, MOST_INT)
+    """Checks the sampling parameters; see ``check_submit``."""
+    _whole("max_tokens", params.max_tokens, 0, MAX_INT)
+    _whole("min_tokens", params.min_tokens, 0, MAX_INT)
     _whole("seed", params.seed, -(2**63), 2**64)
-    _real("temperature", params.temperature, lambda x: 0 <= x <= MOST)
-    _whole("top_k", params.top_k, 0, MOST_INT)
+    _real("temperature", params.temperature, lambda x: 0 <= x <= MAX_REAL)
+    _whole("top_k", params.top_k, 0, MAX_INT)
     _real("top_p", params.top_p, lambda x: 0 <= x <= 1)
     _real("min_p", params.min_p, lambda x: 0 <= x <= 1)
-    _real("repetition_penalty", params.repetition_penalty, lambda x: 1 / MOST <= x <= MOST)
-    _real("presence_penalty", params.presence_penalty, lambda x: abs(x) <= MOST)
-    _real("frequency_penalty", params.frequency_penalty, lambda x: abs(x) <= MOST)
+    _real("repetition_penalty", params.repetition_penalty, lambda x: 1 / MAX_REAL <= x <= MAX_REAL)
+    _real("presence_penalty", params.presence_penalty, lambda x: abs(x) <= MAX_REAL)
+    _real("frequency_penalty", params.frequency_penalty, lambda x: abs(x) <= MAX_REAL)
     for token, bias in params.logit_bias.items():
         _whole("logit_bias", token, 0, vocabulary)
-        _real("logit_bias", bias, lambda x: abs(x) <= MOST)
+        _real("logit_bias", bias, lambda x: abs(x) <= MAX_REAL)
     if params.logprobs is not None:
         _whole("logprobs", params.logprobs, 0, MAX_TOP_LOGPROBS + 1)
     for token in params.stop_token_ids:  # a tokenizer may know ends that its model does not
-        _whole("stop_token_ids", token, 0, MOST_INT)
+        _whole("stop_token_ids", token, 0, MAX_INT)
     if (thinking := params.thinking) is not None:
         if not thinking.end:
             raise ValueError("thinking has no end")
         _check_tokens("thinking", thinking.end, vocabulary)
         _check_tokens("thinking", () if thinking.start is None else (thinking.start,), vocabulary)
-        _whole("thinking", thinking.budget or 0, 0, MOST_INT)
+        _whole("thinking", thinking.budget or 0, 0, MAX_INT)
 
 
 def _check_tokens(name: str, tokens: tuple[int, ...] | list[int], vocabulary: int) -> None:

@@ -10,12 +10,12 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, SwapWork
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.outputs import Outputs
-from chairlift.engine.core.phase_timer import Laps
+from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.pipeline import Pipeline
-from chairlift.engine.core.prefill import Prompts
+from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import Prefixes
 from chairlift.engine.core.prepared_model import PreparedModel
-from chairlift.engine.core.prompt_outputs import Readings
+from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import StepRecorder
 from chairlift.engine.grammar.compiler import Compiler
@@ -66,19 +66,19 @@ class EngineCore:
         )
         cached = self.prefixes.cached if prefix_bytes else None
         self.scheduler = Scheduler(limits, cached, self._is_awaited, self.swap.covers)
-        self.prompts = Prompts(model.caches.prompts, self.prefixes, self.swap, limits)
-        self.readings = Readings()
+        self.prefill = PrefillBatch(model.caches.prompts, self.prefixes, self.swap, limits)
+        self.prompt_outputs = PromptOutputs()
         self.batch = DecodeBatch(
             [model.caches.rows() for _ in range(limits.bands)],
             model.vocabulary,
             lambda sequence: self.requests.of(sequence).sampler_row(sequence),
         )
         self._recorder = StepRecorder(
-            *(limits, self.scheduler, self.batch, self.prompts),
+            *(limits, self.scheduler, self.batch, self.prefill),
             *(self.prefixes, self.swap, self.grammars),
         )
         self.pipeline = Pipeline(
-            *(model, self.batch, self.prompts, self.readings, self.prefixes, self.swap),
+            *(model, self.batch, self.prefill, self.prompt_outputs, self.prefixes, self.swap),
             *(constraints, self.scheduler, self._recorder),
         )
         self.outputs = Outputs(
@@ -134,7 +134,7 @@ class EngineCore:
 
     def step(self) -> StepOutput:
         """Plans and launches a step, and returns the tokens of the one before."""
-        timer = Laps(self._recorder.current.phases)
+        timer = PhaseTimer(self._recorder.current.phases)
         self._collect()
         plan = self.scheduler.plan(self.batch.capacities)
         self.on_compute([*self.pipeline.running.computed, *plan.decode, *plan.chunks])
@@ -152,7 +152,7 @@ class EngineCore:
         for work in self._background:
             blocked, failed = work.collect()
             for sequence in blocked:
-                self.scheduler.waiting.set_aside(sequence)
+                self.scheduler.waiting.block(sequence)
             for request_id, error in failed.items():
                 for sequence in self.scheduler.of(request_id):
                     self.outputs.fail(sequence, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import chain
 
@@ -13,16 +13,17 @@ from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
+from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
 
 class DecodeBatch:
-    """Rows of sequences, the token each feeds next, and their caches, a batch for each band.
+    """The rows, the token that each feeds next, and one batch of caches for each band.
 
-    The tokens stay on the device: a step feeds what the one before sampled, read or not. Behind
-    the rows of the bands, one band after the other, come those that arrive: sequences whose prompt
-    ends in the step, which are sampled with the others and have their states copied in before the
-    next.
+    The tokens stay on the device: a step feeds what the step before sampled, whether the host has
+    read it or not. ``rows`` has the rows of the bands, one band after the other, and then those
+    that arrive: sequences whose prompt ends in the step. They are sampled with the others, and
+    their states are copied into the caches before the next step.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class DecodeBatch:
     ) -> None:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
-        # What each of the last rows takes with it, for those that have yet to join the caches.
+        # The states of the last rows, which have yet to join the caches.
         self.arriving: dict[Sequence, Snapshot] = {}
         self._sampler = Sampler(vocabulary)
         self._sampler_row = sampler_row
@@ -46,22 +47,22 @@ class DecodeBatch:
 
     @property
     def tokens(self) -> mx.array:
-        """``[rows of the caches]``, what they feed next."""
+        """``[rows of the caches]``: the token ids that they feed next."""
         return self._tokens[: self.held]
 
     @property
     def capacities(self) -> tuple[Capacity, ...]:
-        """Of the bands' buffers."""
+        """The capacities of the bands' buffers."""
         return tuple(band.capacity for band in self.bands)
 
     @property
     def offsets(self) -> list[int]:
-        """Tokens that each row of the caches holds."""
+        """How many tokens each row of the caches has."""
         return [offset for band in self.bands for offset in band.offsets]
 
     @property
     def held_columns(self) -> int:
-        """Columns of the caches' rows, whether they hold a token or not."""
+        """Columns of all rows in the caches, padding included."""
         return sum(band.capacity.columns * len(band) for band in self.bands)
 
     @property
@@ -71,67 +72,66 @@ class DecodeBatch:
 
     @property
     def queued(self) -> bool:
-        """Whether all layers are; see ``LayerCache.queued``."""
+        """Whether all cache layers are queued; see ``LayerCache.queued``."""
         return all(band.queued for band in self.bands)
 
     @property
     def states(self) -> list[mx.array]:
-        """Recurrent states, which nothing of a step's logits need depend on: to be evaluated."""
+        """Recurrent states: evaluate them as well, since no logits of the step depend on them."""
         return [array for band in self.bands for array in band.states]
 
     def state(self, sequence: Sequence) -> Snapshot:
-        """Of one that has a row, or has just arrived; it shares the caches' memory."""
+        """The state of a sequence with a row, or just arrived; it shares the caches' memory."""
         if sequence in self.arriving:
             return self.arriving[sequence]
         band, row = next((band, row) for band, row, own in self._places() if own is sequence)
         return band.extract(row)
 
-    def leaving(self, wanted: Collection[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
-        """The sequences of the caches that are not ``wanted`` any more, and their rows."""
-        for band, row, sequence in self._places():
-            if sequence not in wanted:
-                yield sequence, band, row
+    def places_of(self, leaves: Seq[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
+        """Those of some sequences that have a row in the caches: each with its band and row."""
+        if leaves:
+            gone = set(leaves)
+            for band, row, sequence in self._places():
+                if sequence in gone:
+                    yield sequence, band, row
 
-    def arrange(
-        self,
-        wanted: Mapping[Sequence, int],
-        capacities: Seq[Capacity],
-        joins: Seq[Sequence],
-    ) -> list[mx.array]:
-        """Makes the rows those of ``wanted``, each in its band: the others leave, those that
-        arrived join, and some change their band. ``joins`` arrive in this step.
+    def apply_plan(self, plan: Plan) -> list[mx.array]:
+        """Makes the rows those of a plan: some leave, those that arrived join, and some change
+        their band. The plan's ``joins`` arrive in this step.
 
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
-        # Of those that have ended or lost their place nothing is kept while buffers are moved.
-        states = {s: state for s, state in self.arriving.items() if s in wanted}
+        leaves, bands, joins = set(plan.leaves), plan.decode, list(plan.joins)
+        # Nothing is kept of sequences that leave while buffers are moved.
+        states = {s: state for s, state in self.arriving.items() if s not in leaves}
         self.arriving = {}
         moves: list[mx.array] = []
         orders: list[list[int]] = []
         start = 0
         for number, band in enumerate(self.bands):
             own = self.rows[start : start + len(band)]
-            leaving = {row for row, s in enumerate(own) if wanted.get(s) != number}
-            moving = {own[row]: band.extract(row).copy() for row in leaving if own[row] in wanted}
+            out = {row for row, s in enumerate(own) if s in leaves or bands[s] != number}
+            moving = {own[row]: band.extract(row).copy() for row in out if own[row] not in leaves}
             states |= moving
             moves += _begun([array for state in moving.values() for array in state.arrays])
-            nonfinite = [row for row in leaving if own[row].nonfinite]
-            orders.append([start + row for row in band.leave(leaving, nonfinite)])
+            nonfinite = [row for row in out if own[row].nonfinite]
+            orders.append([start + row for row in band.leave(out, nonfinite)])
             start += len(own)
             moves += _begun(band.take_moves())
-        self._resize(capacities, moves)
-        for row, sequence in enumerate(self.rows):
-            if sequence in states and sequence in wanted:
-                self.bands[wanted[sequence]].join(states[sequence])
-                orders[wanted[sequence]].append(row)
+        self._resize(plan.capacities, moves)
+        if states:
+            for row, sequence in enumerate(self.rows):
+                if sequence in states:
+                    self.bands[bands[sequence]].join(states[sequence])
+                    orders[bands[sequence]].append(row)
         for band in self.bands:
             moves += _begun(band.take_moves())
         order = list(chain(*orders))
         if joins or order != list(range(len(self.rows))):
             self._tokens = self._tokens[mx.array(order, mx.int32)]
             self._sampler.rearrange(order, [self._sampler_row(sequence) for sequence in joins])
-            self.rows = [self.rows[row] for row in order] + list(joins)
+            self.rows = [self.rows[row] for row in order] + joins
         return moves
 
     def _places(self) -> Iterator[tuple[BatchCache, int, Sequence]]:
@@ -141,21 +141,21 @@ class DecodeBatch:
             yield band, row, sequence
 
     def sample(self, logits: mx.array, masks: Bits | None = None) -> Sampled:
-        """A token for each row, those that arrive included; nothing is computed yet.
+        """Samples a token for each row, arriving ones included; nothing is computed yet.
 
         Args:
             logits: ``[rows, vocabulary]``.
-            masks: ``[rows, words]``, what each row may choose; None: anything.
+            masks: ``[rows, words]``, the tokens each row may choose; None: any.
         """
         sampled = self._sampler.sample(logits, [row.generated for row in self.rows], masks)
         self._tokens = sampled.tokens
         return sampled
 
     def _resize(self, capacities: Seq[Capacity], moves: Seq[mx.array]) -> None:
-        """Gives the bands other buffers, one after the other, if they need any."""
+        """Replaces the buffers of bands whose capacity changes, one after the other."""
         if tuple(capacities) == self.capacities:
             return
-        # Else they would keep the old buffers while the new ones are made, as would a running step.
+        # Pending moves and a running step hold the old buffers while the new ones are made.
         mx.eval(moves)
         mx.synchronize()
         for number in resize_order(self.capacities, capacities):
@@ -167,6 +167,6 @@ class DecodeBatch:
 
 
 def _begun(arrays: list[mx.array]) -> list[mx.array]:
-    """The same on their way to the device: where layers are queued, in the order that counts."""
+    """Dispatches arrays at once: queued layers rely on the order of dispatch."""
     mx.async_eval(arrays)
     return arrays

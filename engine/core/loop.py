@@ -1,4 +1,4 @@
-"""What keeps the machine turning: receive, step, send."""
+"""The engine's loop: receive, step, send."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CLOSE_SECONDS = 8.0
 
 
 class Inbox(Protocol):
-    """Where an engine's messages arrive."""
+    """Delivers messages to the engine."""
 
     def receive(self, block: bool) -> Iterable[ToEngine]:
-        """All messages that have arrived; with ``block``, waits for one, or for ``wake``."""
+        """Returns all messages that have arrived; ``block`` waits for one, or for ``wake``."""
         ...
 
     def wake(self) -> None:
-        """Ends a ``receive`` that waits, or the next one that would; for any thread."""
+        """Ends a waiting ``receive``, or the next one that would wait. Thread-safe."""
         ...
 
 
@@ -51,11 +51,12 @@ def run(
     send: Callable[[FromEngine], None],
     on_compute: Callable[[list[Sequence]], None] = lambda sequences: None,
 ) -> None:
-    """Starts an engine and works until told to shut down. ``on_compute`` learns whose tokens are
-    about to be computed.
+    """Starts an engine and serves until it receives ``Shutdown``.
+
+    ``on_compute`` is called with the sequences about to run, before any work is dispatched.
 
     Raises:
-        EngineDead: a step has failed, and nobody can tell whose fault it is. It is in the log.
+        EngineDead: a step has failed as a whole, so no single request is to blame. The log has it.
     """
     with ThreadWatch(blas_threads(), config.threads):
         try:
@@ -68,14 +69,14 @@ def run(
         send(info)
         try:
             turn(core, inbox, send)
-        except Exception as error:  # of any type; its message may quote a user: told to nobody
+        except Exception as error:  # of any type; its message may quote a user
             log.error("a step has failed: %s", trace_of(error))
             raise EngineDead(f"a step has failed: {type(error).__name__}") from None
         core.close(CLOSE_SECONDS)
 
 
 def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
-    """The loop. An idle engine sleeps in ``receive``."""
+    """Runs the loop. An idle engine sleeps in ``receive``."""
     while True:
         for message in inbox.receive(block=core.idle):
             match message:

@@ -62,7 +62,7 @@ class Outputs:
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
         outcomes = step.outcomes
         outputs = []
-        for row, sequence in enumerate((*step.rows, *step.ended)):
+        for row, sequence in enumerate((*step.rows, *step.prompt_only)):
             if sequence.finished:
                 continue
             try:
@@ -70,8 +70,8 @@ class Outputs:
                     token_of(outcomes[row], self._requests.vocabulary) if sequence.rows else None
                 )
                 output = self._output(sequence, token, logprobs.get(row), now)
-                if sequence in step.readings:
-                    step.readings[sequence].tell(output)
+                if sequence in step.prompt_outputs:
+                    step.prompt_outputs[sequence].add_to(output)
                 if output.finish is not None:
                     self.finish(sequence, output.finish)
                 outputs.append(output)

@@ -1,11 +1,11 @@
-"""What the parts of a step take."""
+"""Measures the phases of a step."""
 
 from __future__ import annotations
 
 import time
 
 
-class Laps:
+class PhaseTimer:
     """Adds the time between its calls to named phases, in seconds."""
 
     def __init__(self, phases: dict[str, float]) -> None:
@@ -18,7 +18,7 @@ class Laps:
         return self._last - self.start
 
     def end(self, phase: str) -> None:
-        """Since the last call, or since the beginning, it was this phase."""
+        """Adds the time since the last call, or since the beginning, to this phase."""
         now = time.monotonic()
         self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
         self._last = now

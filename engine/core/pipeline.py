@@ -14,11 +14,11 @@ import mlx.core as mx
 
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
-from chairlift.engine.core.phase_timer import Laps
-from chairlift.engine.core.prefill import Prompts
+from chairlift.engine.core.phase_timer import PhaseTimer
+from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import Prefixes
 from chairlift.engine.core.prepared_model import PreparedModel
-from chairlift.engine.core.prompt_outputs import Readings
+from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
@@ -47,8 +47,8 @@ class Pipeline:
         self,
         model: PreparedModel,
         batch: DecodeBatch,
-        prompts: Prompts,
-        readings: Readings,
+        prefill: PrefillBatch,
+        prompt_outputs: PromptOutputs,
         prefixes: Prefixes,
         swap: Swap[Sequence],
         constraints: Constraints,
@@ -57,8 +57,8 @@ class Pipeline:
     ) -> None:
         self.forward = model.forward
         self._batch = batch
-        self._prompts = prompts
-        self._readings = readings
+        self._prefill = prefill
+        self._prompt_outputs = prompt_outputs
         self._prefixes = prefixes
         self._swap = swap
         self._constraints = constraints
@@ -80,13 +80,13 @@ class Pipeline:
         self._work = self._launched_work = NO_WORK
         self._computed_at = 0.0
 
-    def launch(self, plan: Plan, timer: Laps) -> None:
+    def launch(self, plan: Plan, timer: PhaseTimer) -> None:
         """Builds the step of a plan and hands it to the device."""
         if self._work == NO_WORK:
             self._computed_at = timer.start
         self._launched, self._launched_work = self._launch(plan, timer), plan.work
 
-    def finish_previous(self, timer: Laps) -> Step:
+    def finish_previous(self, timer: PhaseTimer) -> Step:
         """Waits for the step before the one just launched, and returns it."""
         timer.end("launch")
         self._wait(timer)
@@ -94,23 +94,23 @@ class Pipeline:
         self._work = self._launched_work
         return previous
 
-    def _launch_eager(self, plan: Plan, timer: Laps) -> Step:
+    def _launch_eager(self, plan: Plan, timer: PhaseTimer) -> Step:
         self._wait(timer)
         return self._launch_sequential(plan, timer)
 
-    def _launch_sequential(self, plan: Plan, timer: Laps) -> Step:
+    def _launch_sequential(self, plan: Plan, timer: PhaseTimer) -> Step:
         step = self._build(plan)
         timer.end("launch")
         self.running.release()
         self._wait(timer)
         return self._dispatch(step, timer)
 
-    def _launch_queued(self, plan: Plan, timer: Laps) -> Step:
+    def _launch_queued(self, plan: Plan, timer: PhaseTimer) -> Step:
         step = self._build(plan)
         timer.end("launch")
         return self._dispatch(step, timer)
 
-    def _dispatch(self, step: Step, timer: Laps) -> Step:
+    def _dispatch(self, step: Step, timer: PhaseTimer) -> Step:
         """Hands a step to the device; one with constrained rows is sampled after its masks."""
         step.dispatch()
         if step.logits is not None:
@@ -121,7 +121,7 @@ class Pipeline:
             step.sample(self._batch.sample(step.logits, masks))
         return step
 
-    def _wait(self, timer: Laps) -> None:
+    def _wait(self, timer: PhaseTimer) -> None:
         """Waits until the running step is computed.
 
         The first time, the scheduler learns how long it took after the step before, and the
@@ -153,37 +153,37 @@ class Pipeline:
         self._recorder.begin(plan)
         batch, prefixes = self._batch, self._prefixes
         for sequence in plan.preempted:
-            state = self._prompts.state(sequence) or batch.state(sequence)
+            state = self._prefill.state(sequence) or batch.state(sequence)
             self._swap.put(sequence, sequence.tokens, state)
         # First, since what is kept next may evict the prefixes that the plan begins with.
-        chunks = self._prompts.chunks(plan)
+        chunks = self._prefill.chunks(plan)
         if prefixes.active:
-            for sequence, band, row in batch.leaving(plan.decode):
+            for sequence, band, row in batch.places_of(plan.leaves):
                 if not self._swap.covers(sequence):
                     prefixes.keep(sequence, band, row)
         first = self._move_rows(plan)
         self._constraints.join(plan.joins)
         outcome = self.forward(batch.bands, batch.tokens, chunks)
         logits = outcome.logits
-        read = self._readings.take(plan, chunks, outcome)
-        batch.arriving = self._prompts.states(plan)
+        read = self._prompt_outputs.take(plan, chunks, outcome)
+        batch.arriving = self._prefill.states(plan)
         rows = list(batch.rows)
         constrained = self._constraints.constrains(rows)
         sampled = None if logits is None or constrained else batch.sample(logits)
         # NOTE: MLX updates arrays in place, and the Python object stays the same. Waiting on the
         # originals would also compute what the next step writes: so the handles are copied.
-        written = [copy(array) for chunk in chunks for array in chunk.cache.state]
-        written += [*read, *prefixes.take_pending(), *batch.states]
+        side_effects = [copy(array) for chunk in chunks for array in chunk.cache.state]
+        side_effects += [*read, *prefixes.take_pending(), *batch.states]
         return Step(
             rows=rows,
             sampled=sampled,
             logits=logits if constrained else None,
-            first=first,
-            written=written,
+            before_dispatch=first,
+            side_effects=side_effects,
             queued=self.order is LaunchOrder.QUEUED,
             computed=[*plan.decode, *plan.chunks],
-            ended=list(plan.ends),
-            readings=self._readings.ended(plan),
+            prompt_only=list(plan.ends),
+            prompt_outputs=self._prompt_outputs.ended(plan),
         )
 
     def _move_rows(self, plan: Plan) -> list[mx.array]:
@@ -194,7 +194,7 @@ class Pipeline:
         if plan.capacities != batch.capacities:
             # Pending copies hold the old buffers of all layers while the new ones are made.
             mx.eval(first)
-        first += batch.arrange(plan.decode, plan.capacities, list(plan.joins))
+        first += batch.apply_plan(plan)
         if self.order is LaunchOrder.EAGER:
             mx.eval(first)
         return first

@@ -1,4 +1,4 @@
-"""Prompts under way: each has a cache of its own until its row joins the decode batch."""
+"""The prompts being computed: each has its own cache until its row joins the decode batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
 
-class Prompts:
+class PrefillBatch:
     """The caches of sequences whose prompt is being computed, one row each.
 
     Args:
-        limits: say how large each cache is.
+        limits: determine how large each cache is.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Prompts:
         return sum(cache.nbytes for cache in self._caches.values())
 
     def state(self, sequence: Sequence) -> Snapshot | None:
-        """What is computed of a sequence's prompt; None if it is not under way."""
+        """The state of a prompt so far; None if it is not being computed."""
         cache = self._caches.get(sequence)
         return cache.extract(0) if cache else None
 
     def chunks(self, plan: Plan) -> list[Chunk]:
-        """What a plan computes of prompts. Those that have ended or lost their place are gone."""
+        """The chunks of a plan. Drops the caches of sequences that ended or were preempted."""
         for sequence in list(self._caches):
             if sequence.finished or sequence in plan.preempted:
                 del self._caches[sequence]
@@ -70,7 +70,7 @@ class Prompts:
         return chunks
 
     def states(self, plan: Plan) -> dict[Sequence, Snapshot]:
-        """What the choices that arrive take with them; feeds the prefix cache on the way."""
+        """The states that joining choices start from; the prefix cache gets all chunks as well."""
         if self._prefixes.active:
             for sequence in plan.chunks:
                 self._prefixes.keep(sequence, self._caches[sequence], 0)
@@ -80,7 +80,7 @@ class Prompts:
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
     def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
-        """A cache as large as the prompt will need, with what is there of it."""
+        """A cache as large as the prompt needs, filled with its swapped or cached tokens."""
         cache = self._make_cache()
         size = self._limits.prompt_size(sequence.wanted, cached)
         cache.resize(Capacity(1, size.columns), size.step)
@@ -91,7 +91,7 @@ class Prompts:
 
 
 def _scored(sequence: Sequence, begun: int, tokens: int) -> int:
-    """How many of a chunk's tokens are followed by one of the prompt whose logprob is wanted."""
+    """How many tokens of a chunk need logits, to score the prompt token that follows each."""
     if not sequence.scored:
         return 0
     return max(0, min(tokens, sequence.prompt_tokens - 1 - begun))

@@ -1,4 +1,4 @@
-"""The prefix cache as the engine uses it: looked up, taken from, and fed by sequences."""
+"""The prefix cache as the engine uses it: sequences look up, take and add prefixes."""
 
 from __future__ import annotations
 
@@ -24,50 +24,51 @@ log = logging.getLogger(__name__)
 
 
 class Prefixes:
-    """Between sequences, which have tokens and a tenant's salt, and the tree of snapshots.
+    """Maps sequences, by their tokens and their tenant's salt, to the tree of snapshots.
 
     Args:
-        kinds: what each layer keeps.
-        budget: bytes held in memory at most; 0 turns the prefix cache off.
-        store: takes what memory has no room for; None forgets it.
+        kinds: what each layer caches.
+        budget: maximum bytes in memory; 0 turns the prefix cache off.
+        store: receives what memory has no room for; None: evicted prefixes are lost.
     """
 
     def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
         self._tree = PrefixTree(kinds, budget, None if store is None else self._dropped)
         self._whole = all(kind.window is None for kind in kinds)
         self._store = store
-        # What steps have told: entries dropped, and of the store.
+        # Evictions that the stats have reported.
         self._evictions = 0
         self._on_store = None if store is None else StoreReport(store)
-        # Who waits for the disk, by request; the first one's load is under way. One at a time, so
-        # that those behind it, who often want the same, find in memory what it brings.
+        # The requests that wait for the disk, in order; the first one's load is running. Loads run
+        # one at a time, because the requests behind often want the same prefix and then find it
+        # in memory.
         self._fetching: dict[str, Sequence] = {}
         self._load: Load | None = None
         self._closing: list[Evicted] | None = None
 
     @property
     def active(self) -> bool:
-        """Whether anything can be held at all."""
+        """Whether the prefix cache is on."""
         return self._tree.budget > 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory."""
+        """Bytes in memory."""
         return self._tree.nbytes
 
     @property
     def due(self) -> bool:
-        """Whether a step has something to take in or to tell, even if there is none to compute."""
+        """Whether a load has arrived, or the store's stats have changed."""
         arrived = self._load is not None and self._load.ended.is_set()
         return arrived or (self._on_store is not None and self._on_store.due)
 
     def on_due(self, wake: Callable[[], None]) -> None:
-        """Has ``wake`` called, from other threads, whenever something may have become ``due``."""
+        """Registers ``wake``, which other threads call whenever this may have become ``due``."""
         if self._store is not None:
             self._store.on_change = wake
 
     def fetch(self, sequence: Sequence) -> None:
-        """Begins to bring back from disk what leads further than what is in memory.
+        """Starts to read from disk a longer prefix than memory has, if there is one.
 
         The sequence is ``is_awaited`` until ``collect`` has put it there, or it proves to be
         gone or broken.
@@ -80,7 +81,7 @@ class Prefixes:
                 self._load = self._store.load(segments)
 
     def is_awaited(self, sequence: Sequence) -> bool:
-        """Whether a sequence, or the one that it was forked from, waits for the disk."""
+        """Whether a sequence's request waits for the disk."""
         return sequence.request_id in self._fetching
 
     def collect(self) -> Collected:
@@ -114,7 +115,7 @@ class Prefixes:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Begins the next load. Whose prefix is in memory by now does not need one."""
+        """Starts the next load. Skips requests whose prefix is in memory by now."""
         while self._store is not None and self._load is None and self._fetching:
             request_id, sequence = next(iter(self._fetching.items()))
             if segments := self._on_disk(sequence):
@@ -130,18 +131,18 @@ class Prefixes:
         return self._store.find(tokens, have, salt)
 
     def report(self, stats: StepStats) -> None:
-        """Tells a step's stats what has been seen since the step before, and what is held now."""
+        """Adds evictions since the step before, and current sizes, to a step's stats."""
         stats.prefix_bytes = self.nbytes
         stats.prefix_evictions = self._tree.evictions - self._evictions
         self._evictions = self._tree.evictions
         if self._on_store is not None:
-            self._on_store.tell(stats)
+            self._on_store.report(stats)
 
     def cached(self, sequence: Sequence) -> int:
-        """How many first tokens of a sequence are held; its last one is computed in any case.
+        """How many first tokens of a sequence are cached; its last token is always computed.
 
-        Notes on it how many it shares with others, held in a usable form or not; and the answer,
-        which stands until the tree changes.
+        Also notes on the sequence how many tokens it shares with others, usable or not; and this
+        answer, which is valid until the tree changes.
         """
         version, length = sequence.match
         if version != self._tree.version:
@@ -159,9 +160,9 @@ class Prefixes:
         return match.snapshot()
 
     def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
-        """Takes over what is new in the caches of a sequence's row."""
+        """Adds to the tree what is new in the caches of a sequence's row."""
         if sequence.replay or sequence.apart or sequence.nonfinite:
-            return  # nobody will ask for it, or not before its row leaves, or may have it
+            return  # not asked for again, not meant for the cache, or not fit for others
         # A token may have been in flight when the sequence was ended.
         tokens = sequence.ids[: cache.offsets[row]]
         # A window may lack older tokens at a position that the tree has.
@@ -174,7 +175,7 @@ class Prefixes:
         return self._tree.take_pending()
 
     def close(self, timeout: float) -> None:
-        """Writes all that is in memory to disk, for so many seconds at most."""
+        """Writes all prefixes in memory to disk, for at most ``timeout`` seconds."""
         if self._store is None:
             return
         if self._load is not None:

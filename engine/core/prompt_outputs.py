@@ -15,7 +15,7 @@ from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
 
 
-class Reading(Protocol):
+class PromptOutput(Protocol):
     """What one prompt is asked for."""
 
     def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
@@ -33,7 +33,7 @@ class Reading(Protocol):
         """What is to be evaluated with the step of the chunk that was added last."""
         ...
 
-    def tell(self, output: TokenOutput) -> None:
+    def add_to(self, output: TokenOutput) -> None:
         """Adds the whole, evaluated, to what the request is told.
 
         Raises:
@@ -42,7 +42,7 @@ class Reading(Protocol):
         ...
 
 
-class Readings:
+class PromptOutputs:
     """Of the sequences whose prompts are under way.
 
     What was gathered belongs to a prompt's first tokens, as its cache does: a prompt that was
@@ -50,35 +50,35 @@ class Readings:
     """
 
     def __init__(self) -> None:
-        self._readings: dict[Sequence, Reading] = {}
+        self._by_sequence: dict[Sequence, PromptOutput] = {}
 
     def take(self, plan: Plan, chunks: list[Chunk], outcome: Outcome) -> list[mx.array]:
         """Takes what a plan's chunks add; returns what is to be evaluated with the step."""
-        self._readings = {s: own for s, own in self._readings.items() if not s.finished}
+        self._by_sequence = {s: own for s, own in self._by_sequence.items() if not s.finished}
         arrays: list[mx.array] = []
         for number, sequence in enumerate(plan.chunks):
             begun = plan.cached.get(sequence, sequence.computed)
-            if not begun or sequence not in self._readings:
-                reading = _reading_of(sequence)
-                if reading is None:
+            if not begun or sequence not in self._by_sequence:
+                output = _prompt_output_of(sequence)
+                if output is None:
                     continue
-                self._readings[sequence] = reading
-            self._readings[sequence].add(
+                self._by_sequence[sequence] = output
+            self._by_sequence[sequence].add(
                 sequence.tokens[begun + 1 :],
                 outcome.scored.get(number),
                 outcome.hidden.get(number),
             )
-            arrays += self._readings[sequence].arrays
+            arrays += self._by_sequence[sequence].arrays
         return arrays
 
-    def ended(self, plan: Plan) -> dict[Sequence, Reading]:
+    def ended(self, plan: Plan) -> dict[Sequence, PromptOutput]:
         """By choice, those of the prompts that end with a plan; they are under way no more."""
         ends = {**plan.joins, **plan.ends}
-        whole = {s: self._readings.pop(s) for s in set(ends.values()) if s in self._readings}
+        whole = {s: self._by_sequence.pop(s) for s in set(ends.values()) if s in self._by_sequence}
         return {choice: whole[s] for choice, s in ends.items() if s in whole}
 
 
-def _reading_of(sequence: Sequence) -> Reading | None:
+def _prompt_output_of(sequence: Sequence) -> PromptOutput | None:
     if sequence.prompt_logprobs is not None:
         return _Scores(sequence.prompt_logprobs)
     match sequence.pooling:
@@ -106,7 +106,7 @@ class _Scores:
     def arrays(self) -> list[mx.array]:
         return [*self._parts[-1]] if self._parts else []
 
-    def tell(self, output: TokenOutput) -> None:
+    def add_to(self, output: TokenOutput) -> None:
         chosen = [np.array(part.chosen, np.float32) for part in self._parts]
         top = [np.array(part.top, np.float32) for part in self._parts]
         # -inf is a token that the model rules out; what is not finite in any other way gives NaN.
@@ -133,7 +133,7 @@ class _Last:
     def arrays(self) -> list[mx.array]:
         return [self._state]
 
-    def tell(self, output: TokenOutput) -> None:
+    def add_to(self, output: TokenOutput) -> None:
         output.embedding = _vector(self._state)
 
 
@@ -153,7 +153,7 @@ class _Mean:
     def arrays(self) -> list[mx.array]:
         return [self._sum]
 
-    def tell(self, output: TokenOutput) -> None:
+    def add_to(self, output: TokenOutput) -> None:
         output.embedding = _vector(self._sum / self._tokens)
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a machine that can take requests."""
+"""Builds an engine core from a configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from chairlift.scheduler.sequence import Sequence
 def start_core(
     config: EngineConfig, source: ModelSource, on_progress: Callable[[str], None]
 ) -> tuple[EngineCore, ModelInfo]:
-    """Loads the model, tries it, and sizes the batch to the machine.
+    """Loads the model, probes it, and sizes the batch to the machine.
 
     Raises:
         ModelError: the model cannot be loaded or served, or the limits leave it no room.
@@ -48,10 +48,10 @@ def serve_loaded(
     on_progress: Callable[[str], None],
     source: ModelSource | None = None,
 ) -> tuple[EngineCore, ModelInfo]:
-    """The same for a model that is in memory already; prefixes on disk need its ``source``."""
+    """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
     on_progress("first step")
-    # Weights that were rounded to a few bits lose next to nothing by a little more rounding, which
-    # who asks for a type is spared.
+    # Quantized weights lose next to nothing by a little more rounding. An explicitly configured
+    # type is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
     eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None

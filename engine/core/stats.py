@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
-from chairlift.engine.core.prefill import Prompts
+from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import Prefixes
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.messages import StepStats
@@ -25,7 +25,7 @@ class StepRecorder:
         limits: Limits,
         scheduler: Scheduler,
         batch: DecodeBatch,
-        prompts: Prompts,
+        prefill: PrefillBatch,
         prefixes: Prefixes,
         swap: Swap[Sequence],
         grammars: Grammars,
@@ -34,7 +34,7 @@ class StepRecorder:
         self._limits = limits
         self._scheduler = scheduler
         self._batch = batch
-        self._prompts = prompts
+        self._prefill = prefill
         self._prefixes = prefixes
         self._swap = swap
         self._grammars = grammars
@@ -69,7 +69,7 @@ class StepRecorder:
         stats.grammar_hits, stats.grammar_seconds = self._grammars.take_counts()
         stats.held_columns = batch.held_columns
         stats.padded_columns = batch.held_columns - sum(offsets)
-        stats.kv_reserved_bytes = batch.nbytes + self._prompts.nbytes
+        stats.kv_reserved_bytes = batch.nbytes + self._prefill.nbytes
         computed = [sequence.computed for sequence in scheduler.prefilling]
         stats.kv_used_bytes = geometry.used(offsets) + geometry.used(computed)
         stats.kv_limit_bytes = self._limits.kv_bytes

@@ -1,4 +1,4 @@
-"""One step on its way: built as a graph, dispatched to the device, waited for, read.
+"""One step: built as a graph, dispatched to the device, waited for, and read.
 
 NOTE: MLX writes into a KV buffer in place only if nothing else holds it any more, and an operation
 holds its inputs until it has run. A step dispatched while the one before still runs would therefore
@@ -15,38 +15,44 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from chairlift.engine.core.prompt_outputs import Reading
+from chairlift.engine.core.prompt_outputs import PromptOutput
 from chairlift.engine.sampling.sampler import Sampled
 from chairlift.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
 class Step:
-    """``rows`` are the sequences that get a token, in the order of ``sampled``; ``ended`` those of
-    whom only the prompt was wanted; ``computed`` are all that have part in it, those too whose
-    prompt goes on afterwards. ``readings`` are what prompts were asked for that end with it.
+    """The graph of one step, and after ``wait`` its results.
 
-    ``first`` has to be evaluated before the rest is dispatched; ``written`` are cache buffers that
-    nothing sampled depends on (a prompt's chunk, recurrent states). With ``queued`` it may be
-    dispatched while the one before still runs. While ``logits`` are there nothing is sampled yet:
-    what rows may choose is only known with the tokens of the step before.
+    Attributes:
+        rows: the sequences that get a token, in the order of ``sampled``.
+        sampled: their tokens; None until they are sampled, or if there are no rows.
+        logits: ``[rows, vocabulary]`` while nothing is sampled yet, because what constrained rows
+            may choose is only known with the tokens of the step before.
+        before_dispatch: arrays to evaluate before the rest is dispatched.
+        side_effects: cache buffers that nothing sampled depends on: chunks of prompts, recurrent
+            states.
+        queued: the step may be dispatched while the one before still runs.
+        computed: all sequences of the step, also those whose prompt goes on afterwards.
+        prompt_only: sequences that end with their prompt; no token of theirs is sampled.
+        prompt_outputs: what was asked of the prompts that end with this step.
     """
 
     rows: list[Sequence] = field(default_factory=list)
     sampled: Sampled | None = None
     logits: mx.array | None = None
-    first: list[mx.array] = field(default_factory=list)
-    written: list[mx.array] = field(default_factory=list)
+    before_dispatch: list[mx.array] = field(default_factory=list)
+    side_effects: list[mx.array] = field(default_factory=list)
     queued: bool = False
     computed: list[Sequence] = field(default_factory=list)
-    ended: list[Sequence] = field(default_factory=list)
-    readings: dict[Sequence, Reading] = field(default_factory=dict)
+    prompt_only: list[Sequence] = field(default_factory=list)
+    prompt_outputs: dict[Sequence, PromptOutput] = field(default_factory=dict)
 
     def dispatch(self) -> None:
         """Hands the graph to the device and returns."""
         if not self.queued:
-            mx.eval(self.first)
-        self.first = []
+            mx.eval(self.before_dispatch)
+        self.before_dispatch = []
         mx.async_eval(self._results)
 
     def sample(self, sampled: Sampled) -> None:
@@ -57,7 +63,7 @@ class Step:
     def wait(self) -> None:
         """Returns when the device has computed it."""
         mx.eval(self._results)
-        self.written = []
+        self.side_effects = []
 
     def release(self) -> None:
         """Returns when the device has let go of the buffers as well.
@@ -76,4 +82,4 @@ class Step:
     @property
     def _results(self) -> list[mx.array]:
         logits = [] if self.logits is None else [self.logits]
-        return self.written + logits + (self.sampled.arrays if self.sampled else [])
+        return self.side_effects + logits + (self.sampled.arrays if self.sampled else [])

@@ -1,4 +1,4 @@
-"""What the prefix store counts, told by the stats of the steps."""
+"""Reports the prefix store's counts in the stats of the steps."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class _State(NamedTuple):
 
 
 class StoreReport:
-    """Tells each step's stats what is new since the step before."""
+    """Adds to each step's stats what has changed since the step before."""
 
     def __init__(self, store: PrefixStore) -> None:
         self._store = store
-        # What was found at the start is told by the first step, and wakes nobody.
-        self._told = StoreStats()
-        self._seen = self._state()
+        # The first step reports what was found at the start; it does not make the store ``due``.
+        self._reported = StoreStats()
+        self._last_state = self._state()
 
     @property
     def due(self) -> bool:
-        """Whether something has changed that no step has told."""
-        return self._state() != self._seen
+        """Whether something has changed since the last report."""
+        return self._state() != self._last_state
 
-    def tell(self, stats: StepStats) -> None:
-        """Sets the fields of ``stats`` that are about the store."""
-        self._seen = now = self._state()
-        new, self._told = now.counts.since(self._told), now.counts
+    def report(self, stats: StepStats) -> None:
+        """Sets the store's fields of ``stats``."""
+        self._last_state = now = self._state()
+        new, self._reported = now.counts.since(self._reported), now.counts
         stats.store_files = {
             "written": new.written,
             "read": new.read,

@@ -1,4 +1,4 @@
-"""Steps that nobody waits for: an accelerator compiles its kernels when they are first called."""
+"""Warm-up steps: an accelerator compiles each kernel when it is first called."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _EVERYTHING = SamplingParams(
     min_tokens=1,
 )
 _GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
-_HELD = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), budget=1))
+_CONSTRAINED = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), budget=1))
 
 
 def warm(core: EngineCore) -> None:
-    """Has a few short requests served, of every kind of sampling, by an engine to be thrown away.
+    """Serves a few short requests with every kind of sampling; the core is thrown away afterwards.
 
-    They join and leave in different steps, alone and beside others.
+    The requests join and leave in different steps, alone and beside others.
     """
-    for number, params in enumerate((_GREEDY, _EVERYTHING, _GREEDY, _HELD)):
+    for number, params in enumerate((_GREEDY, _EVERYTHING, _GREEDY, _CONSTRAINED)):
         core.submit(Submit(str(number), [1, 0] * (1 + number), params))
         core.step()
     while not core.idle:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.scheduler.chunks import LEAST_CHUNK
+from chairlift.scheduler.chunks import MIN_CHUNK
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NOTHING, Plan, Scheduler
@@ -111,8 +111,8 @@ def test_prompts_may_take_as_long_as_the_rows_themselves() -> None:
 
 def test_a_prompt_comes_forward_however_slow_steps_are() -> None:
     steps = _served(_limits(1e-6, 0.0), _machine(1.0))
-    assert {work.tokens for work, _ in steps[5:] if work.tokens} <= set(range(1, LEAST_CHUNK + 1))
-    assert any(work.tokens == LEAST_CHUNK for work, _ in steps)
+    assert {work.tokens for work, _ in steps[5:] if work.tokens} <= set(range(1, MIN_CHUNK + 1))
+    assert any(work.tokens == MIN_CHUNK for work, _ in steps)
 
 
 def test_no_prompt_is_left_with_a_short_rest_where_a_chunk_more_costs_launches() -> None:

@@ -524,7 +524,7 @@ def test_who_is_set_aside_is_passed_until_it_is_back() -> None:
     for sequence in (first, second):
         scheduler.add(sequence)
     on_disk.add("first")
-    scheduler.waiting.set_aside(first)
+    scheduler.waiting.block(first)
     scheduler.check_integrity()
     assert scheduler.plan([NOTHING]).cached == {second: 4}
     scheduler.finish(second)

@@ -233,9 +233,9 @@ def test_waiting_for_a_step_computes_nothing_of_the_next() -> None:
     bench.submit("long", list(range(3, 200)), 2)
     for _ in range(3):
         bench.step()
-        buffers = [array for cache in bench.core.prompts._caches.values() for array in cache.state]
+        buffers = [array for cache in bench.core.prefill._caches.values() for array in cache.state]
         assert buffers
-        assert not set(map(id, buffers)) & set(map(id, bench.core.pipeline.running.written))
+        assert not set(map(id, buffers)) & set(map(id, bench.core.pipeline.running.side_effects))
     bench.drain()
 
 

@@ -46,7 +46,7 @@ class MemoryBench(Bench):
         )
         assert self.core.pipeline.forward.packs == (kind != "lfm2")  # a state takes no padding
         self.grown = 0
-        make = self.core.prompts._make_cache
+        make = self.core.prefill._make_cache
 
         def watched() -> BatchCache:
             made = make()
@@ -54,7 +54,7 @@ class MemoryBench(Bench):
                 self._watch(layer)
             return made
 
-        self.core.prompts._make_cache = watched
+        self.core.prefill._make_cache = watched
 
     def _watch(self, layer: LayerCache) -> None:
         resize = layer.resize
@@ -70,10 +70,10 @@ class MemoryBench(Bench):
         super().step()
         core = self.core
         charged = {s: s.prompt_bytes for s in core.scheduler.prefilling}
-        for sequence, own in core.prompts._caches.items():
+        for sequence, own in core.prefill._caches.items():
             if sequence in charged:
                 assert own.nbytes <= charged[sequence]
-        assert core.batch.nbytes + core.prompts.nbytes <= self.limits.kv_bytes
+        assert core.batch.nbytes + core.prefill.nbytes <= self.limits.kv_bytes
 
 
 def _tokens(seed: int, count: int) -> list[int]:
@@ -147,4 +147,4 @@ def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed
         expected = solo_tokens(_model(kind), prompt, count)
         assert [bench.tokens(name, index) for index in range(n)] == [expected] * n, name
     assert bench.grown == 0
-    assert bench.core.batch.nbytes == bench.core.prompts.nbytes == 0
+    assert bench.core.batch.nbytes == bench.core.prefill.nbytes == 0

@@ -111,8 +111,8 @@ def test_prompts_that_lose_their_place_are_told_the_same(swap: int) -> None:
     _assert_pooled(model, prompts[1], bench.outputs["1", 0][0], "mean")
     _assert_pooled(model, prompts[2], bench.outputs["2", 0][0], "last")
     assert bench.tokens("row 1 1") == solo_tokens(model, [5, 6, 8], 90)
-    assert not bench.core.readings._readings
-    assert not bench.core.prompts.nbytes
+    assert not bench.core.prompt_outputs._by_sequence
+    assert not bench.core.prefill.nbytes
 
 
 def test_each_choice_is_told_once_even_by_another_engine() -> None:

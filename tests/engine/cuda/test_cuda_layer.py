@@ -65,7 +65,7 @@ def test_prompts_in_chunks_are_written_where_they_are(on_cuda: None) -> None:
     params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
     core.submit(Submit("a", list(range(3, 63)), params))
     core.step()
-    (cache,) = core.prompts._caches.values()
+    (cache,) = core.prefill._caches.values()
     before = [_memory(array).__array_interface__["data"] for array in cache.state]
     core.step()
     assert core.pipeline.running.queued

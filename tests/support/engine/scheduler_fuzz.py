@@ -128,6 +128,7 @@ class Fuzz:
         self.arriving: dict[Sequence, Cache] = {}
         self.capacities = (NOTHING,) * self.limits.bands
         self.places: dict[Sequence, int] = {}
+        self.rows: list[Sequence] = []
         self.in_flight: list[Sequence] = []
         self.ends: list[Sequence] = []
         # By request: choices that are still to end.
@@ -225,7 +226,7 @@ class Fuzz:
             ready = sequence in scheduler.waiting and sequence not in self.on_disk
             if ready and rng.random() < 0.2:
                 self.on_disk.add(sequence)
-                scheduler.waiting.set_aside(sequence)
+                scheduler.waiting.block(sequence)
         self.on_disk = {s for s in self.on_disk if rng.random() < 0.9 and not s.finished}
 
     def _finish(self, sequence: Sequence) -> None:
@@ -256,6 +257,8 @@ class Fuzz:
             self._check_chunk(sequence, tokens, sequence in {*plan.joins.values()})
         running = [s for s in scheduler.running if s.wanted < s.most]
         assert set(plan.decode) == set(running) - set(plan.preempted)
+        assert plan.leaves == [s for s in self.rows if s not in plan.decode]
+        assert set(plan.decode) <= set(self.rows)
         rows = len(plan.decode) + sum(s.rows for s in self.caches)
         assert rows <= limits.max_rows, (rows, limits)
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
@@ -310,6 +313,7 @@ class Fuzz:
             del self.caches[sequence]
         self.capacities = plan.capacities
         self.places = plan.decode
+        self.rows = [*plan.decode, *plan.joins]
 
     def _count(self, plan: Plan) -> None:
         counts = self.counts

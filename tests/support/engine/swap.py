@@ -13,7 +13,7 @@ from support.tiny import tiny_model
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
-from chairlift.scheduler.capacity_planner import Room
+from chairlift.scheduler.capacity_planner import CapacityPlanner
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -45,16 +45,16 @@ TIE = 0.1
 
 def squeeze(bench: Bench, most: int) -> None:
     """A step for which there is memory for so many rows only."""
-    fitting = Room.capacities
+    fitting = CapacityPlanner.capacities
 
     def capacities(
-        room: Room, more: Sequence | None = None, prompt_bytes: int = 0
+        room: CapacityPlanner, more: Sequence | None = None, prompt_bytes: int = 0
     ) -> tuple[Capacity, ...] | None:
         full = room.rows + (more.rows if more else 0) > most
         return None if full else fitting(room, more, prompt_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Room, "capacities", capacities)
+        patch.setattr(CapacityPlanner, "capacities", capacities)
         bench.step()
 
 
