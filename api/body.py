@@ -1,4 +1,4 @@
-"""Reads a request's JSON body into its pydantic model, without holding up others' streams."""
+"""Reads a request's JSON body into its pydantic model without blocking other requests' streams."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 from chairlift.engine.workers.job import Job, TooExpensive
 
-# To read more than this would hold up everyone's streams.
+# Reading more on the event loop would block all streams.
 INLINE_BYTES = 64 << 10
-# A body of more values is read in a worker process: the validation of 16,000 takes 25 ms.
+# A body with more values is read in a worker process: validating 16,000 takes 25 ms.
 INLINE_VALUES = 16_384
 
 T = TypeVar("T")
 
 
 async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
-    """The body as ``kind``.
+    """The request's body as ``kind``.
 
     Raises:
-        RequestError, pydantic.ValidationError: it is not a valid one, or takes too much to read.
-        QueueFull: too many others wait to be read.
-        web.HTTPException: it is too large, too slow, or not declared to be JSON.
+        RequestError, pydantic.ValidationError: the body is invalid or too expensive to read.
+        QueueFull: too many other bodies wait to be read.
+        web.HTTPException: the body is too large, too slow, or not declared to be JSON.
         TimedOut, Draining: the request's time is up.
     """
     settings = request.app[SERVICE].settings
@@ -53,12 +53,12 @@ async def convert(
 ) -> T:
     """Calls ``work``, a module-level function whose cost grows with the JSON in ``bodies``.
 
-    Small ones are worked on at once, large ones of few values in a thread, and those of many in a
-    process that is ended if it takes too long.
+    Small bodies are converted at once, large ones with few values in a thread, and those with
+    many in a worker process, which is ended if it takes too long.
 
     Raises:
-        RequestError: it takes too much; or whatever ``work`` raises.
-        QueueFull: too many others wait for a process.
+        RequestError: the conversion is too expensive; or whatever ``work`` raises.
+        QueueFull: too many others wait for a worker process.
     """
     if sum(map(weight, bodies)) <= INLINE_VALUES:
         if sum(map(len, bodies)) <= INLINE_BYTES:
@@ -66,14 +66,14 @@ async def convert(
         return await asyncio.to_thread(work, *args)
     try:
         async with request[DEADLINE].limit():
-            made: T = await request.app[SERVICE].workers.run(Job(_reported, (work, *args)))
+            result: T = await request.app[SERVICE].workers.run(Job(_reported, (work, *args)))
     except TooExpensive as error:
         raise RequestError(f"the body {error} to read") from error
-    return made
+    return result
 
 
 def _reported(work: Callable[..., T], *args: object) -> T:
-    """What ``work`` returns; its errors are made such that pickle can write them."""
+    """The result of ``work``; validation errors become RequestErrors, which pickle can write."""
     try:
         return work(*args)
     except pydantic.ValidationError as error:

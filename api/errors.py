@@ -1,4 +1,7 @@
-"""The one place that turns an exception into OpenAI's JSON error and its HTTP status."""
+"""The API's exceptions, and the one place that maps exceptions to HTTP errors.
+
+Engine exceptions are in ``engine.errors``; ``problem_of`` maps both kinds.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from aiohttp import web
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
 from chairlift.engine.errors import ContextOverflow, EngineDead, Overflow, QueueFull, RequestError
 
-# While a model loads or an engine is down nobody knows for how long; ask again soon.
+# How long a model loads or an engine is down is unknown; clients ask again soon.
 UNAVAILABLE_RETRY_SECONDS = 5
 
 
 class UnknownModel(RequestError):
-    """The request names a model that is not served here."""
+    """The request names a model that this server does not serve."""
 
 
 class UnknownResponse(RequestError):
-    """The request names a stored response that is not there, or not its client's."""
+    """The request names a stored response that does not exist or belongs to another client."""
 
 
 class UnknownPrevious(RequestError):
-    """The request goes on from a stored response that is not there, or not its client's."""
+    """``previous_response_id`` names a response that does not exist or is another client's."""
 
 
 class UnknownItem(RequestError):
-    """The request refers to an item that no stored response of its client holds."""
+    """The request refers to an item that none of its client's stored responses contains."""
 
 
 class ContextExceeded(ContextOverflow):
-    """Prompt and max_tokens together do not fit the model's context."""
+    """Prompt and max_tokens together exceed the model's context."""
 
 
 class NotReady(EngineDead):
@@ -42,26 +45,26 @@ class NotReady(EngineDead):
 
 
 class Draining(EngineDead):
-    """The server is about to end: it takes no request any more, or ends one that takes too long."""
+    """The server is stopping: it refuses a new request, or ends one that takes too long."""
 
 
 class GenerationFailed(Exception):
-    """The engine gave up on a request that it had accepted."""
+    """The engine failed a request that it had accepted."""
 
 
 class TimedOut(Exception):
-    """The request was not done within its time."""
+    """The request exceeded its time limit."""
 
 
 class Unauthorized(Exception):
-    """The request needs an API key, and has none or a wrong one."""
+    """The request needs an API key and has none, or an unknown one."""
 
 
 class RateLimited(Exception):
-    """The request's API key has used up what it may for now.
+    """The request's API key has reached a rate limit.
 
-    ``kind`` is what of: "requests", "tokens" or "streams"; ``limit`` says how many, and
-    ``retry_after`` is in seconds.
+    ``kind`` is "requests", "tokens" or "streams", ``limit`` the limit in words; ``retry_after`` is
+    in seconds.
     """
 
     def __init__(self, kind: str, limit: str, retry_after: float) -> None:
@@ -71,15 +74,15 @@ class RateLimited(Exception):
 
 
 class TooManyWatchers(Exception):
-    """As many pages as there may be are shown what happens already."""
+    """The maximum number of pages already watches the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as the client sees it.
 
-    ``rejected`` is the metrics' reason if the request was refused at the door, else None.
-    ``overflow`` says by how much a prompt is too long.
+    ``rejected`` is the metrics' label if the request was refused at admission, else None.
+    ``overflow`` holds the sizes of a prompt that is too long.
     """
 
     status: int
@@ -96,7 +99,7 @@ class Problem:
         return ErrorReply(ErrorDetail(self.message, self.type, self.param, self.code))
 
     def response(self, reply: msgspec.Struct) -> web.Response:
-        """The whole HTTP reply, with ``reply`` as its body."""
+        """The HTTP reply, with ``reply`` as its JSON body."""
         return web.Response(
             status=self.status,
             body=msgspec.json.encode(reply),
@@ -106,7 +109,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told about ``error``; anything unforeseen is a 500 that says no more."""
+    """The problem that a client sees for ``error``; an unknown error is a 500 without details."""
     match error:
         case UnknownModel():
             return Problem(404, str(error), param=error.param, code="model_not_found")
@@ -128,7 +131,7 @@ def problem_of(error: BaseException) -> Problem:
         case RequestError():
             return Problem(400, str(error), param=error.param, rejected="invalid")
         case pydantic.ValidationError():
-            return _of_validation(error)
+            return _problem_of_validation(error)
         case QueueFull():
             return Problem(
                 429,
@@ -172,11 +175,11 @@ def problem_of(error: BaseException) -> Problem:
         case GenerationFailed():
             return Problem(500, str(error), type="server_error", code="generation_failed")
         case web.HTTPException():
-            return _of_http(error)
+            return _problem_of_http(error)
     return Problem(500, "internal error", type="server_error", code="internal_error")
 
 
-def _of_validation(error: pydantic.ValidationError) -> Problem:
+def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = _dotted(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
@@ -191,14 +194,14 @@ def _retry_after(seconds: float) -> Mapping[str, str]:
 
 
 def _dotted(location: tuple[int | str, ...]) -> str | None:
-    """("messages", 0, "role") as messages[0].role."""
+    """Formats ("messages", 0, "role") as messages[0].role."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.removeprefix(".") or None
 
 
-def _of_http(error: web.HTTPException) -> Problem:
+def _problem_of_http(error: web.HTTPException) -> Problem:
     match error.status:
         case 404:
             return Problem(404, "there is no such route", code="not_found")

@@ -1,4 +1,4 @@
-"""What the handlers work with: the model that is served, if it is loaded, and the metrics."""
+"""The state that all handlers share: settings, metrics, and the served model once it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports transformers, which takes a second
 if TYPE_CHECKING:  # it needs the extra "otel"
     from chairlift.api.observe.tracing import Tracing
 
-# What the processes import that read bodies and grammars, before their first one.
+# Modules that worker processes import before their first body or grammar.
 MODULES = (
     "chairlift.api.anthropic.dialogue",
     "chairlift.api.responses.dialogue",
@@ -38,8 +38,8 @@ MODULES = (
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One loaded model. ``created`` is in Unix seconds. ``root`` is its own name where it is served
-    under another.
+    """One loaded model. ``created`` is in Unix seconds; ``root`` is the model's own name if it is
+    served under another.
     """
 
     name: str
@@ -51,17 +51,17 @@ class ServedModel:
 
     @property
     def info(self) -> ModelInfo:
-        """Its facts, as the engine told them that started last: memory may give another context."""
+        """Facts from the engine's last start. A restart may change the context length."""
         assert self.client.info is not None, "loaded"
         return self.client.info
 
     def submit(self, request: Submit) -> TokenStream:
-        """Hands a user's request to the engine; see ``EngineClient.submit``."""
+        """Submits a user's request, through the canary if there is one."""
         return (self.canary or self.client).submit(request)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with whatever may change the tokens that a seed gives."""
+        """OpenAI's system fingerprint: changes with anything that may change a seed's tokens."""
         info = self.info
         facts = (
             *(VERSION, self.name, info.architecture, info.dtype, info.device),
@@ -71,7 +71,7 @@ class ServedModel:
 
 
 class Service:
-    """The server's state. ``progress`` says what is being done while there is no model yet."""
+    """The server's state. ``progress`` describes the loading while there is no model yet."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -85,7 +85,7 @@ class Service:
         self._model: ServedModel | None = None
 
     def model_loaded(self, model: ServedModel) -> None:
-        """From here on requests are served, and the engine's steps are recorded."""
+        """Serves ``model`` from now on, and records its engine's steps."""
         self.recorder.model_loaded(model.name, model.info)
         model.client.on_step = self._record_step
         self._model = model
@@ -96,22 +96,22 @@ class Service:
 
     @property
     def loaded(self) -> ServedModel | None:
-        """The model, whether or not requests can be served now; None while there is none yet."""
+        """The model, even if it cannot serve now; None while it is loading."""
         return self._model
 
     @property
     def unhealthy(self) -> str | None:
-        """Why requests cannot be served now, or None when they can."""
+        """The reason why requests cannot be served now, or None."""
         if self.drain.draining:
             return f"draining: {len(self.drain)} requests to finish"
         return self.progress if self._model is None else self._model.client.unhealthy
 
     def model(self, name: str | None = None) -> ServedModel:
-        """The model that a request names; no name is the one there is.
+        """The model that a request names; None stands for the served model.
 
         Raises:
-            NotReady: it is loading, or its engine cannot serve.
-            UnknownModel: there is no model of that name.
+            NotReady: the model is loading, or its engine cannot serve.
+            UnknownModel: the server has no model of that name.
         """
         if self._model is None or not self._model.client.accepts:
             raise NotReady(f"not ready: {self.unhealthy}")

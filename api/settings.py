@@ -8,32 +8,33 @@ from pathlib import Path
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.api.text.chat_format import ThinkTags
 from chairlift.engine.logs.setup import LogFormat
-from chairlift.scheduler.sequence import Pooling
+from chairlift.engine.messages import Pooling
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """How the model is offered over HTTP.
 
-    ``served_model_name`` None is the model's own name. ``embedding_pooling`` is what makes one
-    vector of a text's, where a request does not say. ``keep_alive_seconds`` is the longest a
-    stream stays silent before a comment line is sent. ``log_format`` is "text" or "json". Every
-    ``canary_interval`` seconds a finished row is replayed; 0 is never. ``otlp_endpoint`` is where
-    traces are sent, by OTLP over HTTP; None makes none. ``tool_parser`` and ``think_tags`` None:
-    what goes with the model's tokenizer.
+    Model: ``served_model_name`` None means the model's own name. ``embedding_pooling`` is the
+    default for requests that name no pooling. ``tool_parser`` and ``think_tags`` None mean those
+    of the model's tokenizer.
 
-    ``keys`` empty: anybody may come, and all of them share ``anonymous``. Those are also the limits
-    of keys that have none of their own. ``api_key_file`` is where keys are read again.
-    ``ssl_keyfile`` None: the key is in ``ssl_certfile``; that None: no TLS. ``cors_origins`` are
-    those of web pages that may come. ``response_store_bytes`` are the most that stored responses
-    may take, and ``response_store_seconds`` how long each is kept. ``ui``: a page at /.
-    ``metrics_port`` None: /metrics is on ``port`` with the rest.
+    Access: without ``keys`` everybody may send requests and all share the limits ``anonymous``,
+    which are also the default limits of keys. ``api_key_file`` is read again on reload.
+    ``ssl_certfile`` None disables TLS; ``ssl_keyfile`` None means the key is in ``ssl_certfile``.
+    ``cors_origins`` are the origins of web pages that may call the server.
 
-    Seconds: ``drain_seconds`` is how long requests may go on once the server was asked to stop,
-    ``request_seconds`` how long one may take at all (None: as long as it does), ``idle_seconds``
-    how long a connection may be silent between requests, or take for a request's headers,
-    ``body_seconds`` how long a body may take, ``slow_reader_seconds`` how long a client may leave
-    unread what was sent. ``slow_reader_tokens`` are the most that wait for it meanwhile.
+    Limits: stored responses take at most ``response_store_bytes`` and are kept for
+    ``response_store_seconds``. ``drain_seconds`` is the time that running requests get when the
+    server stops, ``request_seconds`` each request's time limit (None: unlimited),
+    ``idle_seconds`` the time that a connection may be silent between requests or take to send a
+    request's headers, ``body_seconds`` the time for a body. A client that leaves sent data unread
+    for ``slow_reader_seconds``, or lets more than ``slow_reader_tokens`` outputs wait, is cut off.
+
+    Observability: a stream that is silent for ``keep_alive_seconds`` gets a keep-alive.
+    ``log_format`` is "text" or "json". Every ``canary_interval`` seconds a finished row is
+    replayed; 0 disables that. ``otlp_endpoint`` receives traces by OTLP over HTTP; None disables
+    them. ``ui`` serves the page at /. ``metrics_port`` None serves /metrics on ``port``.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The rows of one model's batch: they join, take steps together, are extracted, and leave."""
+"""The KV cache of one model's batch: rows join, take steps together, are extracted and leave."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity, KVGeometry, grown
 from chairlift.cache.chunked import ChunkedLayer, QuantizedChunkedLayer
+from chairlift.cache.inspection import check_buffers, check_rings, measured_geometry
 from chairlift.cache.layer import LayerCache, Shared
 from chairlift.cache.quantized import Quantization, QuantizedLayer
 from chairlift.cache.ring import Ring
-from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece, resumable
+from chairlift.cache.row_moves import move_rows
+from chairlift.cache.snapshot import KVPiece, LayerKind, LayerState, Snapshot, StatePiece, resumable
 from chairlift.cache.state import StateLayer
 
 Layer = LayerCache | StateLayer
-# Copies of rows that move at a commit are held together up to this: few waits, little memory.
-MOVED_BYTES = 256 << 20
 
 
 class BatchCache:
-    """All layers' caches for a batch of rows, numbered 0 to ``len(batch) - 1`` without holes.
+    """The caches of all layers for rows numbered 0 to ``len(batch) - 1`` without gaps.
 
-    ``layers`` goes to the model as its cache. A step is::
+    ``layers`` is passed to the model as its cache. A step is::
 
         with batch.step(length):
             logits = model(tokens, cache=batch.layers)  # tokens: [rows, length]
 
     Args:
-        kinds: what each layer keeps, in the model's order.
-        quantization: of the keys and values; None keeps the model's own numbers.
-        view: turns the list of layers into what the model expects, where it nests them.
-        grouped_masks: masks are ``[rows, 1, 1, queries, columns]``, for scores that have an axis
-            for the query heads of a key head.
-        plain: what attention layers are that are neither quantized nor chunked.
+        kinds: each layer's kind, in the model's order.
+        quantization: how keys and values are quantized; None keeps the model's type.
+        view: turns the list of layers into the nesting that the model expects.
+        grouped_masks: masks are ``[rows, 1, 1, queries, columns]``, for attention scores with an
+            axis for the query heads of a key head.
+        plain: the class of attention layers that are neither quantized nor chunked.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class BatchCache:
         self.view = view
         self.layers = view(self._parts)
         self.offsets: list[int] = []
-        # Columns just behind the cursor that a row does not own: the padding after its last token.
-        # Such a row can only be extracted and leave.
+        # Columns of padding after each row's last token, directly behind the cursor. A row that has
+        # any can only be extracted and leave.
         self._surplus: list[int] = []
         self._moves: list[mx.array] = []
         self.capacity = Capacity(0, 0)
@@ -79,54 +79,54 @@ class BatchCache:
 
     @property
     def pads(self) -> bool:
-        """Whether rows may take padding in a step: not if there is a state for it to enter."""
+        """Whether rows may take padding in a step; it would corrupt a recurrent state."""
         return not self._states
 
     @property
     def queued(self) -> bool:
-        """Whether all layers are; see ``LayerCache.queued``."""
+        """Whether every layer is ``LayerCache.queued``."""
         return all(isinstance(part, LayerCache) and part.queued for part in self._parts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the buffers of all layers take."""
+        """Bytes of all layers' buffers."""
         return sum(layer.nbytes for layer in self._parts)
 
     @property
     def state(self) -> list[mx.array]:
-        """All buffers, to evaluate or inspect."""
+        """All buffers, for evaluation or inspection."""
         return [array for layer in self._parts for array in layer.state]
 
     @property
     def states(self) -> list[mx.array]:
-        """Recurrent states, which nothing of a step's logits need depend on: to be evaluated."""
+        """The recurrent states. Evaluate them: a step's logits need not depend on them."""
         return [array for layer in self._states for array in layer.state]
 
     @property
     def attention(self) -> Sequence[LayerCache]:
-        """The layers that keep keys and values."""
+        """The layers that cache keys and values."""
         return self._attention
 
     @property
     def parts(self) -> Sequence[Layer]:
-        """The layers one by one, as ``kinds`` has them."""
+        """All layers, in the order of ``kinds``."""
         return self._parts
 
     @property
     def surplus(self) -> list[int]:
-        """For each row, the columns of padding after its last token."""
+        """The number of padding columns after each row's last token."""
         return list(self._surplus)
 
     @property
     def tokens(self) -> int:
-        """Columns that the longest row takes, padding behind its end included."""
+        """Columns of the longest row, including the padding after its end."""
         return max(map(sum, zip(self.offsets, self._surplus, strict=True)), default=0)
 
     def join(self, state: Snapshot | None = None, columns: int = 0) -> int:
-        """Adds a row, empty or with a state of tokens ``[0, stop)``; returns its number.
+        """Adds a row, empty or with the state of tokens ``[0, stop)``; returns its number.
 
-        Only this row's columns are written, unless the buffers have to grow. ``columns`` announces
-        how many tokens the row will come to hold, so that they grow once.
+        Only this row's columns are written, unless the buffers have to grow. ``columns`` is the
+        number of tokens that the row is expected to reach, so that the buffers grow only once.
         """
         offset = state.stop if state else 0
         self.reserve(Capacity(len(self) + 1, max(columns, offset + 1)))
@@ -142,10 +142,10 @@ class BatchCache:
         return row
 
     def restore(self, row: int, state: Snapshot) -> None:
-        """Puts a row to where ``state`` of tokens ``[0, stop)`` was taken; no other is touched.
+        """Resets a row to ``state``, which covers tokens ``[0, stop)``; other rows are untouched.
 
         Raises:
-            ValueError: the state does not begin at 0, or lacks what going on from its end takes.
+            ValueError: the state does not begin at 0, or is too incomplete to resume from its end.
         """
         if state.start or not resumable(self.kinds, [state]):
             raise ValueError(f"a row cannot go on from [{state.start}, {state.stop})")
@@ -158,19 +158,19 @@ class BatchCache:
             if not isinstance(layer, LayerCache):
                 layer.put(row, _state(piece))
             elif isinstance(piece, KVPiece):
-                held = piece.newest(layer.ring.columns)
-                self._moves += layer.put(row, held)
-                layer.ring.lengths[row] = held.tokens
+                newest = piece.newest(layer.ring.columns)
+                self._moves += layer.put(row, newest)
+                layer.ring.lengths[row] = newest.tokens
 
     def rewind(self, row: int, offset: int) -> bool:
-        """Takes a row back to its first ``offset`` tokens, where that is possible.
+        """Truncates a row to its first ``offset`` tokens, where that is possible.
 
-        Full attention goes back anywhere, a window while it has lost nothing that is needed there,
-        a recurrent state only to its beginning; to where the row is, all of them. The row's columns
-        are moved, because they lie behind the cursor without a gap.
+        Full attention rewinds to any position, a window as long as it still has the tokens needed
+        there, a recurrent state only to position 0. The row's columns are moved, because they must
+        lie directly behind the cursor.
 
         Returns:
-            Whether it was; else nothing has changed, and a snapshot is needed.
+            Whether the row was rewound; if not, nothing has changed and a snapshot is needed.
 
         Raises:
             ValueError: the row has fewer tokens, or ``offset`` is negative.
@@ -188,14 +188,14 @@ class BatchCache:
         return True
 
     def leave(self, rows: Collection[int], nonfinite: Collection[int] = ()) -> list[int]:
-        """Removes rows; the last ones take the freed numbers, and nothing else is touched.
+        """Removes rows; the last rows take the freed numbers, and no other row is touched.
 
-        What a mask hides still counts as zero times what it is, which NaN and infinity are not. So
-        rows that are ``nonfinite`` are overwritten whole, and of the numbers that nobody takes the
-        newest column is, which a step that has not been read yet has written.
+        Attention multiplies masked columns by zero, which does not remove NaN or infinity. So
+        ``nonfinite`` rows are overwritten completely. Of the row numbers that stay unused, the
+        newest column is overwritten, because a step that has not been read yet has written it.
 
         Returns:
-            The former number of each row that remains, in the new order.
+            The former number of each remaining row, in the new order.
         """
         remaining = len(self) - len(rows)
         freed = sorted(row for row in rows if row < remaining)
@@ -218,38 +218,38 @@ class BatchCache:
         return order
 
     def take_moves(self) -> list[mx.array]:
-        """What rows on the move and rows that join need to have evaluated, before anything else is
-        built on the buffers.
+        """Returns and clears the copies of moving and joining rows. Evaluate them before building
+        anything else on the buffers.
 
-        NOTE: MLX writes into a buffer in place only if nothing else, not even an operation that is
-        still running, holds it; else it copies the buffer whole. A row that moves within a buffer
-        is therefore read out first.
+        NOTE: MLX writes into a buffer in place only if nothing else references it, not even an
+        operation that is still running; otherwise it copies the entire buffer. A row that moves
+        within a buffer is therefore read out first.
         """
         moves, self._moves = self._moves, []
         return moves
 
     def extract(self, row: int, start: int = 0) -> Snapshot:
-        """A row's tokens from ``start`` on, as far as they are held; the batch is unchanged.
+        """A row's cached tokens from ``start`` on; the batch is unchanged.
 
-        The arrays share the buffers' memory until they are copied or have joined elsewhere.
+        The arrays share the buffers' memory until they are copied or joined to another batch.
         """
         stop = self.offsets[row]
         layers = tuple(self._extract(layer, row, stop - start) for layer in self._parts)
         return Snapshot(start, stop, layers)
 
-    def _extract(self, layer: Layer, row: int, tokens: int) -> Piece | None:
+    def _extract(self, layer: Layer, row: int, tokens: int) -> LayerState | None:
         if not isinstance(layer, LayerCache):
             return layer.get(row)
         ring, surplus = layer.ring, self._surplus[row]
-        held = min(tokens, ring.lengths[row] - surplus)
-        return layer.get(row, ring.cursor - surplus, held) if held else None
+        cached = min(tokens, ring.lengths[row] - surplus)
+        return layer.get(row, ring.cursor - surplus, cached) if cached else None
 
     @contextmanager
     def step(self, length: int, real: Sequence[int] | None = None) -> Iterator[None]:
-        """Every row takes ``length`` new tokens from the model call inside.
+        """Context of one model call in which every row takes ``length`` new tokens.
 
-        ``real`` gives, for each row, how many of them are its own; the others follow as padding,
-        and a row that has some can afterwards only be extracted and leave.
+        ``real`` is the number of actual tokens of each row; the rest is padding after them. A row
+        that took padding can afterwards only be extracted and leave.
         """
         assert not any(self._surplus), "a row that has ended has to leave before the next step"
         real = [length] * len(self) if real is None else list(real)
@@ -268,37 +268,30 @@ class BatchCache:
         self._surplus = [length - new for new in real]
 
     def settle(self, written: int, kept: Sequence[int]) -> None:
-        """Takes back the newest ``written`` columns, but row ``r`` keeps the first ``kept[r]``.
+        """Removes the newest ``written`` columns, of which row ``r`` keeps the first ``kept[r]``.
 
-        For attention layers; what states go back to, ``Speculation`` knows. A row that moves is
-        read out, a few layers at a time, before it is written: so it waits for the device.
+        Attention layers only; ``Speculation`` resets recurrent states. Waits for the device if
+        rows have to move.
         """
         moves = {window: ring.settle(written, kept) for window, ring in self._rings.items()}
-        waiting: list[tuple[LayerCache, int, KVPiece]] = []
-        for layer in self._attention:
-            moving = [move for move in moves[layer.ring.window] if move.tokens]
-            waiting += [(layer, move.row, layer.get(*move).copy()) for move in moving]
-            if sum(held.nbytes for _, _, held in waiting) > MOVED_BYTES:
-                _put(waiting)
-                waiting = []
-        _put(waiting)
-        own = zip(self.offsets, self._surplus, kept, strict=True)
-        self.offsets = [offset + padding - written + keep for offset, padding, keep in own]
+        move_rows(self._attention, moves)
+        rows = zip(self.offsets, self._surplus, kept, strict=True)
+        self.offsets = [offset + padding - written + keep for offset, padding, keep in rows]
         self._surplus = [0] * len(self)
 
     def forget(self, step: int) -> None:
-        """To be called when a step of ``step`` tokens has failed half way."""
+        """Recovers the geometry after a step of ``step`` tokens has failed half way."""
         for ring in self._rings.values():
             ring.forget(step)
 
     def reserve(self, need: Capacity, step: int = 1) -> None:
-        """Makes the buffers hold ``need`` and all rows. Never shrinks them; ``resize`` does."""
+        """Grows the buffers to at least ``need``. Never shrinks them; ``resize`` does."""
         self.resize(grown(need, self.capacity), step)
 
     def resize(self, capacity: Capacity, step: int = 1) -> None:
-        """Gives the buffers exactly this capacity, which must be enough for all rows.
+        """Sets the buffers to exactly this capacity, which must suffice for all rows.
 
-        Windows take no more columns than they need to write ``step`` at a time.
+        Windows get no more columns than writing ``step`` tokens at a time needs.
         """
         assert capacity.rows >= len(self), (capacity, len(self))
         assert capacity.columns >= self.tokens, (capacity, self.tokens)
@@ -307,26 +300,26 @@ class BatchCache:
         for window, ring in self._rings.items():
             columns = ring.needed(capacity.columns, step)
             if window is not None and ring.columns >= columns:
-                # Room for a longer step stays: a prompt's last chunk is short, the next one long.
+                # Keep columns for a longer step: a prompt's last chunk is short, the next one long.
                 columns = min(ring.columns, capacity.columns)
             if (ring.rows, ring.columns) != (capacity.rows, columns):
                 rings.append((ring, Capacity(capacity.rows, columns)))
-        # Shrinking ones first; see KVGeometry.moved.
+        # Shrink before growing, to bound the memory in use; see KVGeometry.moved.
         rings.sort(key=lambda pair: math.prod(pair[1]) - pair[0].rows * pair[0].columns)
-        for ring, held in rings:
-            kept = ring.spans(ring.cursor, min(held.columns, max(ring.lengths, default=0)))
-            mx.async_eval(self._moves)  # which may be what writes to the old buffers
+        for ring, size in rings:
+            kept = ring.spans(ring.cursor, min(size.columns, max(ring.lengths, default=0)))
+            mx.async_eval(self._moves)  # they may include pending writes to the old buffers
             for layer in self._attention:
-                if layer.ring is ring and layer.resize(held, kept):
-                    # One after the other, or the old and the new ones of all would be held at once.
+                if layer.ring is ring and layer.resize(size, kept):
+                    # One layer at a time, or all old and new buffers would be allocated at once.
                     mx.eval(layer.state)
                     mx.synchronize()
-            ring.rows, ring.columns = held
-            ring.cursor = sum(span.width for span in kept) % held.columns if held.columns else 0
-            ring.lengths = [min(length, held.columns) for length in ring.lengths]
+            ring.rows, ring.columns = size
+            ring.cursor = sum(span.width for span in kept) % size.columns if size.columns else 0
+            ring.lengths = [min(length, size.columns) for length in ring.lengths]
 
     def reset(self) -> None:
-        """Removes all rows and gives the memory back."""
+        """Removes all rows and frees the memory."""
         for ring in self._rings.values():
             ring.rows = ring.columns = ring.cursor = 0
             ring.lengths = []
@@ -338,45 +331,17 @@ class BatchCache:
         self.capacity = Capacity(0, 0)
 
     def geometry(self) -> KVGeometry:
-        """Bytes by kind of layer, of a token or of a row; needs one step to have been taken."""
-        sizes: dict[int | None, int] = {}
-        largest: dict[int | None, int] = {}
-        for layer in self._attention:
-            window, size = layer.ring.window, layer.nbytes // (layer.ring.rows * layer.ring.columns)
-            sizes[window] = sizes.get(window, 0) + size
-            largest[window] = max(largest.get(window, 0), size)
-        full = sizes.pop(None, 0)
-        windows = {window: size for window, size in sizes.items() if window}
-        states = sum(layer.nbytes for layer in self._states)
-        return KVGeometry(full, windows, states // max(1, len(self)), largest)
+        """Bytes of a token or of a row by kind of layer; only after at least one step."""
+        return measured_geometry(self._attention, self._states, len(self))
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between two steps."""
-        for window, ring in self._rings.items():
-            ring.check_integrity()
-            assert len(ring.lengths) == len(self)
-            for row, length in enumerate(ring.lengths):
-                owned = length - self._surplus[row]
-                most = self.offsets[row] if window is None else min(self.offsets[row], ring.columns)
-                kept = most if window is None else min(most, window - 1)
-                assert kept <= owned <= most, (window, row, owned, most)
+        """Asserts the invariants between two steps."""
+        check_rings(self._rings, self.offsets, self._surplus)
         for state in self._states:
             state.check_integrity(len(self))
-        for layer in self._attention:
-            for array in layer.state:
-                assert array.shape[0] == layer.ring.rows, (array.shape, layer.ring)
-                assert array.shape[2] == layer.ring.columns, (array.shape, layer.ring)
-        assert len(self._surplus) == len(self)
+        check_buffers(self._attention)
 
 
-def _state(piece: Piece | None) -> StatePiece | None:
+def _state(piece: LayerState | None) -> StatePiece | None:
     assert piece is None or isinstance(piece, StatePiece), piece
     return piece
-
-
-def _put(waiting: Sequence[tuple[LayerCache, int, KVPiece]]) -> None:
-    # See take_moves: read out first, and all of it, or MLX would copy the buffers.
-    mx.eval([held.arrays for _, _, held in waiting])
-    for layer, row, held in waiting:
-        layer.put(row, held)
-    mx.eval([layer.state for layer, _, _ in waiting])

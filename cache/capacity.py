@@ -1,4 +1,4 @@
-"""How large buffers are: plain arithmetic, shared by the caches and the scheduler's budget."""
+"""Sizes of KV buffers: plain arithmetic, shared by the caches and the scheduler's budget."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Columns come in multiples of this: growing costs a copy, so it should be rare for short rows too.
+# Columns are allocated in multiples of this: growing costs a copy, which should be rare even for
+# short rows.
 COLUMN_STEP = 64
 ROW_STEP = 4
-# A buffer is given back only when it has so many times the rows that its content needs, so that a
-# batch whose size swings does not copy itself with every swing; sooner if it has so many times the
-# columns, which cost time in every step where attention reads them all.
+# A buffer shrinks only when it has this many times the rows that it needs, so that a batch whose
+# size swings is not copied at every swing. For columns the factor is smaller: they cost time in
+# every step in which attention reads them all.
 SHRINK_ROWS = 16
 SHRINK_COLUMNS = 4
 
 
 class Capacity(NamedTuple):
-    """What a batch's buffers can hold: rows, and columns (tokens) of each row."""
+    """The size of a batch's buffers: rows, and columns (tokens) a row."""
 
     rows: int
     columns: int
 
 
 def rounded_up(number: int, multiple: int) -> int:
-    """The next multiple of ``multiple`` that is no less than ``number``."""
+    """The smallest multiple of ``multiple`` that is at least ``number``."""
     return -(-number // multiple) * multiple
 
 
 def padded(tokens: int, multiple: int) -> int:
-    """Tokens that a prompt's last chunk of ``tokens`` is computed with, where shapes are to repeat:
-    the next multiple, unless that is twice as many or more.
+    """The padded length of a prompt's last chunk, so that shapes repeat: ``tokens`` rounded up to
+    ``multiple``, unless that would at least double it.
     """
     return rounded_up(tokens, multiple) if 2 * tokens > multiple else tokens
 
 
 def bucket(need: int, step: int) -> int:
-    """The capacity to allocate for ``need``: a multiple of ``step``, at most 1/4 above for large.
+    """The capacity to allocate for ``need``: a multiple of ``step``, at most 1/4 above it if large.
 
-    Growing through these sizes copies a token about five times over a row's whole life.
+    Growing through these sizes copies a token about five times over a row's life.
     """
     if need <= 0:
         return 0
@@ -48,7 +49,7 @@ def bucket(need: int, step: int) -> int:
 
 
 def grown(need: Capacity, now: Capacity) -> Capacity:
-    """The capacity with which a buffer of ``now`` holds ``need`` as well."""
+    """The capacity to which a buffer of ``now`` has to grow for ``need``."""
     return Capacity(
         now.rows if need.rows <= now.rows else bucket(need.rows, ROW_STEP),
         now.columns if need.columns <= now.columns else bucket(need.columns, COLUMN_STEP),
@@ -56,7 +57,7 @@ def grown(need: Capacity, now: Capacity) -> Capacity:
 
 
 def resized(need: Capacity, now: Capacity) -> Capacity:
-    """The same, but for what is far larger than needed, which shrinks."""
+    """As ``grown``, but dimensions that are far larger than needed shrink."""
     roomy = Capacity(bucket(need.rows, ROW_STEP), bucket(need.columns, COLUMN_STEP))
     kept = grown(need, now)
     return Capacity(
@@ -66,7 +67,7 @@ def resized(need: Capacity, now: Capacity) -> Capacity:
 
 
 def resize_order(now: Sequence[Capacity], then: Sequence[Capacity]) -> list[int]:
-    """In which order several buffers get other capacities: who gives memory back goes first."""
+    """The order in which to resize several buffers: those that free memory first."""
     sizes = [
         (old.rows * old.columns, new.rows * new.columns) for old, new in zip(now, then, strict=True)
     ]
@@ -75,12 +76,12 @@ def resize_order(now: Sequence[Capacity], then: Sequence[Capacity]) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """What one token costs in a model's caches.
+    """The memory that a token costs in a model's caches.
 
-    ``full_bytes`` is the sum over all full-attention layers, in bytes a token.
-    ``window_bytes`` maps a window's size in tokens to the bytes a token of the layers that have it.
-    ``row_bytes`` is what a row takes whatever its length: the states of recurrent layers.
-    ``layer_bytes`` maps each window, None being full attention, to the bytes a token of its largest
+    ``full_bytes`` is the sum over all full-attention layers, in bytes per token.
+    ``window_bytes`` maps a window's size in tokens to the bytes per token of all its layers.
+    ``row_bytes`` is a row's memory independent of its length: the states of recurrent layers.
+    ``layer_bytes`` maps each window (None is full attention) to the bytes per token of its largest
     layer.
     """
 
@@ -91,12 +92,12 @@ class KVGeometry:
 
     @property
     def pads(self) -> bool:
-        """Whether rows may take padding in a step: not if there is a state for it to enter."""
+        """Whether rows may take padding in a step; it would corrupt a recurrent state."""
         return not self.row_bytes
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes a token takes while it is in every layer."""
+        """Bytes of a token that is cached in every layer."""
         return self.full_bytes + sum(self.window_bytes.values())
 
     def reserved(self, capacity: Capacity, step: int = 1) -> int:
@@ -104,11 +105,11 @@ class KVGeometry:
         return sum(self._reserved(capacity, step).values()) + capacity.rows * self.row_bytes
 
     def moved(self, now: Capacity, capacity: Capacity) -> int:
-        """Bytes held at most while a batch's buffers of ``now`` become those of ``capacity``.
+        """Peak bytes while a batch's buffers are resized from ``now`` to ``capacity``.
 
-        Layers are moved one after the other, those of a window that shrinks before those of one
-        that grows, and each new buffer is there before its old one goes. Room for the largest is
-        counted even if nothing moves: so a batch can always shrink.
+        Layers are resized one after the other, shrinking windows before growing ones, and each new
+        buffer is allocated before its old one is freed. The largest layer's copy is counted even if
+        nothing moves, so that a batch can always shrink.
         """
         before, after = self._reserved(now), self._reserved(capacity)
         larger = max(sum(before.values()), sum(after.values()))
@@ -120,18 +121,18 @@ class KVGeometry:
         return larger + states + max(copies, default=0)
 
     def moved_bands(self, now: Sequence[Capacity], then: Sequence[Capacity]) -> int:
-        """Bytes held at most while several batches' buffers, one after the other, are moved."""
-        held = sum(map(self.reserved, now))
-        most = copied = 0
+        """Peak bytes while several batches' buffers are resized one after the other."""
+        allocated = sum(map(self.reserved, now))
+        peak = copied = 0
         for i in resize_order(now, then):
-            held -= self.reserved(now[i])
-            most = max(most, held + self.moved(now[i], then[i]))
-            held += self.reserved(then[i])
+            allocated -= self.reserved(now[i])
+            peak = max(peak, allocated + self.moved(now[i], then[i]))
+            allocated += self.reserved(then[i])
             copied = max(copied, self.moved(then[i], then[i]) - self.reserved(then[i]))
-        return max(most, held + copied)
+        return max(peak, allocated + copied)
 
     def _reserved(self, capacity: Capacity, step: int = 1) -> dict[int | None, int]:
-        """Bytes of the attention layers by window."""
+        """Bytes of all attention layers, by window."""
         sizes: list[tuple[int | None, int]] = [(None, self.full_bytes)]
         sizes += self.window_bytes.items()
         return {
@@ -140,7 +141,7 @@ class KVGeometry:
         }
 
     def used(self, lengths: Iterable[int]) -> int:
-        """Bytes that rows of these lengths (tokens) really hold."""
+        """Bytes that the tokens of rows of these lengths occupy."""
         total = 0
         for length in lengths:
             total += self.row_bytes + length * self.full_bytes

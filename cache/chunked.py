@@ -1,4 +1,4 @@
-"""Attention in chunks: a query sees nothing before the last multiple of the chunk's length."""
+"""Chunked attention: a query sees nothing before the last multiple of the chunk's length."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from chairlift.cache.quantized import QuantizedLayer
 
 
 class ChunkedLayer(LayerCache):
-    """A layer whose ring is that of a window as long as a chunk; only its mask hides more.
+    """A window layer as long as a chunk, whose mask hides more.
 
-    A query at position p sees the positions from ``p - p % chunk`` to p. So rows see less or more
-    of their rings, by where each is in its chunk.
+    A query at position p sees positions ``p - p % chunk`` to p. How much of its ring a row sees
+    therefore depends on its place in the chunk.
     """
 
     def seen(self, mask: Mask) -> mx.array | None:
@@ -30,7 +30,7 @@ class ChunkedLayer(LayerCache):
     def _mask(self, n: int, window_size: int | None, return_array: bool) -> Mask:
         mask = self.ring.mask(n, window_size, return_array)
         starts: Any = self.offset.tolist()
-        if max(starts, default=0) + n <= self._chunk:  # nobody has come to a second chunk
+        if max(starts, default=0) + n <= self._chunk:  # every row is in its first chunk
             return mask
         if not isinstance(mask, mx.array):
             mask = self.ring.mask(n, window_size, as_array=True)
@@ -40,4 +40,4 @@ class ChunkedLayer(LayerCache):
 
 
 class QuantizedChunkedLayer(ChunkedLayer, QuantizedLayer):
-    """The same, packed."""
+    """A chunked layer with quantized keys and values."""

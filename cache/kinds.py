@@ -1,4 +1,4 @@
-"""Which caches a model wants, read from the ones it would make for itself."""
+"""Builds the batch cache that a model needs, from the caches it would make for itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from chairlift.cache.snapshot import LayerKind
 
 SUPPORTED = ("KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "CacheList")
 
-# mlx-lm's model files whose attention scores have an axis for the query heads of a key head, and
-# that add the mask as it comes.
+# Model files of mlx-lm whose attention scores have an axis for the query heads of a key head and
+# that add the mask unchanged.
 GROUPED_MASKS = frozenset({"gemma2"})
 
 
 class AttentionLayers(NamedTuple):
-    """What attention layers without a kind of their own should be, in the caches of rows and of
-    prompts.
+    """The classes of plain attention layers (neither quantized nor chunked) in the batches of
+    decoding rows and of prompts.
     """
 
     rows: type[LayerCache] = LayerCache
@@ -39,16 +39,16 @@ PLAIN = AttentionLayers()
 
 
 class UnsupportedKind(Exception):
-    """A model wants a kind of cache that cannot be batched yet; names it."""
+    """A model needs a kind of cache that cannot be batched yet; the message names it."""
 
 
 def layer_kinds(model: Any) -> list[LayerKind]:
-    """What each layer keeps, those inside a CacheList one by one.
+    """Each layer's kind; the layers inside a CacheList count one by one.
 
     Raises:
-        UnsupportedKind: a layer wants another kind of cache, or attention-sink tokens.
+        UnsupportedKind: a layer needs another kind of cache, or attention-sink tokens.
     """
-    return [_kind(cache) for cache in _flat(_wanted(model))]
+    return [_kind(cache) for cache in _flat(_model_caches(model))]
 
 
 def make_batch(
@@ -56,12 +56,12 @@ def make_batch(
     quantization: Quantization | None = None,
     plain: type[LayerCache] = LayerCache,
 ) -> BatchCache:
-    """An empty batch of the layers that ``model`` wants. Raises UnsupportedKind.
+    """An empty batch of the layers that ``model`` needs. Raises UnsupportedKind.
 
-    NOTE: a model file that takes a single sequence for granted has to be adapted before
-    (``engine.model.adapters``), or may go wrong without a word.
+    NOTE: a model file that assumes a single sequence has to be adapted first
+    (``engine.model.adapters``), or it may silently compute wrong results.
     """
-    caches = _wanted(model)
+    caches = _model_caches(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
     name = type(model).__module__.rpartition(".")[2]
     return BatchCache(
@@ -73,15 +73,15 @@ def make_batch(
     )
 
 
-def _wanted(model: Any) -> Sequence[Any]:
-    """The caches that the model would make for itself, or those it says that rows need."""
+def _model_caches(model: Any) -> Sequence[Any]:
+    """The caches that the model would make for itself, or its ``make_row_caches``."""
     make = getattr(model, "make_row_caches", None)
     caches: Sequence[Any] = make() if make else make_prompt_cache(model)
     return caches
 
 
 def _kind(cache: Any) -> LayerKind:
-    # By exact type: a subclass may keep something that ours would lose.
+    # By exact type: a subclass may keep more than our layers would.
     if type(cache) is KVCache:
         return LayerKind()
     if type(cache) is RotatingKVCache and cache.keep == 0:

@@ -1,4 +1,4 @@
-"""One layer's keys and values, in the shape that mlx-lm's model files expect of a cache."""
+"""One attention layer's keys and values, behind mlx-lm's cache protocol."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Mask = mx.array | str | None
 
 @dataclass(slots=True)
 class Shared:
-    """What the layers of a kind share in a step, made when one of them first asks for it.
+    """Arrays that all layers of a kind share in a step, made at first use.
 
-    ``masks`` are held by what ``make_mask`` was asked for, ``lengths`` by their limit. ``traced``:
-    the step is being compiled, and nothing of it can be evaluated.
+    ``masks`` are keyed by the arguments of ``make_mask``, ``lengths`` by their limit. ``traced``
+    means that the step is being compiled, so none of its arrays can be evaluated.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class Shared:
 class LayerCache:
     """The ring buffer of one attention layer: ``[rows, heads, columns, dim]`` for keys and values.
 
-    The value's last dimension may differ from the key's. It keeps mlx-lm's cache protocol
-    (``offset``, ``make_mask``, ``update_and_fetch``, ``state``, ``nbytes``), so that mlx-lm's model
-    files run unchanged. What all layers of a kind share, they read from one ``Ring``.
+    The value's last dimension may differ from the key's. The class implements mlx-lm's cache
+    protocol (``offset``, ``make_mask``, ``update_and_fetch``, ``state``, ``nbytes``), so that
+    mlx-lm's model files run unchanged. All layers of a kind share the geometry of one ``Ring``.
     """
 
-    # Whether buffers are written to without MLX: reads and writes happen in the order in which they
-    # are evaluated, and a step may be evaluated while the one before still runs.
+    # Whether the buffers are written outside MLX: reads and writes then happen in the order of
+    # evaluation, and a step may be evaluated while the one before still runs.
     queued = False
 
     def __init__(self, ring: Ring) -> None:
@@ -58,23 +58,23 @@ class LayerCache:
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """The buffers, for inspection and for evaluating them. Empty before the first write."""
+        """The buffers, for inspection and evaluation. Empty before the first write."""
         if self.keys is None or self.values is None:
             return ()
         return self.keys, self.values
 
     @property
     def nbytes(self) -> int:
-        """Bytes the buffers take."""
+        """Bytes of the buffers."""
         return sum(array.nbytes for array in self.state)
 
     def begin(self, offset: mx.array, shared: Shared) -> None:
-        """Takes a step's row offsets, and what layers of this kind share in it."""
+        """Starts a step: its row offsets, and the arrays that layers of this kind share."""
         self.offset = offset
         self.shared = shared
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> Mask:
-        """The attention mask for ``n`` new queries a row; see ``Ring.mask``."""
+        """The attention mask for ``n`` new queries per row; see ``Ring.mask``."""
         key = (n, window_size, return_array)
         masks = self.shared.masks
         if key not in masks:
@@ -85,37 +85,37 @@ class LayerCache:
         return masks[key]
 
     def seen(self, mask: Mask) -> mx.array | None:
-        """How many columns behind the cursor a mask shows each row's one new query.
+        """The number of columns that a mask shows each row's single new query.
 
         Returns:
-            ``[rows]`` int32, the query's own column included; None if the mask is not one that
-            ``make_mask`` gave for one query a row in this step.
+            ``[rows]`` int32, the query's own column included; None if ``make_mask`` did not make
+            this mask for one query per row in this step.
         """
-        asked = (key for key, own in self.shared.masks.items() if own is mask and key[0] == 1)
+        asked = (key for key, made in self.shared.masks.items() if made is mask and key[0] == 1)
         key = next(asked, None)
         if key is None:
             return None
         return self.lengths(key[1])
 
     def lengths(self, limit: int | None) -> mx.array:
-        """How many columns behind the cursor each row sees of a step of one token, ``[rows]``
-        int32, its own included; no more than ``limit``.
+        """The number of columns that each row sees in a step of one token, ``[rows]`` int32: the
+        new column included, and at most ``limit``.
         """
         lengths = self.shared.lengths
         if limit not in lengths:
-            most = min(limit or self.ring.columns, self.ring.window or self.ring.columns)
-            lengths[limit] = mx.array([min(n + 1, most) for n in self.ring.lengths], mx.int32)
+            visible = min(limit or self.ring.columns, self.ring.window or self.ring.columns)
+            lengths[limit] = mx.array([min(n + 1, visible) for n in self.ring.lengths], mx.int32)
         return lengths[limit]
 
     @property
     def newest(self) -> mx.array:
-        """The column behind the newest of a step of one token, ``[1]`` int32."""
+        """The column after the newest one of a step of one token, ``[1]`` int32."""
         if self.shared.cursor is None:
             self.shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
         return self.shared.cursor
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes new columns for all rows and returns what attention has to read.
+        """Writes new columns for all rows and returns the columns for attention to read.
 
         Args:
             keys, values: ``[rows, heads, new, dim]``, oldest first.
@@ -125,7 +125,7 @@ class LayerCache:
         """
         rows, _, step, _ = keys.shape
         if self.keys is None and (self.ring.rows, self.ring.columns) == (rows, step):
-            # What fills the buffers becomes the buffers.
+            # These arrays fill the buffers exactly, so they become the buffers.
             self.keys, self.values = self._fetched = keys, values
             return self._fetched
         if self.keys is None or self.values is None:
@@ -135,45 +135,45 @@ class LayerCache:
         self._write(slice(0, rows), self.ring.cursor + step, keys, values)
         seen = slice(*self.ring.visible(step))
         if seen.stop - seen.start == step and not any(self.ring.lengths):
-            self._fetched = keys, values  # there is nothing else to read
+            self._fetched = keys, values  # no older column to read
             return self._fetched
         self._fetched = self.keys[:rows, :, seen], self.values[:rows, :, seen]
         return self._fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What this step's ``update_and_fetch`` returned, for a layer that shares this one's KV."""
+        """The result of this step's ``update_and_fetch``, for a layer that shares this one's KV."""
         assert self._fetched is not None, "nothing has been written in this step"
         return self._fetched
 
     def end(self) -> None:
-        """Lets go of what a step has read: MLX writes in place only into what nobody holds."""
+        """Drops the step's views: MLX writes in place only into unreferenced buffers."""
         self._fetched = None
 
-    def put(self, row: int, held: KVPiece) -> list[mx.array]:
-        """Copies one row's tokens into the columns just behind the cursor; touches no other row.
+    def put(self, row: int, piece: KVPiece) -> list[mx.array]:
+        """Copies one row's tokens into the columns directly behind the cursor of that row only.
 
         Returns:
-            What has to be evaluated for it, if the buffers are not enough.
+            Further arrays to evaluate for it, if evaluating the buffers is not enough.
         """
-        if not held.keys.shape[1]:
+        if not piece.keys.shape[1]:
             return []
         if self.keys is None or self.values is None:
-            self._allocate(held.keys, held.values)
-        self._write(slice(row, row + 1), self.ring.cursor, held.keys, held.values)
+            self._allocate(piece.keys, piece.values)
+        self._write(slice(row, row + 1), self.ring.cursor, piece.keys, piece.values)
         return []
 
     def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
         """Copies rows over others, ``(row, to)`` each; no row is in two of the moves.
 
         Returns:
-            What has to be evaluated for it, before anything is built on the buffers.
+            The arrays to evaluate before anything else is built on the buffers.
         """
-        # All are read before any is written: what is read must not depend on a write.
+        # Read all before writing any, so that no read depends on a write.
         cursor, lengths = self.ring.cursor, self.ring.lengths
-        held = [self.get(row, cursor, lengths[row]).copy() for row, _ in moves]
-        for (_, to), moved in zip(moves, held, strict=True):
-            self.put(to, moved)
-        return [array for moved in held for array in moved.arrays]
+        copies = [self.get(row, cursor, lengths[row]).copy() for row, _ in moves]
+        for (_, to), copy in zip(moves, copies, strict=True):
+            self.put(to, copy)
+        return [array for copy in copies for array in copy.arrays]
 
     def clear(self, row: int) -> None:
         """Overwrites all columns of a row with zeros."""
@@ -188,20 +188,20 @@ class LayerCache:
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.
 
-        Of a layer that the model never writes to they have no heads.
+        If the model has never written to this layer, the piece has no heads.
         """
         if self.keys is None or self.values is None:
             nothing = mx.zeros((1, 0, tokens, 0))
             return KVPiece(nothing, nothing)
         spans = self.ring.spans(stop, tokens)
-        own = slice(row, row + 1)
-        return KVPiece(gather(self.keys[own], spans), gather(self.values[own], spans))
+        rows = slice(row, row + 1)
+        return KVPiece(gather(self.keys[rows], spans), gather(self.values[rows], spans))
 
     def resize(self, capacity: Capacity, kept: Sequence[Span]) -> bool:
-        """Moves to buffers of another size: ``kept`` columns first, in that order, then zeros.
+        """Reallocates the buffers: ``kept`` columns first, in that order, then zeros.
 
         Returns:
-            Whether there is anything to move.
+            Whether there were buffers to reallocate.
         """
         if self.keys is None or self.values is None:
             return False
@@ -210,7 +210,7 @@ class LayerCache:
         return True
 
     def reset(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self.keys = self.values = None
         self.shared = Shared()
 
@@ -228,7 +228,7 @@ class LayerCache:
             self.values[rows, :, columns] = _zero(self.values.dtype)
 
     def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
-        """Writes tokens into the columns before ``stop``, round the ring."""
+        """Writes tokens into the columns before ``stop``, wrapping round the ring."""
         assert self.keys is not None
         assert self.values is not None
         taken = 0
@@ -240,7 +240,7 @@ class LayerCache:
 
 
 def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:
-    """The columns of some runs of ``[rows, heads, columns, dim]``, one run behind the other."""
+    """Concatenates runs of columns of ``[rows, heads, columns, dim]``."""
     parts = [buffer[:, :, span.start : span.stop] for span in spans]
     if not parts:
         return buffer[:, :, :0]
@@ -253,7 +253,7 @@ def _zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 @functools.cache
 def _zero(dtype: mx.Dtype) -> mx.array:
-    """Made once: where a device reads it, the host takes long to write a number."""
+    """Cached, because writing a number into memory that a device reads is slow on the host."""
     return mx.array(0, dtype)
 
 

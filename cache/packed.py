@@ -1,10 +1,10 @@
-"""Several batches in one model call: every new token is a row of its own for the model.
+"""Runs several batches in one model call: the model sees every new token as a row.
 
-A decode step has one token for each of many rows, a prompt's chunk many tokens of one row. Packed,
-``[tokens, 1]``, they share each product with the weights, and nobody is padded. Only attention has
-to know who belongs together: the batches' own layers write the tokens where they belong, and each
-part attends to its own keys. Where a model's attention is not the function that ``attend`` stands
-in for, or anything else in it looks from token to token, packing is not possible.
+A decode step has one token for each of many rows, a prompt's chunk many tokens of one row. Packed
+as ``[tokens, 1]``, they share each product with the weights, and no row is padded. Only attention
+has to separate the batches: each batch's layer writes its tokens to its own buffers, and each part
+attends to its own keys. Packing is impossible if the model's attention does not go through
+``attend``, or if any other operation mixes tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from chairlift.cache.layer import LayerCache, Mask
 
 
 class Part(NamedTuple):
-    """What one batch's layer attends with: queries ``[rows, heads, step, dim]``, the keys and
-    values that they may see, ``[rows, key heads, columns, dim]``, and its mask over these.
+    """The attention inputs of one batch's layer: queries ``[rows, heads, step, dim]``, keys and
+    values ``[rows, key heads, columns, dim]``, and the mask.
     """
 
     layer: LayerCache
@@ -32,14 +32,14 @@ class Part(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """The masks of all parts, which a model only passes on."""
+    """The masks of all parts; a model only passes it on."""
 
     masks: list[Mask]
 
 
 class BatchStep(NamedTuple):
-    """A step of ``tokens`` for each of a batch's rows, of which ``real`` are the rows' own; the
-    others are padding, see ``BatchCache.step``.
+    """A step of ``tokens`` per row of a batch; the first ``real`` of them are actual tokens, the
+    rest is padding (see ``BatchCache.step``).
     """
 
     batch: BatchCache
@@ -48,7 +48,7 @@ class BatchStep(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The tokens ``[start, stop)`` of the packed step: ``step`` of each of a layer's rows."""
+    """A layer's range ``[start, stop)`` of the packed tokens: ``step`` of each of its rows."""
 
     layer: LayerCache
     start: int
@@ -57,7 +57,7 @@ class _Place(NamedTuple):
 
 
 class PackedLayer:
-    """One layer of all the batches, with mlx-lm's cache protocol."""
+    """The same layer of all the batches, behind mlx-lm's cache protocol."""
 
     def __init__(self, places: Sequence[_Place], offset: mx.array) -> None:
         self._places = places
@@ -69,16 +69,16 @@ class PackedLayer:
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
     ) -> PackedMask:
-        """The parts' own masks."""
+        """The mask of each part."""
         assert n == 1, "a packed step has one token a row"
         return PackedMask(
             [place.layer.make_mask(place.step, window_size, return_array) for place in self._places]
         )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes new tokens ``[tokens, heads, 1, dim]`` where they belong, and returns them."""
+        """Writes new tokens ``[tokens, heads, 1, dim]`` to their batches, and returns them."""
         self._fetched = [
-            place.layer.update_and_fetch(_of(keys, place), _of(values, place))
+            place.layer.update_and_fetch(_unpacked(keys, place), _unpacked(values, place))
             for place in self._places
         ]
         return keys, values
@@ -89,25 +89,27 @@ class PackedLayer:
         mask: PackedMask,
         compute: Callable[[Sequence[Part]], Sequence[mx.array]],
     ) -> mx.array:
-        """Attention of ``[tokens, heads, 1, dim]``; ``compute`` does it for each part.
+        """Attention over packed queries ``[tokens, heads, 1, dim]``; ``compute`` runs the parts.
 
         Returns:
             ``[tokens, heads, 1, value dim]``.
         """
         parts = [
-            Part(place.layer, _of(queries, place), *fetched, own)
-            for place, fetched, own in zip(self._places, self._fetched, mask.masks, strict=True)
+            Part(place.layer, _unpacked(queries, place), *fetched, own_mask)
+            for place, fetched, own_mask in zip(
+                self._places, self._fetched, mask.masks, strict=True
+            )
         ]
         self._fetched = []
-        return mx.concatenate([_unfolded(mixed) for mixed in compute(parts)])
+        return mx.concatenate([_repacked(output) for output in compute(parts)])
 
 
 @contextmanager
 def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
-    """A step of several batches at once.
+    """Context of one model call that steps several batches at once.
 
-    The model gets the tokens as ``[tokens, 1]``: batch by batch, row by row. None of the batches
-    may have recurrent states, and all have the same kinds of layers.
+    The model is called with tokens ``[tokens, 1]``, batch by batch and row by row. The batches must
+    have the same kinds of layers and no recurrent states.
 
     Yields:
         The layers to call the model with.
@@ -122,25 +124,25 @@ def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
         stops = [*starts[1:], len(positions)]
         offset = mx.array(positions, mx.int32)
         layers = []
-        for own in zip(*(batch.parts for batch, _, _ in steps), strict=True):
+        for same in zip(*(batch.parts for batch, _, _ in steps), strict=True):
             places = [
                 _Place(layer, start, stop, step)
-                for layer, start, stop, (_, step, _) in zip(own, starts, stops, steps, strict=True)
+                for layer, start, stop, (_, step, _) in zip(same, starts, stops, steps, strict=True)
             ]
             layers.append(PackedLayer(places, offset))
         yield steps[0][0].view(layers)
 
 
-def _of(tokens: mx.array, place: _Place) -> mx.array:
-    """A part of ``[tokens, heads, 1, dim]`` as its layer wants it, ``[rows, heads, step, dim]``."""
-    own = tokens[place.start : place.stop]
+def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
+    """One layer's part of ``[tokens, heads, 1, dim]``, as ``[rows, heads, step, dim]``."""
+    part = tokens[place.start : place.stop]
     if place.step == 1:
-        return own
+        return part
     rows, heads = (place.stop - place.start) // place.step, tokens.shape[1]
-    return own.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
+    return part.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
 
 
-def _unfolded(mixed: mx.array) -> mx.array:
+def _repacked(output: mx.array) -> mx.array:
     """``[rows, heads, step, dim]`` as ``[rows * step, heads, 1, dim]``."""
-    rows, heads, step, dim = mixed.shape
-    return mixed if step == 1 else mixed.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    rows, heads, step, dim = output.shape
+    return output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)

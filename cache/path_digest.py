@@ -1,6 +1,6 @@
-"""Digests of the tokens that lead somewhere: they name a path in files, and for other servers.
+"""Digests of token paths: they name a prefix in files, also between servers.
 
-SHA-256 over the salt's own digest and the tokens as little-endian int32.
+A digest is SHA-256 over the salt's own digest and the tokens as little-endian int32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class PathDigest:
-    """The digest of a path, by default of no tokens; its continuation does not hash it again.
+    """The digest of a path, initially empty; a continuation does not hash the path again.
 
     ``salt`` is the salt's digest.
     """
@@ -28,7 +28,7 @@ class PathDigest:
         self._hash = hashlib.sha256(self.salt.encode())
 
     def continued(self, tokens: Sequence[int]) -> PathDigest:
-        """The digest with ``tokens`` behind the path's end; this one stays as it is."""
+        """The digest of this path followed by ``tokens``; this one is unchanged."""
         after = PathDigest.__new__(PathDigest)
         after.salt, after._hash = self.salt, self._hash.copy()
         after._hash.update(int32(tokens).data)
@@ -40,12 +40,12 @@ class PathDigest:
 
 
 def salt_digest(salt: str) -> str:
-    """What a file tells of a salt: 64 hexadecimal digits."""
+    """The salt as files record it: 64 hexadecimal digits."""
     return hashlib.sha256(salt.encode()).hexdigest()
 
 
 def prefix_digests(salt: str, tokens: Ids, positions: Sequence[int]) -> list[str]:
-    """What identifies ``tokens[:position]`` under a salt's digest, for each of rising positions."""
+    """The digest of ``tokens[:position]`` under a salt's digest, for ascending positions."""
     digest = hashlib.sha256(salt.encode())
     digests, done = [], 0
     for position in positions:
@@ -56,5 +56,5 @@ def prefix_digests(salt: str, tokens: Ids, positions: Sequence[int]) -> list[str
 
 
 def int32(tokens: Any) -> Ids:
-    """Token ids as files have them, in memory of their own or the array's."""
+    """Token ids in the files' format; shares the array's memory if it has that format already."""
     return np.ascontiguousarray(np.asarray(tokens, "<i4"))

@@ -1,4 +1,4 @@
-"""Keys and values in 8 or 4 bits: what a layer stores is packed, what attention reads is not."""
+"""Keys and values in 8 or 4 bits: packed in the buffers, unpacked for attention."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chairlift.cache.ring import Ring
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """MLX's affine quantization: ``bits`` a number, a scale and a bias for each ``group`` of them.
+    """MLX's affine quantization: ``bits`` per value, a scale and a bias for each ``group`` values.
 
     One token of one head is packed into one row of ``uint32``: the codes, then scales and biases as
-    they are in memory. So it is stored, moved, kept and put back like any keys and values.
+    they are in memory. Buffers and snapshots therefore treat it like any keys and values.
     """
 
     bits: int
@@ -35,7 +35,7 @@ class Quantization:
         return mx.concatenate([codes, mx.concatenate(rest, axis=-1).view(mx.uint32)], axis=-1)
 
     def unpack(self, packed: mx.array, dim: int, dtype: mx.Dtype) -> mx.array:
-        """``[..., packed]`` back to ``[..., dim]`` of ``dtype``, to the precision of the bits."""
+        """``[..., packed]`` to ``[..., dim]`` of ``dtype``; what rounding has lost stays lost."""
         codes = dim * self.bits // 32
         scales, biases = mx.split(packed[..., codes:].view(dtype), 2, axis=-1)
         return mx.dequantize(
@@ -44,9 +44,9 @@ class Quantization:
 
 
 class QuantizedLayer(LayerCache):
-    """A layer whose buffers are packed. Reading costs a pass over the columns that are visible.
+    """A layer with packed buffers. Reading costs a pass over the visible columns.
 
-    What a row holds is packed as well (``get``, ``put``): a row that moves is not rounded again.
+    ``get`` and ``put`` exchange packed tokens too, so that a row that moves is not rounded again.
     """
 
     def __init__(self, ring: Ring, quantization: Quantization) -> None:

@@ -1,14 +1,14 @@
-"""What caches hold of one sequence, in memory of its own: to keep, split, merge and put back.
+"""One sequence's cached state outside a batch: stored, split, merged and restored.
 
 A ``Snapshot`` covers the tokens ``[start, stop)`` of a sequence, layer by layer:
 
-- an attention layer's ``KVPiece`` holds the keys and values of the newest of them. Full attention
-  always has all; a sliding window that has wrapped has only those that it still kept;
-- a recurrent layer's ``StatePiece`` is the state after token ``stop``, or None where nobody kept
-  it. There is no way back from it, and no part of it.
+- an attention layer's ``KVPiece`` has the keys and values of the newest of these tokens. Full
+  attention always has all; a sliding window that has wrapped has only those still in the window;
+- a recurrent layer's ``StatePiece`` is the state after token ``stop``, or None if it was not
+  stored. A state can be neither rewound nor split.
 
-So a snapshot splits where all its layers can, and a sequence can go on from a position only if
-every layer has what it needs there.
+So a snapshot splits where all its layers can, and a sequence can resume from a position only if
+every layer has the tokens or the state that it needs there.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import mlx.core as mx
 
 
 def _own(array: mx.array) -> mx.array:
-    """The same bytes in a buffer that is not kept alive for anything else, once evaluated.
+    """A bit-exact copy that, once evaluated, keeps no larger buffer alive.
 
     NOTE: ``array * 1`` would flush denormals on Metal and turn booleans into integers. An array
-    that has its buffer (nearly) to itself is shared rather than copied: MLX allows 16 KiB of slack.
+    that (nearly) fills its buffer is shared rather than copied: MLX allows 16 KiB of slack.
     """
     return mx.contiguous(array)
 
@@ -34,7 +34,7 @@ class KVPiece:
     """Keys and values ``[1, heads, tokens, dim]`` (their dims may differ), oldest token first.
 
     Raises:
-        ValueError: the arrays are not of rank 4, or differ in their tokens.
+        ValueError: the arrays are not of rank 4, or have different numbers of tokens.
     """
 
     keys: mx.array
@@ -47,65 +47,65 @@ class KVPiece:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are held."""
+        """The number of tokens."""
         return int(self.keys.shape[2])
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """Both."""
+        """Keys and values."""
         return self.keys, self.values
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of both arrays."""
         return int(self.keys.nbytes + self.values.nbytes)
 
     def part(self, start: int, stop: int) -> KVPiece:
-        """Tokens ``[start, stop)`` of those held, sharing memory."""
+        """Tokens ``[start, stop)`` of this piece, sharing memory."""
         if (start, stop) == (0, self.tokens):
             return self
         return KVPiece(self.keys[:, :, start:stop], self.values[:, :, start:stop])
 
     def newest(self, tokens: int) -> KVPiece:
-        """At most the last ``tokens`` of those held, sharing memory."""
+        """At most the last ``tokens`` tokens, sharing memory."""
         return self.part(max(0, self.tokens - tokens), self.tokens)
 
     def copy(self) -> KVPiece:
-        """The same, keeping no bigger array alive, once evaluated."""
+        """A copy that, once evaluated, keeps no larger array alive."""
         return KVPiece(_own(self.keys), _own(self.values))
 
 
 @dataclass(frozen=True, slots=True)
 class StatePiece:
-    """A recurrent layer's state, ``[1, ...]`` each; a slot that was never written is None."""
+    """A recurrent layer's state, one array ``[1, ...]`` per slot; None if never written."""
 
     slots: tuple[mx.array | None, ...]
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """The slots that there are."""
+        """The slots that were written."""
         return tuple(slot for slot in self.slots if slot is not None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of all slots."""
         return sum(int(array.nbytes) for array in self.arrays)
 
     def copy(self) -> StatePiece:
-        """The same, keeping no bigger array alive, once evaluated."""
+        """A copy that, once evaluated, keeps no larger array alive."""
         return StatePiece(tuple(None if slot is None else _own(slot) for slot in self.slots))
 
 
-Piece = KVPiece | StatePiece
+LayerState = KVPiece | StatePiece
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What a layer keeps: ``window`` newest tokens (None: all), or a recurrent state.
+    """What a layer caches: the ``window`` newest tokens (None: all), or a recurrent state.
 
-    ``slots`` is how many arrays a recurrent layer has, as far as that is known. ``chunked``: a
-    query sees nothing before the last multiple of ``window``; as much is kept as of a window, which
-    is never too little.
+    ``slots`` is the number of arrays of a recurrent layer, if known. ``chunked``: a query sees
+    nothing before the last multiple of ``window``; the layer caches as much as a window layer,
+    which is always enough.
     """
 
     window: int | None = None
@@ -114,7 +114,7 @@ class LayerKind:
     chunked: bool = False
 
     def needed(self, position: int) -> int:
-        """Tokens of KV that going on from ``position`` takes: a new query sees itself as well."""
+        """Cached tokens needed to resume from ``position``; a new query also sees itself."""
         if self.recurrent:
             return 0
         return position if self.window is None else min(position, self.window - 1)
@@ -122,22 +122,22 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Tokens ``[start, stop)``; a layer is None where it holds nothing of them.
+    """Tokens ``[start, stop)`` of a sequence; a layer without any of their state is None.
 
     Raises:
-        ValueError: the range is not one, or a layer holds more tokens than it has.
+        ValueError: the range is invalid, or a layer has more tokens than the range.
     """
 
     start: int
     stop: int
-    layers: tuple[Piece | None, ...]
+    layers: tuple[LayerState | None, ...]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"a snapshot cannot cover [{self.start}, {self.stop})")
-        most = max((p.tokens for p in self.layers if isinstance(p, KVPiece)), default=0)
-        if most > self.stop - self.start:
-            raise ValueError(f"{most} tokens held, but [{self.start}, {self.stop}) covered")
+        longest = max((p.tokens for p in self.layers if isinstance(p, KVPiece)), default=0)
+        if longest > self.stop - self.start:
+            raise ValueError(f"{longest} tokens held, but [{self.start}, {self.stop}) covered")
 
     @property
     def nbytes(self) -> int:
@@ -146,19 +146,19 @@ class Snapshot:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All arrays, to evaluate."""
+        """All arrays, for evaluation."""
         return [array for piece in self.layers if piece is not None for array in piece.arrays]
 
     def copy(self) -> Snapshot:
-        """The same, keeping no bigger array alive, once evaluated."""
+        """A copy that, once evaluated, keeps no larger array alive."""
         layers = tuple(None if piece is None else piece.copy() for piece in self.layers)
         return Snapshot(self.start, self.stop, layers)
 
     def part(self, start: int, stop: int) -> Snapshot:
-        """What is held of ``[start, stop)``, sharing memory: states only where this one ends.
+        """The part for ``[start, stop)``, sharing memory; it has states only at this one's end.
 
         Raises:
-            ValueError: the range is not one inside this one's.
+            ValueError: the range is invalid or not inside this one's.
         """
         if not self.start <= start <= stop <= self.stop:
             raise ValueError(f"[{start}, {stop}) is not within [{self.start}, {self.stop})")
@@ -167,7 +167,7 @@ class Snapshot:
         layers = tuple(self._part_of(piece, start, stop) for piece in self.layers)
         return Snapshot(start, stop, layers)
 
-    def _part_of(self, piece: Piece | None, start: int, stop: int) -> Piece | None:
+    def _part_of(self, piece: LayerState | None, start: int, stop: int) -> LayerState | None:
         if not isinstance(piece, KVPiece):
             return piece if stop == self.stop else None
         oldest = self.stop - piece.tokens
@@ -175,11 +175,11 @@ class Snapshot:
         return piece.part(start - oldest, stop - oldest) if start < stop else None
 
     def split(self, at: int) -> tuple[Snapshot, Snapshot]:
-        """``[start, at)`` and ``[at, stop)``, neither keeping the other alive once evaluated.
+        """``[start, at)`` and ``[at, stop)``; once evaluated, neither keeps the other alive.
 
-        The later one keeps what cannot be split (recurrent states); the earlier one keeps what is
-        left of each window. Whether it is enough to go on from, ``resumable`` tells. At a border
-        one of the two covers nothing and the other is this one.
+        The later part gets the recurrent states; the earlier part gets what remains of each window,
+        and ``resumable`` tells whether a sequence can resume from it. At a border, one part is
+        empty and the other is this snapshot.
 
         Raises:
             ValueError: ``at`` lies outside.
@@ -194,10 +194,10 @@ class Snapshot:
         return self.part(self.start, at).copy(), self.part(at, self.stop).copy()
 
     def filled(self, other: Snapshot) -> Snapshot:
-        """This one, with copies of what ``other`` holds of it besides; itself if that is nothing.
+        """This one with copies of what only ``other`` has; itself if that is nothing.
 
         Raises:
-            ValueError: ``other`` reaches further back, or does not end where this one does.
+            ValueError: ``other`` begins earlier, or does not end where this one does.
         """
         if other.stop != self.stop or other.start < self.start:
             raise ValueError(f"[{other.start}, {other.stop}) is no end of ..{self.stop})")
@@ -207,7 +207,7 @@ class Snapshot:
         return Snapshot(self.start, self.stop, layers)
 
 
-def _richer(mine: Piece | None, other: Piece | None) -> Piece | None:
+def _richer(mine: LayerState | None, other: LayerState | None) -> LayerState | None:
     more = mine is None
     if isinstance(mine, KVPiece) and isinstance(other, KVPiece):
         more = other.tokens > mine.tokens
@@ -215,10 +215,10 @@ def _richer(mine: Piece | None, other: Piece | None) -> Piece | None:
 
 
 def resumable(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> bool:
-    """Whether a sequence can go on from the end of ``path``: snapshots of ``[0, a), [a, b), ...``.
+    """Whether a sequence can resume from the end of ``path``: snapshots of ``[0, a), [a, b), ...``.
 
     Raises:
-        ValueError: the snapshots do not follow each other.
+        ValueError: the snapshots are not consecutive.
     """
     _check_unbroken(path)
     stop = path[-1].stop if path else 0
@@ -232,18 +232,18 @@ def resumable(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> bool:
 
 
 def merged(kinds: Sequence[LayerKind], path: Sequence[Snapshot]) -> Snapshot:
-    """One snapshot of all of ``path``, which must be unbroken; later states replace earlier ones.
+    """One snapshot of all of ``path``; later states replace earlier ones.
 
-    A window's piece is no longer than it has to be. Arrays may be shared with ``path``'s.
+    A window's piece is as short as resuming permits. Arrays may be shared with ``path``'s.
 
     Raises:
-        ValueError: the snapshots do not follow each other.
+        ValueError: the snapshots are not consecutive.
     """
     if not path:
         return Snapshot(0, 0, (None,) * len(kinds))
     _check_unbroken(path)
     stop = path[-1].stop
-    layers: list[Piece | None] = []
+    layers: list[LayerState | None] = []
     for i, kind in enumerate(kinds):
         if kind.recurrent:
             layers.append(_state(path, i))
@@ -259,7 +259,7 @@ def _check_unbroken(path: Sequence[Snapshot]) -> None:
 
 
 def _state(path: Sequence[Snapshot], layer: int) -> StatePiece | None:
-    """The state at the end of the path, which may end with snapshots of no tokens."""
+    """The state at the end of the path, which may end with empty snapshots."""
     for snapshot in reversed(path):
         piece = snapshot.layers[layer]
         if isinstance(piece, StatePiece):
@@ -270,15 +270,15 @@ def _state(path: Sequence[Snapshot], layer: int) -> StatePiece | None:
 
 
 def _newest(path: Sequence[Snapshot], layer: int, tokens: int) -> list[KVPiece]:
-    """The end of an unbroken run of a layer's tokens, at most ``tokens`` of them, oldest first."""
+    """A layer's newest consecutive tokens, at most ``tokens`` of them, oldest first."""
     pieces: list[KVPiece] = []
     for snapshot in reversed(path):
         piece = snapshot.layers[layer]
-        held = piece.tokens if isinstance(piece, KVPiece) else 0
-        if isinstance(piece, KVPiece) and min(held, tokens) > 0:
+        cached = piece.tokens if isinstance(piece, KVPiece) else 0
+        if isinstance(piece, KVPiece) and min(cached, tokens) > 0:
             pieces.append(piece.newest(tokens))
-            tokens -= held
-        if tokens <= 0 or held < snapshot.stop - snapshot.start:
+            tokens -= cached
+        if tokens <= 0 or cached < snapshot.stop - snapshot.start:
             break
     return pieces[::-1]
 

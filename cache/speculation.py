@@ -1,4 +1,4 @@
-"""Speculation: tokens are written before it is known whether they stay, and each row keeps its own.
+"""Speculative decoding's transactions: tokens are written first, then each row keeps some of them.
 
 A transaction is one or more steps, then a commit or a discard::
 
@@ -7,14 +7,14 @@ A transaction is one or more steps, then a commit or a discard::
         logits = model(tokens, cache=speculation.layers)  # tokens: [rows, length]
     speculation.commit([3, 0, length])  # how many of its tokens each row keeps, the first ones
 
-Attention layers write into their rings at once. A window takes room for all that is written beside
-the whole window, so that nothing is lost that a query could still see. Rejected columns are not
-erased: the cursor goes back over them. It is one for all rows, and what a row holds lies in one run
-behind it; so if rows keep different numbers, those that the cursor does not suit are moved (see
-``Ring.settle``). If all keep as many, and in a batch of one, a commit copies nothing.
+Attention layers write into their rings at once. A window is enlarged by the tentative tokens, so
+that nothing is overwritten that a query could still see. Rejected columns are not erased: the
+cursor moves back over them. All rows share the cursor, and a row's tokens are one run behind it; so
+if rows keep different numbers of tokens, some rows are moved (see ``Ring.settle``). If all rows
+keep the same number, as in a batch of one, a commit copies nothing.
 
-A recurrent state has no way back but to where it was kept: the start of the transaction and the end
-of each of its steps. For a row to keep another number, its tokens have to be replayed.
+A recurrent state can only be reset to a checkpoint: the start of the transaction and the end of
+each of its steps. For a row to keep any other number of tokens, its tokens have to be replayed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Replay = Callable[[int, int], object]
 
 
 class SpeculationError(Exception):
-    """A transaction cannot be begun, or what was asked does not fit what it has come to."""
+    """A transaction cannot begin, or the call does not fit its current state."""
 
 
 class NeedsReplay(SpeculationError):
-    """Rows would keep a number of tokens after which no recurrent state was kept: ``rows``."""
+    """The rows ``rows`` keep a number of tokens at which there is no recurrent checkpoint."""
 
     def __init__(self, rows: Sequence[int], stops: Sequence[int]) -> None:
         super().__init__(f"states of rows {list(rows)} were kept only after {list(stops)} tokens")
@@ -48,18 +48,18 @@ class NeedsReplay(SpeculationError):
 
 
 class Speculation:
-    """Transactions on all rows of a batch, one after the other.
+    """Consecutive transactions on all rows of a batch.
 
-    Rows may join and leave between them, not within one. An exception from here leaves the batch
-    and the transaction as they were.
+    Rows may join and leave between transactions, not within one. An exception raised here leaves
+    the batch and the transaction unchanged.
 
     Args:
-        batch: whose rows speculate; none may have padding after its last token.
-        isolated: to work on a copy (``batch``), and never touch the batch that was given: for
-            checking what a transaction does.
+        batch: the batch that speculates; no row may have padding after its last token.
+        isolated: work on a copy (``batch``) and never touch the given batch, to check what a
+            transaction does.
 
     Raises:
-        SpeculationError: a layer's kind cannot take part (named), or a row has ended.
+        SpeculationError: a layer's kind does not support it (it is named), or a row has ended.
     """
 
     def __init__(self, batch: BatchCache, isolated: bool = False) -> None:
@@ -69,15 +69,15 @@ class Speculation:
         _check_open_ended(batch)
         self.batch = copy.deepcopy(batch) if isolated else batch
         self._states = [part for part in self.batch.parts if isinstance(part, StateLayer)]
-        # States by how many tokens of the transaction they have taken; empty: none is under way.
+        # Checkpoints by tokens of the transaction written so far; empty outside a transaction.
         self._checkpoints: dict[int, list[Slots]] = {}
-        # What each row may keep, and where it is, after the last step.
-        self._own: list[int] = []
+        # After the last step: the tokens that each row may keep, and its offset.
+        self._writable: list[int] = []
         self._offsets: list[int] = []
 
     @property
     def layers(self) -> Sequence[Any]:
-        """What goes to the model as its cache."""
+        """The cache to pass to the model."""
         return self.batch.layers
 
     @property
@@ -87,45 +87,45 @@ class Speculation:
 
     @contextmanager
     def step(self, length: int, real: Sequence[int] | None = None) -> Iterator[None]:
-        """Every row takes ``length`` tentative tokens from the model call inside.
+        """Context of a model call in which every row takes ``length`` tentative tokens.
 
-        The first step begins a transaction, others go on with it. ``real``, in the last one, says
-        how many of them are each row's own; what follows is padding, which no row can keep. If the
-        call inside fails, the step never was.
+        The first step begins a transaction, later ones continue it. In the last one, ``real`` is
+        the number of actual tokens of each row; the rest is padding, which no row can keep. If the
+        call fails, the step is undone.
 
         Raises:
             SpeculationError: no tokens, a row has ended, rows joined or left within the
                 transaction, or padding would enter a state.
         """
-        own = [length] * len(self.batch) if real is None else list(real)
-        self._check_step(length, own)
+        counts = [length] * len(self.batch) if real is None else list(real)
+        self._check_step(length, counts)
         written = self.written
         checkpoints = self._checkpoints or {0: self._checkpoint()}
-        # One column more than the step itself needs: a window is extracted with ``window`` tokens.
+        # One column more than the step needs: a window is extracted with ``window`` tokens.
         capacity = Capacity(len(self.batch), self.batch.tokens + length)
         self.batch.reserve(capacity, step=written + length + 1)
         try:
-            with self.batch.step(length, own):
+            with self.batch.step(length, counts):
                 yield
         except BaseException:
             self.batch.forget(length)
             self._restore(checkpoints, [written] * len(self.batch))
             raise
         self._checkpoints = checkpoints | {written + length: self._checkpoint()}
-        self._own = [written + new for new in own]
+        self._writable = [written + new for new in counts]
         self._offsets = list(self.batch.offsets)
 
     def commit(self, accepted: Sequence[int], replay: Replay | None = None) -> None:
-        """Row ``r`` keeps the first ``accepted[r]`` of the tokens it wrote; the rest never was.
+        """Keeps the first ``accepted[r]`` tokens that row ``r`` wrote and removes the others.
 
-        If states were not kept there, the transaction is taken back and ``replay`` is called for
-        the tokens up to each number in turn: the rows that keep fewer are fed the rest as well, and
-        give it back. If it fails, the transaction is discarded.
+        If there is no checkpoint at some of these numbers, the transaction is undone and ``replay``
+        is called for the tokens up to each number in turn; rows that keep fewer are fed the rest as
+        well and then reset. If ``replay`` fails, the transaction is discarded.
 
         Raises:
-            SpeculationError: nothing was written since the last commit, the numbers are not one a
-                row or not within what it wrote, or rows joined or left in between.
-            NeedsReplay: as said, and there is no ``replay``.
+            SpeculationError: nothing was written since the last commit, there is not one number per
+                row, a number exceeds what its row wrote, or rows joined or left in between.
+            NeedsReplay: a replay is necessary, and ``replay`` is None.
         """
         self._check_commit(accepted)
         uncut = [r for r, kept in enumerate(accepted) if kept not in self._checkpoints]
@@ -136,7 +136,7 @@ class Speculation:
         self._settle(accepted)
 
     def discard(self) -> None:
-        """All that was written never was.
+        """Removes everything that the transaction wrote.
 
         Raises:
             SpeculationError: nothing was written since the last commit, or rows joined or left.
@@ -167,22 +167,23 @@ class Speculation:
         for i, state in enumerate(self._states):
             state.settle({stop: slots[i] for stop, slots in checkpoints.items()}, kept)
 
-    def _check_step(self, length: int, own: Sequence[int]) -> None:
+    def _check_step(self, length: int, counts: Sequence[int]) -> None:
         if self._checkpoints:
             self._check_current()
         _check_open_ended(self.batch)
-        if length < 1 or len(own) != len(self.batch) or not all(0 <= n <= length for n in own):
-            raise SpeculationError(f"rows {len(self.batch)} cannot take {own} of {length} tokens")
-        if not self.batch.pads and any(n < length for n in own):
+        rows = len(self.batch)
+        if length < 1 or len(counts) != rows or not all(0 <= n <= length for n in counts):
+            raise SpeculationError(f"rows {rows} cannot take {counts} of {length} tokens")
+        if not self.batch.pads and any(n < length for n in counts):
             raise SpeculationError("padding would enter a recurrent state")
 
     def _check_commit(self, accepted: Sequence[int]) -> None:
         self._check_current()
-        if len(accepted) != len(self._own):
-            raise SpeculationError(f"{len(accepted)} numbers for {len(self._own)} rows")
-        for row, (kept, own) in enumerate(zip(accepted, self._own, strict=True)):
-            if not 0 <= kept <= own:
-                raise SpeculationError(f"row {row} wrote {own} tokens and cannot keep {kept}")
+        if len(accepted) != len(self._writable):
+            raise SpeculationError(f"{len(accepted)} numbers for {len(self._writable)} rows")
+        for row, (kept, written) in enumerate(zip(accepted, self._writable, strict=True)):
+            if not 0 <= kept <= written:
+                raise SpeculationError(f"row {row} wrote {written} tokens and cannot keep {kept}")
 
     def _check_current(self) -> None:
         if not self._checkpoints:
@@ -197,28 +198,28 @@ def _check_open_ended(batch: BatchCache) -> None:
 
 
 def logical_view(batch: BatchCache, layer: int, row: int | None, tokens: int) -> KVPiece:
-    """The newest ``tokens`` that an attention layer holds of a row (None: of each), oldest first.
+    """The newest ``tokens`` cached tokens of a row (None: of each row), oldest first.
 
     For draft models that read the target's keys and values. Nothing is written, and memory is
-    shared where the columns are one run: evaluate what is built on it before the next step, or that
-    copies the buffers. A quantized layer's are packed, as it stores them.
+    shared if the columns are one run: evaluate what is built on it before the next step, or that
+    step copies the buffers. A quantized layer's pieces are packed.
 
     Returns:
         Keys and values ``[1 or rows, heads, tokens, dim]``.
 
     Raises:
-        SpeculationError: the layer has no keys, a row has not as many that are sure to be held (of
-            a window, ``window - 1``), or rows have different padding.
+        SpeculationError: the layer has no keys, a row has fewer tokens that are certainly cached
+            (in a window, ``window - 1``), or rows have different padding.
     """
     part = batch.parts[layer]
     if not isinstance(part, LayerCache) or not part.state:
         raise SpeculationError(f"layer {layer} ({type(part).__name__}) holds no keys and values")
     rows = range(len(batch)) if row is None else [row]
     window = part.ring.window
-    most = min((batch.offsets[r] for r in rows), default=0)
-    most = most if window is None else min(most, window - 1)
+    available = min((batch.offsets[r] for r in rows), default=0)
+    available = available if window is None else min(available, window - 1)
     stops = {part.ring.cursor - batch.surplus[r] for r in rows}
-    if not 0 <= tokens <= most or len(stops) != 1:
+    if not 0 <= tokens <= available or len(stops) != 1:
         raise SpeculationError(f"{tokens} tokens of rows {list(rows)} are not held")
     first, last = rows[0], rows[-1] + 1
     spans = part.ring.spans(stops.pop(), tokens)

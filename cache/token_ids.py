@@ -1,4 +1,4 @@
-"""Token ids as C integers: their slices are copied, compared and hashed as memory."""
+"""Token ids as C integers, so that slices are copied, compared and hashed as memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ TYPE = "q"
 
 
 def ids_of(tokens: Sequence[int]) -> array[int]:
-    """Tokens as C integers; what is such an array already is returned as it is."""
+    """Tokens as an array of C integers; such an array is returned unchanged."""
     return tokens if isinstance(tokens, array) else array(TYPE, tokens)
 
 
 def common(first: array[int], second: array[int]) -> int:
-    """How many tokens two arrays share at their start."""
+    """The length of the common prefix of two arrays."""
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:
         return high

@@ -13,7 +13,9 @@ from typing import Literal
 import msgspec
 
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.sequence import Pooling
+
+# How a prompt's last hidden states become one: the mean of all, or that of its last token.
+Pooling = Literal["mean", "last"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

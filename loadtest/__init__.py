@@ -1,2 +1,8 @@
 """The load test: sends a workload to any OpenAI-compatible server, times every chunk of every reply
-from the client's side, and checks that no greedy reply depends on who else was in the batch."""
+on the client's side, and checks that greedy replies do not depend on the batch.
+
+``bench`` is the command ``chairlift bench``, ``data`` builds workloads, ``plots`` draws the report,
+``servers`` starts servers to measure, and ``faults`` attacks a server. The modules here are
+benchmarks and comparisons, each run with ``python -m``. The client side must not import MLX, the
+engine, the cache or the API; only the named benchmarks that run an engine in their own process do.
+"""

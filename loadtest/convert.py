@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from chairlift.engine.cache_dir import cache_dir
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.errors import ChairliftError
-from chairlift.engine.hub.fetch import cache_dir
 
 # Bump when what is written changes, so that old folders are made anew.
 _FORMAT = 1

@@ -1,20 +1,20 @@
-"""Every exception the load test raises on purpose.
+"""The exceptions of the load test.
 
 LoadTestError
-├── UsageError          the flags or the data set make no sense; nothing was sent
-└── ServerError         the server cannot be reached, or does not do what the test needs
+├── UsageError          the flags or the data set are invalid; no request was sent
+└── ServerError         the server cannot be reached, or lacks something that the test needs
 """
 
 from __future__ import annotations
 
 
 class LoadTestError(Exception):
-    """Base of all of them; its text is one line fit for an operator."""
+    """The base of all exceptions here. The message is one line for the operator."""
 
 
 class UsageError(LoadTestError):
-    """The flags or the data set make no sense; nothing was sent."""
+    """The flags or the data set are invalid; no request was sent."""
 
 
 class ServerError(LoadTestError):
-    """The server cannot be reached, or does not do what the test needs."""
+    """The server cannot be reached, or lacks something that the test needs."""

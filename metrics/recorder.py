@@ -1,7 +1,8 @@
-"""Sets every metric of the table: from one stats object a step, and from one call a reply."""
+"""Updates every metric of the table: one stats object per engine step, one call per HTTP event."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -19,15 +20,16 @@ from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
 
 _MODEL_LABELS = ("model_name", "engine")
 _FAMILIES: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+_UPDATES = {"counter": "inc", "gauge": "set", "histogram": "observe"}
 
 # A prometheus family or child: its classes share no useful static type.
 Instrument = Any
 
 
 class Recorder:
-    """All metrics of one server, in a registry of its own.
+    """All metrics of one server, in their own registry.
 
-    The HTTP ones exist at once; those of the model from ``model_loaded`` on.
+    The server's metrics exist at once, those of the model after ``model_loaded``.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class Recorder:
         self._engine: _EngineMetrics | None = None
 
     def model_loaded(self, model_name: str, info: ModelInfo) -> None:
-        """Creates the metrics of the model, counters at 0. Called once."""
+        """Creates the metrics of the model, with counters at 0. Called once."""
         assert self._engine is None
         children: dict[str, Instrument] = {}
         for metric in (*MODEL, *ENGINE):
@@ -53,7 +55,7 @@ class Recorder:
             if not metric.labels:
                 children[metric.key] = family.labels(*common) if common else family
             elif not metric.values:
-                children[metric.key] = family  # an info metric: its labels are its content
+                children[metric.key] = family  # an info metric: its labels carry the content
         bits = "none" if info.kv_bits is None else info.kv_bits
         facts = (info.dtype, bits, info.kv_limit_bytes, info.kv_bytes_per_token)
         children["cache_config"].labels(
@@ -70,12 +72,12 @@ class Recorder:
         self._engine.record_step(stats)
 
     def record_prompt(self, n: int, longest: int) -> None:
-        """Adds one prompt that ended: its number of choices, and the longest one's tokens."""
+        """Adds one finished prompt: its number of choices, and the tokens of the longest."""
         assert self._engine is not None
         self._engine.record_prompt(n, longest)
 
     def record_http(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Adds one reply. ``route`` and ``method`` are known ones, never what a client made up."""
+        """Adds one reply. ``route`` and ``method`` must be known ones, never the client's text."""
         key = (route, method, status)
         pair = self._http.get(key)
         if pair is None:
@@ -88,21 +90,19 @@ class Recorder:
         pair[1].observe(seconds)
 
     def record_rejected(self, reason: str) -> None:
-        """Adds one request that was refused; ``reason`` is one of the table's."""
+        """Adds one refused request; ``reason`` is one of the table's values."""
         self._server["rejected"].labels(reason).inc()
 
     def record_restart(self, reason: str) -> None:
-        """Adds one engine process that was started in another's place, for one of the table's
-        reasons.
-        """
+        """Adds one restart of the engine process; ``reason`` is one of the table's values."""
         self._server["restarts"].labels(reason).inc()
 
     def record_reload(self, outcome: str) -> None:
-        """Adds one attempt to read keys or the certificate again: "success" or "failure"."""
+        """Adds one attempt to reload keys or the certificate: "success" or "failure"."""
         self._server["reloads"].labels(outcome).inc()
 
     def record_canary(self, diverged: bool) -> None:
-        """Adds one finished row that was compared with its replay."""
+        """Adds one finished row that was compared with its replay (the canary)."""
         self._server["canary_checked"].inc()
         if diverged:
             self._server["canary_diverged"].inc()
@@ -112,18 +112,18 @@ class Recorder:
         self._server["disconnects"].inc()
 
     def record_lag(self, seconds: float) -> None:
-        """Adds how late the event loop was once."""
+        """Adds one measured delay of the event loop."""
         self._server["loop_lag"].observe(seconds)
 
     def record_job(self, outcome: str) -> None:
-        """Adds one job of the worker processes; ``outcome`` is one of the table's."""
+        """Adds one job of the worker processes; ``outcome`` is one of the table's values."""
         self._server["worker_jobs"].labels(outcome).inc()
 
-    def _family(self, metric: Metric, common: tuple[str, ...], most: int = 1) -> Instrument:
+    def _family(self, metric: Metric, common: tuple[str, ...], longest: int = 1) -> Instrument:
         options: dict[str, object] = {}
         if metric.kind == "histogram":
             tokens = metric.buckets == "tokens"
-            options["buckets"] = token_buckets(most) if tokens else metric.buckets
+            options["buckets"] = token_buckets(longest) if tokens else metric.buckets
         return _FAMILIES[metric.kind](
             metric.name,
             metric.help,
@@ -138,42 +138,27 @@ class _EngineMetrics:
 
     def __init__(self, children: dict[str, Instrument]) -> None:
         self._child = children
+        self._copies = [
+            copy
+            for metric in (*MODEL, *ENGINE)
+            if metric.fields
+            for copy in _copies(metric, children)
+        ]
 
     def record_step(self, stats: StepStats) -> None:
         child = self._child
-        child["running"].set(stats.running)
-        child["waiting"].set(stats.waiting)
+        for field, update in self._copies:
+            update(getattr(stats, field))
         if stats.kv_limit_bytes:
             child["kv_usage"].set(stats.kv_used_bytes / stats.kv_limit_bytes)
-        child["kv_bytes.reserved"].set(stats.kv_reserved_bytes)
-        child["kv_bytes.used"].set(stats.kv_used_bytes)
-        child["kv_bytes.prefix"].set(stats.prefix_bytes)
-        child["prefix_queries"].inc(stats.prefix_queries)
-        child["prefix_hits"].inc(stats.prefix_hits)
-        child["prefix_evictions"].inc(stats.prefix_evictions)
-        self._record_store(stats)
-        child["grammar_hits"].inc(stats.grammar_hits)
-        for seconds in stats.grammar_seconds:
-            child["grammar_seconds"].observe(seconds)
-        for reason, rows in stats.rows_failed.items():
-            child[f"rows_failed.{reason}"].inc(rows)
-        child["memory.active"].set(stats.memory_active)
-        child["memory.peak"].set(stats.memory_peak)
-        child["memory.cache"].set(stats.memory_cache)
-        child["preemptions"].inc(stats.preemptions)
-        for source, rows in stats.resumed.items():
-            child[f"resumed.{source}"].inc(rows)
-        for place, nbytes in stats.swapped_bytes.items():
-            child[f"swapped_bytes.{place}"].set(nbytes)
-        # As in vLLM, the difference of these two is what was computed.
+        # As in vLLM, this minus prompt_cached is the number of computed tokens.
         child["prompt_tokens"].inc(stats.prefill_tokens + stats.prefix_hits)
-        child["prompt_cached"].inc(stats.prefix_hits)
         child["generation_tokens"].inc(
             len(stats.first_token_latencies) + len(stats.inter_token_latencies)
         )
-        # Stats without rows only report that choices were aborted, not that a step ran.
+        # Stats without rows only report aborted choices; no step ran.
         if stats.rows or stats.prefill_tokens:
-            if tokens := stats.prefill_tokens + stats.decode_tokens:  # none of a replay's
+            if tokens := stats.prefill_tokens + stats.decode_tokens:  # 0 if only a replay ran
                 child["iteration_tokens"].observe(tokens)
             child["rows"].observe(stats.rows)
             child["step_duration.total"].observe(stats.duration)
@@ -181,23 +166,8 @@ class _EngineMetrics:
                 child[f"step_duration.{phase}"].observe(seconds)
             if stats.held_columns:
                 child["padding"].observe(stats.padded_columns / stats.held_columns)
-        for seconds in stats.first_token_latencies:
-            child["ttft"].observe(seconds)
-        observe = child["itl"].observe
-        for seconds in stats.inter_token_latencies:
-            observe(seconds)
         for choice in stats.finished:
             self._record_finished(choice)
-
-    def _record_store(self, stats: StepStats) -> None:
-        child = self._child
-        for event, files in stats.store_files.items():
-            child[f"store_files.{event}"].inc(files)
-        for direction, nbytes in stats.store_io_bytes.items():
-            child[f"store_io_bytes.{direction}"].inc(nbytes)
-        child["store_read_seconds"].inc(stats.store_read_seconds)
-        for place, nbytes in stats.store_bytes.items():
-            child[f"store_bytes.{place}"].set(nbytes)
 
     def record_prompt(self, n: int, longest: int) -> None:
         self._child["params_n"].observe(n)
@@ -223,3 +193,30 @@ class _EngineMetrics:
         child["decode_time"].observe(decode)
         if choice.generated_tokens > 1:
             child["tpot"].observe(decode / (choice.generated_tokens - 1))
+
+
+def _copies(
+    metric: Metric, children: dict[str, Instrument]
+) -> list[tuple[str, Callable[[Any], None]]]:
+    """The StepStats fields that a metric copies, each with the call that takes its value."""
+    method = _UPDATES[metric.kind]
+    updates: dict[str, Callable[[float], None]] = {
+        value: getattr(children[f"{metric.key}.{value}"], method) for value in metric.values
+    }
+    if len(metric.fields) > 1:
+        return list(zip(metric.fields, updates.values(), strict=True))
+    (field,) = metric.fields
+
+    def update_labels(numbers: dict[str, float]) -> None:
+        for value, number in numbers.items():
+            updates[value](number)
+
+    if metric.values:
+        return [(field, update_labels)]
+    update: Callable[[float], None] = getattr(children[metric.key], method)
+
+    def observe_all(observations: list[float]) -> None:
+        for number in observations:
+            update(number)
+
+    return [(field, observe_all if metric.kind == "histogram" else update)]

@@ -1,4 +1,4 @@
-"""What was counted in the last minute, in memory that does not grow with how much that was."""
+"""Counts and percentiles over a sliding time window, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-# Values closer together than this factor are one; far below what a person tells apart.
+# Values within this factor share a bucket; a person cannot tell them apart.
 RATIO = 1.05
 _LOG_RATIO = math.log(RATIO)
-# Times shorter than a microsecond count as one.
+# Times shorter than a microsecond count as a microsecond.
 _LEAST = 1e-6
 
 
 class Tally:
-    """Counts by key over the last ``seconds``, forgotten one slot of ``slot`` seconds at a time.
+    """Counts by key over the last ``seconds``, dropped in slots of ``slot`` seconds.
 
-    ``now`` is in seconds of a clock that never goes back.
+    ``now`` is in seconds of a monotonic clock.
     """
 
     def __init__(self, seconds: float, slot: float = 1.0) -> None:
@@ -29,11 +29,11 @@ class Tally:
         self._current(now).update(keys)
 
     def add_many(self, key: int, times: int, now: float) -> None:
-        """Counts one key so many times."""
+        """Counts one key ``times`` times."""
         self._current(now)[key] += times
 
     def counts(self, now: float) -> Counter[int]:
-        """How often each key was counted in the window that ends now."""
+        """The count of each key in the window that ends ``now``."""
         self._forget(now)
         total: Counter[int] = Counter()
         for _, counted in self._slots:
@@ -52,18 +52,18 @@ class Tally:
 
 
 class Percentiles:
-    """Percentiles of the values of the last ``seconds``, each within half of ``RATIO``'s 5 %."""
+    """Percentiles of the values of the last ``seconds``, accurate to half of ``RATIO``'s 5 %."""
 
     def __init__(self, seconds: float) -> None:
         self._tally = Tally(seconds)
 
     def add(self, values: Sequence[float], now: float) -> None:
-        """Adds values, none of them negative."""
+        """Adds values, which must not be negative."""
         if values:
             self._tally.add([_bucket(value) for value in values], now)
 
     def at(self, shares: Sequence[float], now: float) -> list[float] | None:
-        """The values below which these shares (0 to 1) of all lie; None if there are none."""
+        """The percentiles ``shares`` (0 to 1); None if the window is empty."""
         counts = self._tally.counts(now)
         total = counts.total()
         if not total:

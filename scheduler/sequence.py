@@ -8,9 +8,6 @@ from typing import Literal
 
 from chairlift.cache.token_ids import TYPE
 
-# How a prompt's last hidden states become one: the mean of all, or that of its last token.
-Pooling = Literal["mean", "last"]
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -57,7 +54,7 @@ class Sequence:
     nonfinite: bool = False
     replay: bool = False
     prompt_logprobs: int | None = None
-    pooling: Pooling | None = None
+    pooling: Literal["mean", "last"] | None = None
     chunks: list[tuple[float, int]] = field(default_factory=list)
     scheduled_at: float | None = None
     first_token_at: float | None = None

@@ -1,4 +1,4 @@
-"""The account of each API key, by which requests are let in and counted."""
+"""The accounts of API keys: a request is authorized and counted by its key's account."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ ANONYMOUS = "anonymous"
 
 
 class Accounts:
-    """One account a key; without keys, one for everybody, with the limits ``anonymous``."""
+    """One account per key. Without keys, all clients share the account ``anonymous``."""
 
     def __init__(self, keys: Sequence[ApiKey], anonymous: KeyLimits) -> None:
         self._keys = tuple(keys)
         self._accounts = {key.name: Account(key.name, key.limits) for key in keys}
         self._anonymous = Account(ANONYMOUS, anonymous)
 
-    def of(self, headers: Mapping[str, str]) -> Account:
-        """The account of the client that sends these headers.
+    def account_for(self, headers: Mapping[str, str]) -> Account:
+        """The account of the client that sent these headers.
 
         Raises:
-            Unauthorized: there are keys, and this is none of them.
+            Unauthorized: the server has keys, and the headers hold none of them.
         """
         if not self._keys:
             return self._anonymous
         return self._accounts[_key_of(headers, self._keys).name]
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
-        """Lets in these keys from now on, and no others. An account goes by its key's name: what it
-        has used counts on, against its new limits. Requests that run keep their account.
+        """Accepts exactly these keys from now on.
+
+        An account is identified by its key's name: its usage so far counts against the new limits.
+        Running requests keep their account.
         """
         before = self._accounts
         self._accounts = {

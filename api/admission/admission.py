@@ -34,7 +34,7 @@ def admission(
         needed = access.get(route_of(request), "key")
         if needed == "free":
             return await handler(request)
-        account = request[ACCOUNT] = accounts.of(request.headers)
+        account = request[ACCOUNT] = accounts.account_for(request.headers)
         # Clients take turns in the worker processes' queue: by key, or else by address.
         CLIENT.set(account.name if account.name != ANONYMOUS else request.remote or "")
         if needed == "key":

@@ -8,7 +8,7 @@ from aiohttp import hdrs, web
 
 from chairlift.api.http.requests import Handler
 
-# What a page may read of a reply's headers, besides those that are always readable.
+# Reply headers that a page may read, besides those that browsers always expose.
 _EXPOSED = ", ".join(
     (
         "Retry-After",
@@ -26,7 +26,7 @@ _PREFLIGHT_SECONDS = 600
 
 
 def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
-    """Lets pages from these origins ("*": from any) call ``app``."""
+    """Allows pages from these origins to call ``app``; "*" stands for any origin."""
 
     def allowed(request: web.Request) -> str | None:
         origin = request.headers.get(hdrs.ORIGIN)
@@ -37,7 +37,7 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
         if request.method != hdrs.METH_OPTIONS or asked is None or allowed(request) is None:
             return await handler(request)
-        # Browsers send no key here, and nothing is told but what pages may do.
+        # Browsers send no key with a preflight, and its reply reveals only what pages may do.
         return web.Response(
             status=204,
             headers={
@@ -55,6 +55,6 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
 
-    # Before the doors, which would want a key.
+    # Before admission, which would demand a key.
     app.middlewares.insert(1, preflight)
     app.on_response_prepare.append(mark)

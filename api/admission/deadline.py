@@ -1,4 +1,4 @@
-"""When a request must be over, and what ends it sooner."""
+"""A request's time limit, and its end ahead of time when the server drains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chairlift.api.errors import TimedOut
 
 
 class Deadline:
-    """Of one request, which arrives now. ``seconds`` None: it may take as long as it does.
+    """The time limit of one request, which arrives now. ``seconds`` None means unlimited.
 
     ``arrival`` is in seconds of ``time.monotonic()``.
     """
@@ -27,22 +27,22 @@ class Deadline:
         self._timer: asyncio.Timeout | None = None
 
     def tighten(self, seconds: float | None) -> None:
-        """The client's own limit counts where it is the smaller one."""
+        """Applies the client's own limit if it is smaller."""
         if seconds is not None and (self._seconds is None or seconds < self._seconds):
             self._seconds = seconds
 
     def end(self, error: Exception) -> None:
-        """The request is over now: ``limit`` raises ``error``."""
+        """Ends the request now: ``limit`` raises ``error``."""
         self._ended = error
         if self._timer is not None and not self._timer.expired():
             self._timer.reschedule(self._loop.time())
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Cancels what runs in it when the time is up.
+        """Cancels its block when the time is up.
 
         Raises:
-            TimedOut: it was; or whatever ``end`` was given.
+            TimedOut: the time was up. If ``end`` was called, its error instead.
         """
         when = None if self._seconds is None else self._began + self._seconds
         timer = asyncio.timeout_at(self._loop.time() if self._ended else when)

@@ -1,4 +1,4 @@
-"""Who is being served, and the end of it: nobody new is let in, and those inside may finish."""
+"""Draining: the server refuses new requests and lets the running ones finish."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from chairlift.api.admission.deadline import Deadline
 from chairlift.api.errors import Draining
 
-# For an error event to be written once a stream's time is up.
+# Time to write an error event into streams that were ended.
 FAREWELL_SECONDS = 2.0
 
 
 class Drain:
-    """The requests that are being worked on. ``draining``: the server is about to end."""
+    """The running requests. ``draining`` is set once the server is about to stop."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -26,10 +26,12 @@ class Drain:
 
     @contextmanager
     def admit(self, seconds: float | None) -> Iterator[Deadline]:
-        """Lets a request in, which is inside as long as the ``with`` lasts.
+        """Admits a request, which counts as running until the ``with`` block ends.
+
+        ``seconds`` is its time limit; None means unlimited.
 
         Raises:
-            Draining: nobody is let in any more.
+            Draining: the server is about to stop.
         """
         if self.draining:
             raise Draining("the server is about to stop")
@@ -42,9 +44,9 @@ class Drain:
             self._changed.set()
 
     async def finish(self, seconds: float) -> int:
-        """Waits until all inside are done, and ends those that are not after ``seconds``.
+        """Refuses new requests, and ends those that still run after ``seconds``.
 
-        Returns how many those were.
+        Returns the number of requests that were ended.
         """
         self.draining = True
         await self._emptied(seconds)

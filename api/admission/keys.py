@@ -1,4 +1,4 @@
-"""API keys and what each may use: read from a TOML file or the environment, compared by hash."""
+"""API keys and their limits, read from a TOML file or the environment and compared by hash."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
-# A key that the environment gives has no name of its own.
+# The name of the key that the environment gives.
 ENVIRONMENT_NAME = "default"
-# Shorter ones can be tried out.
+# Shorter keys can be guessed.
 MIN_KEY_CHARS = 8
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class KeyFileError(Exception):
-    """The key file cannot be read, or something in it is wrong; one line that says what."""
+    """The key file cannot be read or is invalid. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may use; None is no limit.
+    """The limits of one key; None means unlimited.
 
-    ``rpm`` are requests a minute, ``tpm`` tokens a minute, prompt and output. ``max_streams`` are
-    choices that are generated or wait at the same time, each prompt's n counted.
+    ``rpm`` counts requests a minute, ``tpm`` prompt and output tokens a minute. ``max_streams``
+    counts choices that wait or are generated at the same time: n for each prompt.
     """
 
     rpm: int | None = None
@@ -40,7 +40,7 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key by its name; ``digest`` is its SHA-256, and all that is kept of it."""
+    """A named key. Only its SHA-256 ``digest`` is kept, never the key itself."""
 
     name: str
     digest: bytes
@@ -48,15 +48,15 @@ class ApiKey:
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
+    """The SHA-256 of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
-    """The key that ``given`` is, if it is one."""
+    """The key that ``given`` matches, or None."""
     digest = digest_of(given)
     found = None
-    # All of them, and each in constant time: the time taken tells neither whether nor which.
+    # Compare with all keys, each in constant time: the time taken reveals no match.
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
@@ -66,16 +66,16 @@ def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
 def read_keys(
     path: Path | None, environment: str | None, defaults: KeyLimits
 ) -> tuple[ApiKey, ...]:
-    """The keys of the file, and the one that the environment gives.
+    """The keys of the file, and the environment's key.
 
-    The file is TOML, one table a key, named as the key is: ``key`` or its ``sha256`` in
-    hexadecimal, and limits of its own (``rpm``, ``tpm``, ``max_streams``; 0 is none) in place of
-    ``defaults``.
+    The file is TOML with one table per key, named like the key. A table holds ``key`` or its
+    ``sha256`` in hexadecimal, and may override ``defaults`` (``rpm``, ``tpm``, ``max_streams``;
+    0 means unlimited).
 
     Raises:
-        KeyFileError: the file cannot be read, or something in it is wrong.
+        KeyFileError: the file cannot be read or is invalid.
     """
-    keys = [] if path is None else _of_file(path, defaults)
+    keys = [] if path is None else _keys_in_file(path, defaults)
     if environment:
         if len(environment) < MIN_KEY_CHARS:
             raise KeyFileError(f"{KEY_VARIABLE} has fewer than {MIN_KEY_CHARS} characters")
@@ -87,13 +87,13 @@ def read_keys(
     return tuple(keys)
 
 
-def _of_file(path: Path, defaults: KeyLimits) -> list[ApiKey]:
+def _keys_in_file(path: Path, defaults: KeyLimits) -> list[ApiKey]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        # NOTE: not the parser's own words, which may quote a key.
+        # NOTE: leave out the parser's own message, which may quote a key.
         place = re.search(r"\(at .*\)", str(error))
         raise KeyFileError(f"{path}: not valid TOML {place[0] if place else ''}".strip()) from error
     if not tables:

@@ -1,11 +1,11 @@
-"""A request's class: the field ``priority``, or the header ``X-Priority`` where there is none."""
+"""A request's priority class: the field ``priority``, or else the header ``X-Priority``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from chairlift.api.schemas.schemas import Handled
+from chairlift.api.schemas.schemas import EngineRequest
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY
 
@@ -14,11 +14,11 @@ DEFAULT = 0
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-def priority_of(request: Handled, headers: Mapping[str, str]) -> int:
-    """The class that a request asks for; lower is earlier.
+def priority_of(request: EngineRequest, headers: Mapping[str, str]) -> int:
+    """The request's priority class; lower runs earlier.
 
     Raises:
-        RequestError: the header counts, and is not a number in range.
+        RequestError: there is no field, and the header is not a number in range.
     """
     if request.priority is not None:
         return request.priority

@@ -1,4 +1,4 @@
-"""What each key has used of its limits: requests and tokens a minute, streams at once."""
+"""Rate limits of each key: requests and tokens a minute, concurrent streams."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from chairlift.api.errors import RateLimited
 from chairlift.engine.errors import RequestError
 
 Clock = Callable[[], float]
-# Nobody knows when a stream ends.
+# When a stream will end is unknown; clients ask again soon.
 STREAM_RETRY_SECONDS = 1.0
 
 
 class Bucket:
-    """Holds up to ``limit``, full at first, and fills at ``limit`` a minute.
+    """A token bucket: full at first, and refilled at ``limit`` units a minute up to ``limit``.
 
-    What is taken may be more than is there: the debt has to be filled up first.
+    Its level may become negative; the debt is refilled first.
     """
 
     def __init__(self, limit: int, clock: Clock) -> None:
@@ -30,28 +30,28 @@ class Bucket:
         self._at = clock()
 
     def resize(self, limit: int) -> None:
-        """Changes the limit. What has been taken stays taken."""
+        """Changes the limit; units already taken stay taken."""
         self._level = self.level + limit - self.limit
         self._at = self._clock()
         self.limit = limit
 
     @property
     def level(self) -> float:
-        """What is there now."""
+        """The units available now; negative while there is a debt."""
         return min(self.limit, self._level + (self._clock() - self._at) * self.limit / 60)
 
     def take(self, amount: int) -> None:
-        """Takes it, whether it is there or not."""
+        """Takes ``amount`` units, even if that leaves a debt."""
         self._level = self.level - amount
         self._at = self._clock()
 
     def wait(self, amount: int) -> float:
-        """Seconds until ``amount`` is there; 0 if it is."""
+        """Seconds until ``amount`` units are available; 0 if they are."""
         return max(0.0, (amount - self.level) * 60 / self.limit)
 
 
 class Account:
-    """One key's use. ``check`` asks whether a request may begin, ``begin`` and ``end`` count it."""
+    """A key's usage. ``check`` asks whether a request may begin; ``begin`` and ``end`` count it."""
 
     def __init__(self, name: str, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
         self.name = name
@@ -62,16 +62,16 @@ class Account:
         self.limit(limits)
 
     def limit(self, limits: KeyLimits) -> None:
-        """Sets other limits. What has been used of the limits before counts on."""
+        """Sets new limits; usage so far counts against them."""
         self._max_streams = limits.max_streams
         self._requests = self._resized(self._requests, limits.rpm)
         self._tokens = self._resized(self._tokens, limits.tpm)
 
     def take_request(self) -> None:
-        """Counts a request that has come.
+        """Counts an arriving request.
 
         Raises:
-            RateLimited: it is one too many; those do not count.
+            RateLimited: it exceeds the limit, and is not counted.
         """
         bucket = self._requests
         if bucket is None:
@@ -81,20 +81,20 @@ class Account:
         bucket.take(1)
 
     def check(self, prompt_tokens: int, streams: int) -> None:
-        """Whether a request of so many prompt tokens and streams may begin now.
+        """Checks that a request of so many prompt tokens and streams may begin now.
 
-        Its output is not known yet: it is counted as it is produced, and what is too much of it
-        keeps the key's next request waiting.
+        Output is counted as it is produced, because its length is unknown here; an excess delays
+        the key's next request.
 
         Raises:
-            RateLimited: not now.
-            RequestError: never.
+            RateLimited: it may not begin now.
+            RequestError: it exceeds a limit by itself, so it may never begin.
         """
-        most = self._max_streams
-        if most is not None and self.streams + streams > most:
-            if streams > most:
-                raise RequestError(f"{streams} choices at once; this key may have {most}")
-            raise RateLimited("streams", f"{most} streams at once", STREAM_RETRY_SECONDS)
+        limit = self._max_streams
+        if limit is not None and self.streams + streams > limit:
+            if streams > limit:
+                raise RequestError(f"{streams} choices at once; this key may have {limit}")
+            raise RateLimited("streams", f"{limit} streams at once", STREAM_RETRY_SECONDS)
         bucket = self._tokens
         if bucket is None:
             return
@@ -106,17 +106,17 @@ class Account:
             raise RateLimited("tokens", f"{bucket.limit} tokens a minute", wait)
 
     def begin(self, prompt_tokens: int, streams: int) -> None:
-        """Counts a request that begins; ``end`` must follow."""
+        """Counts a request that begins; ``end`` must be called for its streams."""
         self.streams += streams
         self.spend(prompt_tokens)
 
     def spend(self, tokens: int) -> None:
-        """Counts tokens computed."""
+        """Counts computed tokens."""
         if self._tokens is not None:
             self._tokens.take(tokens)
 
     def end(self, streams: int) -> None:
-        """The streams of a request have ended."""
+        """Releases the streams of a request that has ended."""
         self.streams -= streams
 
     def _resized(self, bucket: Bucket | None, limit: int | None) -> Bucket | None:
@@ -128,7 +128,7 @@ class Account:
         return bucket
 
     def headers(self) -> dict[str, str]:
-        """OpenAI's headers about the limits that there are."""
+        """OpenAI's headers for the limits that are set."""
         headers: dict[str, str] = {}
         for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
@@ -142,7 +142,7 @@ ACCOUNT: web.RequestKey[Account] = web.RequestKey("account", Account)
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    """Seconds in OpenAI's notation: 20ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, 60)

@@ -1,6 +1,7 @@
-"""Anthropic's Messages API: its blocks become a conversation, what is generated becomes blocks.
+"""Anthropic's Messages API (/v1/messages): converts blocks to a chat request, and output to blocks.
 
-``request`` and ``blocks`` are what a client may send, ``history`` leads from them to messages,
-``output`` from what is generated to blocks and events, and ``errors`` is the form of this door's
-errors.
+``handlers`` is the entry point. ``request`` and ``blocks`` validate what a client sends;
+``dialogue`` and ``history`` make a chat request of it. ``output`` and ``shape`` build the reply and
+its stream from ``replies``, and ``errors`` formats errors as Anthropic does. The package runs in
+the API process and must not import MLX, transformers, the cache or the scheduler.
 """

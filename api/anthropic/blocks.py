@@ -1,4 +1,4 @@
-"""The content blocks that a request may hold."""
+"""The content blocks of a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _BlockInput(Request):
-    """Every prefix is cached, marked or not."""
+    """``cache_control`` is ignored: every prefix is cached, marked or not."""
 
     cache_control: Ignored = None
 
@@ -28,7 +28,7 @@ class TextBlockInput(_BlockInput):
 
 
 class ThinkingBlockInput(_BlockInput):
-    """What the model thought. Its signature is not looked at: nothing here signs a thought."""
+    """The model's reasoning. Its signature is not checked, since this server signs none."""
 
     type: Literal["thinking"]
     thinking: str
@@ -76,5 +76,5 @@ Blocks = Annotated[
 
 
 def text_of(blocks: Sequence[TextBlockInput]) -> str:
-    """The texts of blocks, one after the other."""
+    """The concatenated texts of the blocks."""
     return "".join(block.text for block in blocks)

@@ -1,4 +1,4 @@
-"""From a request of the Messages API to a chat request."""
+"""Converts a request of the Messages API to a chat request."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Fields = dict[str, Any]
 
 
 def prompt_request(request: MessagesPrompt) -> ChatRequest:
-    """A chat request with the same prompt.
+    """A chat request with the same prompt, for counting its tokens.
 
     Raises:
-        RequestError, pydantic.ValidationError: fields that do not go together.
+        RequestError, pydantic.ValidationError: fields contradict each other.
     """
     return ChatRequest.model_validate(_prompt_fields(request))
 
 
 def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
-    """A chat request that asks for the same; ``thinks``: the model marks its thoughts.
+    """The equivalent chat request; ``thinks`` says whether the model marks its reasoning.
 
     Raises:
-        RequestError, pydantic.ValidationError: fields that do not go together.
+        RequestError, pydantic.ValidationError: fields contradict each other.
     """
     return ChatRequest.model_validate(
         {
             **_prompt_fields(request),
             "stream": request.stream,
             "max_tokens": request.max_tokens,
-            # A model without thoughts keeps to any budget for them.
+            # A model without reasoning meets any thinking budget.
             "thinking_token_budget": _budget(request) if thinks else None,
             "stop": request.stop_sequences,
             "temperature": request.temperature,
@@ -60,7 +60,7 @@ def _prompt_fields(request: MessagesPrompt) -> Fields:
     return {
         "model": request.model,
         "messages": messages,
-        "continue_final_message": _goes_on(messages),
+        "continue_final_message": _continues_last(messages),
         "tools": [
             {
                 "type": "function",
@@ -81,11 +81,11 @@ def _prompt_fields(request: MessagesPrompt) -> Fields:
     }
 
 
-def _goes_on(messages: list[Fields]) -> bool:
-    """Whether the reply is to go on from the last message, the assistant's own.
+def _continues_last(messages: list[Fields]) -> bool:
+    """Whether the reply continues the last message, because that is the assistant's.
 
     Raises:
-        RequestError: there is nothing in it that could be gone on from.
+        RequestError: the last message has no text to continue, or has calls.
     """
     last = messages[-1]
     if last["role"] != "assistant":

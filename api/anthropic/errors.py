@@ -1,4 +1,4 @@
-"""Anthropic's form of an error, for everything below its path."""
+"""Errors in Anthropic's format, for all requests below the path of the Messages API."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from chairlift.api.anthropic.replies import AnthropicError, AnthropicErrorDetail
 from chairlift.api.errors import Problem
 
 PATH = "/v1/messages"
-# Anthropic's clients show a request's id from here.
+# The header from which Anthropic's clients show a request's id.
 ID_HEADER = "request-id"
-# As Anthropic's own names of them have it; what is not here is the client's mistake, or ours.
+# Anthropic's error types by status. Any other status is an invalid request or a server error.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -24,12 +24,12 @@ _TYPES = {
 
 
 def is_anthropic(request: web.Request) -> bool:
-    """Whether a request is for this door, be there such a route or not."""
+    """Whether a request's path belongs to the Messages API, even if there is no such route."""
     return request.path == PATH or request.path.startswith(PATH + "/")
 
 
 def error_of(problem: Problem, request_id: str) -> AnthropicError:
-    """A problem as these routes' clients are told of it."""
+    """The reply body for a problem."""
     kind = _TYPES.get(problem.status)
     if kind is None:
         kind = "invalid_request_error" if problem.status < 500 else "api_error"
@@ -37,11 +37,12 @@ def error_of(problem: Problem, request_id: str) -> AnthropicError:
 
 
 def _message(problem: Problem) -> str:
-    """In Anthropic's words where its clients look for them: to ask for a key, and to compact."""
+    """The message. Where clients match Anthropic's words, to ask for a key or to compact the
+    conversation, it uses those."""
     if problem.status == 401:
         return f"invalid x-api-key: {problem.message}"
     if problem.overflow is None:
         return problem.message
     tokens, context = problem.overflow
-    # A prompt that fills the context to the last token leaves no room for a reply.
+    # A prompt that fills the whole context is too long too: it leaves no room for a reply.
     return f"prompt is too long: {tokens} tokens > {min(context, tokens - 1)} maximum"

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""Handlers of POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.anthropic.dialogue import chat_request, prompt_request
+from chairlift.api.anthropic.formatter import MessageFormatter
 from chairlift.api.anthropic.replies import TokensCount
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
-from chairlift.api.anthropic.shape import MessageShape
 from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.generate.answer import answer, json_response
@@ -25,21 +25,22 @@ _NAMES = {
 
 
 async def create_message(http: web.Request) -> web.StreamResponse:
-    """Answers a conversation."""
+    """Generates the next message of a conversation."""
     request = await read(http, MessagesRequest)
     thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
     with renamed(_names(request)):
         chat = await convert(http, (await http.read(),), chat_request, request, thinks)
-        # As Anthropic's: what there is no room for is told by the reason to stop.
+        # Like Anthropic's server, accept a max_tokens beyond the context: the stop reason says if
+        # the context was full first.
         generation = await prepare(http, chat, "msg_", fit=True)
-    shape = MessageShape(
+    formatter = MessageFormatter(
         generation, request.max_tokens, http[REQUEST_ID_KEY], request.shows_thoughts
     )
-    return await answer(http, chat, generation, shape)
+    return await answer(http, chat, generation, formatter)
 
 
 async def count_tokens(http: web.Request) -> web.Response:
-    """How many tokens a conversation's prompt has; nothing is generated."""
+    """Counts the tokens of a conversation's prompt; nothing is generated."""
     request = await read(http, CountTokensRequest)
     model = http.app[SERVICE].model(request.model)
     with renamed(_names(request)):

@@ -1,4 +1,4 @@
-"""From Anthropic's turns to the messages of a conversation, as chat requests have them."""
+"""Converts Anthropic's turns to the messages of a chat request."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ Message = dict[str, Any]
 
 
 def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list[Message]:
-    """The conversation. Turns of one role that follow each other are one message, as Anthropic
-    has it; the result of a tool is a message of its own."""
+    """The messages of the conversation.
+
+    Like Anthropic's server, it merges consecutive turns of one role. Each tool result becomes a
+    message of its own.
+    """
     parts: list[Message] = []
     if system:
         parts.append({"role": "system", "content": text_of(system)})
     for turn in turns:
-        parts += _of_assistant(turn) if turn.role == "assistant" else _of_others(turn)
+        is_assistant = turn.role == "assistant"
+        parts += _assistant_messages(turn) if is_assistant else _other_messages(turn)
     return [_joined(run) for run in _runs(parts)]
 
 
-def _of_others(turn: Turn) -> list[Message]:
+def _other_messages(turn: Turn) -> list[Message]:
     parts: list[Message] = []
     for is_text, blocks in groupby(turn.content, lambda block: isinstance(block, TextBlockInput)):
         if is_text:
@@ -44,12 +48,12 @@ def _of_others(turn: Turn) -> list[Message]:
 
 def _result(block: ToolResultBlockInput) -> Message:
     text = text_of(block.content)
-    # Templates know of no field that says so.
+    # Templates have no field for a failed call.
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
-def _of_assistant(turn: Turn) -> list[Message]:
+def _assistant_messages(turn: Turn) -> list[Message]:
     message: Message = {"role": "assistant"}
     texts = [block.text for block in turn.content if isinstance(block, TextBlockInput)]
     thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlockInput)]
@@ -68,7 +72,7 @@ def _of_assistant(turn: Turn) -> list[Message]:
 
 
 def _runs(parts: Sequence[Message]) -> Iterator[list[Message]]:
-    """Parts of one role that follow each other; results of tools are each for themselves."""
+    """Groups consecutive messages of one role; each tool result is a group of its own."""
     for role, run in groupby(parts, lambda part: part["role"]):
         if role == "tool":
             yield from ([part] for part in run)
@@ -77,12 +81,12 @@ def _runs(parts: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _joined(run: Sequence[Message]) -> Message:
-    """One message of several of one role."""
+    """Merges messages of one role into one."""
     message = dict(run[0])
     for name in ("content", "reasoning_content"):
         texts = [part[name] for part in run if name in part]
         if texts:
-            # NOTE: once for all of them: text by text would take the square of their number.
+            # NOTE: join all texts at once; appending one by one takes quadratic time.
             message[name] = "\n\n".join(filter(None, texts)) if len(texts) > 1 else texts[0]
     if calls := [call for part in run for call in part.get("tool_calls", ())]:
         message["tool_calls"] = calls

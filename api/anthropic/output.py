@@ -1,4 +1,4 @@
-"""From what a model generates to a reply's blocks, and the events that tell of them."""
+"""Builds a reply's content blocks and stream events from generated sections."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from chairlift.api.anthropic.replies import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from chairlift.api.chat.json_text import is_whole, partial_object
+from chairlift.api.chat.json_text import is_complete_object, partial_object
 from chairlift.api.text.choice import CallOpening
 from chairlift.api.text.logprobs import Scored
 
-# Thoughts are not signed here, but there are clients that send back none without a signature.
+# This server signs no reasoning, but some clients send reasoning back only if it has a signature.
 SIGNATURE = "unsigned"
 
 
 class ContentWriter:
-    """Begins the blocks of ``content``, which are appended to it once they are whole.
+    """Begins content blocks and appends each to ``content`` when it is complete.
 
-    ``take`` gives the events since it was last asked. Without ``shows_thoughts`` a thought's block
-    has no text.
+    Without ``shows_thoughts``, blocks of reasoning have no text.
     """
 
     def __init__(self, content: list[ContentBlock], shows_thoughts: bool = True) -> None:
@@ -39,29 +38,29 @@ class ContentWriter:
         self._events: list[Event] = []
 
     def thought(self) -> _Thinking:
-        """A thought begins."""
+        """Begins a thinking block."""
         return _Thinking(self)
 
     def text(self) -> _Text:
-        """A text begins."""
+        """Begins a text block."""
         return _Text(self)
 
     def call(self, opening: CallOpening) -> _ToolUse:
-        """A tool's use begins."""
+        """Begins a tool_use block."""
         return _ToolUse(self, opening)
 
     def emit(self, event: Event) -> None:
-        """The next event."""
+        """Queues the next event."""
         self._events.append(event)
 
     def take(self) -> list[Event]:
-        """The events since."""
+        """Removes and returns the queued events."""
         events, self._events = self._events, []
         return events
 
 
 class _Section:
-    """What all blocks that are being generated have; ``empty`` is what its stream begins with."""
+    """The base of a block that is being generated; its stream begins with the block ``empty``."""
 
     def __init__(self, writer: ContentWriter, empty: ContentBlock) -> None:
         self._writer = writer
@@ -114,8 +113,8 @@ class _ToolUse(_Section):
 
 
 def _input_of(arguments: str) -> msgspec.Raw:
-    """The arguments; of those that max_tokens has cut off, what there is, as Anthropic's own
-    client reads a stream."""
-    if is_whole(arguments):
+    """The arguments as JSON. If max_tokens has cut them, their complete part, which is what
+    Anthropic's client makes of such a stream."""
+    if is_complete_object(arguments):
         return msgspec.Raw(arguments.encode())
     return msgspec.Raw(msgspec.json.encode(partial_object(arguments)))

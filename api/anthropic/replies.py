@@ -1,6 +1,6 @@
-"""What the routes of the Messages API reply with, and the events of its streams.
+"""The reply bodies of the Messages API, and the events of its streams.
 
-A struct's tag is its event's name.
+An event's tag is its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
-    """``input`` is the text that the model wrote."""
+    """A tool call; ``input`` is JSON as the model wrote it."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessagesUsage(Struct):
-    """``input_tokens`` are those that were not read from the prefix cache, as Anthropic counts."""
+    """As Anthropic counts, ``input_tokens`` excludes tokens that came from the prefix cache."""
 
     input_tokens: int
     output_tokens: int
@@ -44,7 +44,7 @@ class MessagesUsage(Struct):
 
 
 class AnthropicMessage(Struct):
-    """A whole reply, or at a stream's start an empty one."""
+    """A complete reply or, at the start of a stream, an empty one."""
 
     id: str
     model: str
@@ -66,7 +66,7 @@ class AnthropicErrorDetail(Struct):
 
 
 class AnthropicError(Struct, tag_field="type", tag="error"):
-    """The body of every error of these routes, and the event that ends a stream with one."""
+    """The body of an error reply, and the event that ends a stream with an error."""
 
     error: AnthropicErrorDetail
     request_id: str

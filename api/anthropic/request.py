@@ -24,8 +24,7 @@ from chairlift.engine.messages import MAX_PRIORITY
 
 
 class Turn(Request):
-    """A message. Who may say what is Anthropic's: tools are used by the assistant only, who alone
-    may say nothing."""
+    """A message. Only the assistant may use tools or have empty content, as at Anthropic."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
@@ -52,7 +51,7 @@ def _tool_type(value: object) -> object:
 
 
 class AnthropicTool(Request):
-    """A tool that may be loaded later is shown at once, and every tool's input is streamed."""
+    """A tool. ``defer_loading`` is ignored, and every tool's input is streamed."""
 
     type: Literal["custom"] = "custom"
     name: Name
@@ -90,15 +89,15 @@ Choice = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
 
 
 class _Thinks(Request):
-    """``display``: thoughts are not summarized here; they are shown as they are, or left out."""
+    """This server does not summarize reasoning: ``display`` shows it unchanged or omits it."""
 
     display: Literal["summarized", "omitted"] = "summarized"
-    # About thoughts whose signature does not fit: none is checked.
+    # Concerns reasoning with a wrong signature; signatures are not checked.
     block_binding: Ignored = None
 
 
 class ThinkingEnabled(_Thinks):
-    """Anthropic's least budget is 1024; a small model may be given less."""
+    """Anthropic's minimum budget is 1024; smaller models may need less."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, lt=2**31)]
@@ -138,14 +137,16 @@ def _edit(value: object) -> object:
 
 
 class ContextManagement(Request):
-    """Takes the edits that leave everything as it is; agents send one of these by default."""
+    """Accepts only edits that change nothing; agents send such an edit by default."""
 
     edits: Annotated[list[Annotated[Any, BeforeValidator(_edit)]], Field(max_length=16)] = []
 
 
 class MessagesPrompt(Request):
-    """All that the prompt is made of; also the body of count_tokens. ``thinking`` None: as the
-    model does it."""
+    """The fields that determine the prompt, also for count_tokens.
+
+    If ``thinking`` is None, the model's default applies.
+    """
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -167,7 +168,7 @@ class MessagesPrompt(Request):
         | None
     ) = None
     output_config: OutputConfig = OutputConfig()
-    # The place of output_config.format while that was a beta.
+    # The name of output_config.format while that was a beta.
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
     cache_control: Ignored = None
@@ -188,32 +189,32 @@ class MessagesPrompt(Request):
 
     @property
     def shows_thoughts(self) -> bool:
-        """Whether the reply is to hold the text of the model's thoughts."""
+        """Whether the reply contains the text of the model's reasoning."""
         return not (isinstance(self.thinking, _Thinks) and self.thinking.display == "omitted")
 
     @property
     def wanted_format(self) -> JsonSchemaOutput | None:
-        """What the reply has to be; None: any text."""
+        """The required format of the reply; None means any text."""
         return self.output_config.format or self.output_format
 
 
 class CountTokensRequest(MessagesPrompt):
-    """POST /v1/messages/count_tokens. A compaction is counted as the conversation that it is of."""
+    """POST /v1/messages/count_tokens. ``compaction`` is ignored."""
 
     compaction: Ignored = None
 
 
 class MessagesRequest(MessagesPrompt):
-    """POST /v1/messages. ``priority``, ``timeout`` and ``cache_salt`` are as the other doors'."""
+    """POST /v1/messages; ``priority``, ``timeout`` and ``cache_salt`` are extensions."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     stop_sequences: Stops = []
     stream: bool = False
     metadata: Ignored = None
     inference_geo: Ignored = None
-    # Would tell why a prefix was not cached; the reply's usage tells how much was.
+    # Would explain why a prefix was not cached; the reply's usage says how much was.
     diagnostics: Ignored = None
-    # Other models, for what the model declines by its maker's policy: nothing is declined here.
+    # Other models for requests that a model declines by policy; no model here declines any.
     fallbacks: Ignored = None
     fallback_credit_token: Ignored = None
     service_tier: Annotated[Any, *only("auto", "standard_only")] = None

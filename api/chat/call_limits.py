@@ -1,4 +1,4 @@
-"""Bounds on the calls of one reply: how many there are, and how often the same one is made."""
+"""Limits on the calls of one reply: their number, and how often one call may be repeated."""
 
 from __future__ import annotations
 
@@ -11,35 +11,32 @@ from chairlift.api.text.choice import CallDelta
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """``calls``: how many calls one reply may hold.
-
-    ``same``: how many of them may be the same call, with the same name and the same arguments.
-    """
+    """``calls`` limits the calls of one reply, ``same`` those with equal name and arguments."""
 
     calls: int
     same: int
 
 
 class LimitedCalls:
-    """Passes on the deltas of a reply's calls up to the first call that is beyond the limits.
+    """Passes on the deltas of a reply's calls, up to the first call that exceeds the limits.
 
-    A call that may turn out to be one too many of the same is held back until it differs.
-    ``count`` is how many calls were passed on. ``exceeded``: a call was dropped, and with it
-    everything after it.
+    The deltas of a call are buffered as long as the call may still become one repetition too many.
+    ``count`` is the number of calls passed on. ``exceeded`` is True once a call was dropped;
+    everything after it is dropped too.
     """
 
     def __init__(self, limits: CallLimits) -> None:
         self.count = 0
         self.exceeded = False
         self._limits = limits
-        # By name and arguments, how often each call was made.
+        # Number of calls by name and arguments.
         self._made: Counter[tuple[str, str]] = Counter()
         self._name: str | None = None
         self._parts: list[str] = []
         self._chars = 0
-        # Arguments that this call must not have, as far as it could still come to have them.
+        # Arguments that were used too often already, and that this call's text may still become.
         self._exhausted: list[str] = []
-        self._held: list[CallDelta] = []
+        self._buffered: list[CallDelta] = []
 
     @property
     def full(self) -> bool:
@@ -47,7 +44,7 @@ class LimitedCalls:
         return self.count >= self._limits.calls
 
     def add(self, deltas: Iterable[CallDelta]) -> list[CallDelta]:
-        """Takes the next deltas; returns those that may be passed on."""
+        """Takes the next deltas and returns those that can be passed on now."""
         passed: list[CallDelta] = []
         for delta in deltas:
             if delta.opening is not None:
@@ -59,7 +56,7 @@ class LimitedCalls:
         return passed
 
     def rest(self) -> list[CallDelta]:
-        """The call has ended, or the reply; returns what was held back."""
+        """Ends the current call, and returns its buffered deltas."""
         if self._name is not None:
             self._made[self._name, "".join(self._parts)] += 1
             self._name = None
@@ -79,13 +76,13 @@ class LimitedCalls:
         self._exhausted = [a for a in self._exhausted if a.startswith(text, self._chars)]
         self._parts.append(text)
         self._chars += len(text)
-        self._held.append(delta)
+        self._buffered.append(delta)
         if any(len(arguments) == self._chars for arguments in self._exhausted):
             self.exceeded = True
-            self._held, self._name = [], None
+            self._buffered, self._name = [], None
         return [] if self._exhausted else self._release()
 
     def _release(self) -> list[CallDelta]:
-        released, self._held = self._held, []
+        released, self._buffered = self._buffered, []
         self.count += sum(delta.opening is not None for delta in released)
         return released

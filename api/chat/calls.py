@@ -1,4 +1,4 @@
-"""From a call's text, as a model wrote it, to the deltas that a client is told."""
+"""Parses the text of tool calls, as a model writes it, into deltas for the client."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from chairlift.api.text.alarm import TimeUp, within
 from chairlift.api.text.chat_format import JSON_TOOLS, ToolParser
 from chairlift.api.text.choice import CallDelta, CallOpening
 
-# Longer calls are text; the longest ones of real agents write a file.
+# A longer call is passed on as text. The longest calls of real agents write a whole file.
 MAX_CALL_CHARS = 1 << 17
-# Parsers are regular expressions that nobody answers for. A call takes them some milliseconds, but
-# some need minutes for a text as long as that which is made for it. Meanwhile all streams wait.
+# mlx-lm's parsers are regular expressions, which block the event loop. A normal call takes them
+# milliseconds; an adversarial text of that length takes some of them minutes.
 PARSE_SECONDS = 0.2
-# An id of the model's own is kept only if it is harmless.
+# An id that the model wrote is kept only if it matches this.
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-# How a call in JSON begins, up to the arguments.
+# The beginning of a JSON call, up to its arguments.
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)', re.ASCII)
-# By parser, what ends a call inside the text between the tags. Only parsers that read a call up to
-# there as they read it in a longer text: others find other arguments in the beginning of a call.
+# The end of a call inside the text between the tags, by parser. It is used to find the complete
+# calls of a text that was cut. Only parsers are listed that read a call the same way with and
+# without text after it; others find different arguments in a shortened text.
 _CLOSINGS = {
     JSON_TOOLS: r"\}\s*\Z",
     "mistral": r"[}\]](?=\s*[\w-]+\s*\[ARGS\]|\s*\Z)",
@@ -31,15 +32,15 @@ _CLOSINGS = {
     "kimi_k3": r"<\|close\|>call<\|sep\|>",
     "minimax_m2": r"</invoke>",
 }
-# Places that may end the last complete call of a text that was cut; each is tried with the parser.
+# How many possible ends of the last complete call are tried with the parser.
 _MAX_CLOSINGS = 8
 
 
 class Calls(Protocol):
-    """Reads one reply's calls, one after the other.
+    """Reads the calls of one reply, one after the other.
 
-    ``text`` is that of the call which is being read. ``in_string``: it ends inside a string of
-    JSON, where the text of a tag is only text.
+    ``text`` is the text of the current call. ``in_string`` says whether it ends inside a JSON
+    string, in which a tag's text has no meaning.
     """
 
     text: str
@@ -48,25 +49,27 @@ class Calls(Protocol):
     def in_string(self) -> bool: ...
 
     def begin(self) -> None:
-        """The next call's text begins."""
+        """Begins the next call."""
         ...
 
     def add(self, text: str) -> list[CallDelta]:
-        """Takes more of it; returns what is certain now."""
+        """Takes more text of the call; returns the deltas that are certain now."""
         ...
 
     def end(self, cut: bool) -> list[CallDelta] | None:
-        """The call's text has ended; returns the rest, or None if ``text`` is no call.
+        """Ends the call; returns the remaining deltas, or None if ``text`` is not a call.
 
-        ``cut``: not by the model; more of it would have come. The rest is that of complete calls.
+        ``cut`` means that the model did not end the call itself. Only complete calls are returned
+        then.
         """
         ...
 
 
 class ParsedCalls:
-    """Calls in a model's own format, which mlx-lm's parser ``parse`` reads once they are complete.
+    """Calls in the model's native format, parsed when they are complete.
 
-    ``parser_name`` is mlx-lm's name of it. ``tools`` are those of the request, in OpenAI's form.
+    ``parse`` is mlx-lm's parser and ``parser_name`` its name. ``tools`` are the request's tools in
+    OpenAI's format.
     """
 
     in_string = False
@@ -97,7 +100,7 @@ class ParsedCalls:
 
     def end(self, cut: bool) -> list[CallDelta] | None:
         self.text = "".join(self._parts)
-        calls = _parsed(self._parse, self._readings(cut), self._tools, self._names)
+        calls = _parse_first(self._parse, self._candidates(cut), self._tools, self._names)
         deltas = []
         for call in calls:
             opening = CallOpening(call.id or new_id(self._short_ids), call.name)
@@ -106,8 +109,8 @@ class ParsedCalls:
             self._count += 1
         return deltas or ([] if cut else None)
 
-    def _readings(self, cut: bool) -> list[str]:
-        """What to give the parser: the text, or of one that was cut its complete calls."""
+    def _candidates(self, cut: bool) -> list[str]:
+        """Texts to try with the parser: all of it or, if it was cut, up to each possible end."""
         if len(self.text) > MAX_CALL_CHARS:
             return []
         if not cut:
@@ -119,13 +122,13 @@ class ParsedCalls:
 
 
 class StreamedCalls:
-    """Calls in JSON that a grammar keeps well-formed, so that they are passed on as they come."""
+    """JSON calls that a grammar keeps well-formed, so that they can be streamed."""
 
     def __init__(self, short_ids: bool) -> None:
         self.text = ""
         self._count = 0
         self._short_ids = short_ids
-        # None before the arguments begin.
+        # None until the arguments begin.
         self._arguments: ObjectText | None = None
 
     @property
@@ -145,7 +148,7 @@ class StreamedCalls:
             deltas.append(CallDelta(self._count, CallOpening(new_id(self._short_ids), head[1]), ""))
             self._count += 1
             self._arguments, text = ObjectText(), self.text[head.end() :]
-        # What follows the arguments closes the call.
+        # The text after the arguments only closes the call and is dropped.
         if arguments := self._arguments.add(text):
             deltas.append(CallDelta(self._count - 1, None, arguments))
         return deltas
@@ -155,28 +158,27 @@ class StreamedCalls:
 
 
 def new_id(short: bool) -> str:
-    """A call's id. ``short`` is the form that Mistral's templates insist on."""
+    """A new call id. ``short`` gives the 9 characters that Mistral's templates require."""
     return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex[:24]}"
 
 
-class _Parsed(NamedTuple):
+class _ParsedCall(NamedTuple):
     id: str | None
     name: str
     arguments: str
 
 
-def _parsed(
+def _parse_first(
     parse: ToolParser,
     texts: Sequence[str],
     tools: Sequence[Mapping[str, Any]],
     names: Collection[str],
-) -> list[_Parsed]:
-    """The calls in the first of the texts that has any; none if all are malformed in any way."""
+) -> list[_ParsedCall]:
+    """The calls of the first text that has well-formed ones; empty if there is none in time."""
 
-    def attempt() -> list[_Parsed]:
+    def attempt() -> list[_ParsedCall]:
         for text in texts:
-            # NOTE: what a parser raises, and returns, on a text that a model made up can be
-            # anything.
+            # NOTE: parsers can raise or return anything for a text that a model made up.
             try:
                 found = parse(text, tools)
                 calls = found if isinstance(found, list) else [found]
@@ -194,7 +196,7 @@ def _parsed(
         return []
 
 
-def _checked(call: Any, names: Collection[str]) -> _Parsed:
+def _checked(call: Any, names: Collection[str]) -> _ParsedCall:
     name, arguments, identity = call["name"], call["arguments"], call.get("id")
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
@@ -203,5 +205,5 @@ def _checked(call: Any, names: Collection[str]) -> _Parsed:
     encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     if any("\ud800" <= char <= "\udfff" for char in encoded):  # UTF-8 has no lone surrogates
         encoded = json.dumps(arguments, allow_nan=False)
-    kept = isinstance(identity, str) and _ID.fullmatch(identity)
-    return _Parsed(identity if kept else None, name, encoded)
+    is_valid_id = isinstance(identity, str) and _ID.fullmatch(identity)
+    return _ParsedCall(identity if is_valid_id else None, name, encoded)

@@ -1,4 +1,4 @@
-"""One choice of a reply in which the model may think and call functions."""
+"""One choice of a chat reply, in which the model may reason and call functions."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
 
 @dataclass(frozen=True, slots=True)
 class CallReading:
-    """How calls are read: what stands around them, and their reader, a new one for each choice.
+    """How calls are read: the tags around them, and a factory of readers, one for each choice.
 
-    ``is_held``: a grammar makes the model end each call that it begins.
+    ``is_constrained`` means that a grammar makes the model complete every call that it begins.
     """
 
     start: Tag
     end: Tag
     reader: Callable[[], Calls]
     limits: CallLimits
-    is_held: bool
+    is_constrained: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a reply is read. ``calls`` is None where nothing can be called.
+    """How a reply is read.
 
-    ``thinks``: it may hold a thought.
+    ``thinks`` says whether it may contain a thought. ``calls`` is None if nothing can be called.
     """
 
     rules: Rules
@@ -57,7 +57,10 @@ class Reading:
 
 
 class DialogueChoice(Choice):
-    """Its pieces come one kind each. Log-probabilities are those of the text for the user."""
+    """A choice whose pieces are reasoning, text or calls, each piece of one kind.
+
+    Log-probabilities are given for the text for the user only.
+    """
 
     def __init__(
         self,
@@ -78,8 +81,10 @@ class DialogueChoice(Choice):
             self._calls = reading.calls.reader()
             self._limited = LimitedCalls(reading.calls.limits)
         self._ends = reading.rules.ends
-        is_held = reading.calls is not None and reading.calls.is_held
-        self._splitter = reading.rules.splitter(detokenizer, self._in_string if is_held else None)
+        in_string = None
+        if reading.calls is not None and reading.calls.is_constrained:
+            in_string = self._in_string
+        self._splitter = reading.rules.splitter(detokenizer, in_string)
         self._queue = LogprobQueue() if with_logprobs else None
         self._pieces: list[Piece] = []
 
@@ -102,18 +107,18 @@ class DialogueChoice(Choice):
         for position, token in enumerate(output.token_ids):
             self.tokens += 1
             if output.ended_by_token and position == last:
-                return  # it is counted, but has no text
+                return  # an end token counts as output but has no text
             scored = None
             if self._queue is not None and output.logprobs is not None:
-                held = 0 if self._state in (THOUGHT, CALL) else self._splitter.held
-                scored = Scored(token, output.logprobs[position], self._reply.read + held)
+                pending = 0 if self._state in (THOUGHT, CALL) else self._splitter.pending_chars
+                scored = Scored(token, output.logprobs[position], self._reply.read + pending)
             self._add_token(token, scored)
             if self._is_over:
                 return
 
     def _add_token(self, token: int, scored: Scored | None) -> None:
         before = self._state
-        # What turns out to be a tag is dropped again.
+        # Tokens that turn out to be a tag are dropped from the queue again.
         if self._queue is not None and scored is not None and before not in (THOUGHT, CALL):
             self._queue.add(scored)
             scored = None
@@ -124,9 +129,9 @@ class DialogueChoice(Choice):
             if self._is_over:
                 break
         if self._queue is not None and has_text and not self._reply.begun:
-            self._queue.drop_rest()  # blank lines that are left out
+            self._queue.drop_rest()  # blank lines, which the reply leaves out
         if self._queue is not None and scored is not None and self._reply.read > scored.start:
-            self._queue.add(scored)  # a tag ends in it, and text begins
+            self._queue.add(scored)  # this token ends a tag and begins text
         self.reasoning_tokens += THOUGHT in (before, self._state)
 
     def _take(self, segment: Segment) -> None:
@@ -145,7 +150,7 @@ class DialogueChoice(Choice):
             self._say(self._reply.add(text))
 
     def _finish(self, cut: bool) -> None:
-        """The output has ended, and the reply had not; ``cut``: nor had the model ended it."""
+        """Handles the end of the output. ``cut``: the model had not ended the reply itself."""
         for segment in self._splitter.finish(cut):
             self._take(segment)
         if self._splitter.in_tag:
@@ -155,10 +160,10 @@ class DialogueChoice(Choice):
     def _is_cut(self, output: TokenOutput) -> bool:
         if output.finish == "length" or self._reading is None or self._state != CALL:
             return output.finish == "length"
-        # A call is not ended by a token that the client chose, nor by the end of the reply where a
-        # grammar would have it ended first.
+        # Inside a call, a stop token of the client cuts the call. So does any end of the reply if a
+        # grammar requires the call to be completed first.
         by_client = output.ended_by_token and output.token_ids[-1] not in self._ends
-        return self._reading.is_held or by_client
+        return self._reading.is_constrained or by_client
 
     def _enter(self, state: str) -> None:
         if state in (THOUGHT, CALL):
@@ -168,22 +173,22 @@ class DialogueChoice(Choice):
         self._state = state
 
     def _interrupt(self) -> None:
-        """The text for the user ends here, for now."""
+        """Flushes the text for the user, because a thought or a call begins."""
         self._say(self._reply.interrupt())
         if self._queue is not None:
             self._queue.drop_rest()
 
     def _leave(self, by_tag: bool, cut: bool) -> None:
-        """``by_tag``: by a tag, not by the end of the output, which may be ``cut``."""
+        """Leaves the current state, by a tag or at the end of the output, which may be ``cut``."""
         if self._state != CALL or self._calls is None or self._reading is None:
             return
         deltas = self._calls.end(cut)
         if deltas is not None:
             self._pass_on(deltas, ended=True)
         elif by_tag or self._calls.text.strip():
-            # It is no call: the user gets to see what the model wrote.
+            # It is not a call, so it is shown as text, including its tags.
             end = self._reading.end.text if by_tag else ""
-            self._say(self._reply.go_on(self._reading.start.text + self._calls.text + end))
+            self._say(self._reply.resume(self._reading.start.text + self._calls.text + end))
 
     def _pass_on(self, deltas: Iterable[CallDelta], ended: bool = False) -> None:
         assert self._limited is not None
@@ -207,7 +212,7 @@ class DialogueChoice(Choice):
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing that may still come belongs to the reply."""
+        """Whether the reply is complete, so that further output is ignored."""
         if self._reply.stopped or self._limited is None:
             return self._reply.stopped
         return self._limited.exceeded or (self._limited.full and self._state != CALL)
@@ -217,7 +222,7 @@ class DialogueChoice(Choice):
         finish = self.finish_of(output, stopped=self._is_over)
         self.finish = "tool_calls" if self._called and finish == "stop" else finish
         scored = None
-        # Blank space after a call is left out, and so are its log-probabilities.
+        # White space after a call is left out, and so are its log-probabilities.
         if self._queue is not None and not self._reply.stopped and not self._called:
             scored = self._queue.take_rest()
         self._pieces.append(Piece(self.index, "", scored, self.finish))

@@ -1,4 +1,4 @@
-"""The text of a JSON object that arrives in pieces, or of which only the beginning arrived."""
+"""Reads the text of a JSON object that arrives in pieces, or that was cut."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _LAST_NUMBER = re.compile(r"[-+.0-9eE]+\Z")
 
 
 class ObjectText:
-    """Follows the text of one well-formed JSON object up to the brace that closes it.
+    """Follows the text of one well-formed JSON object up to its closing brace.
 
-    ``in_string``: the text taken so far ends inside a string. ``ended``: the object is complete.
+    ``in_string`` says whether the text so far ends inside a string, ``ended`` whether the object is
+    complete.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class ObjectText:
         self._escaped = False
 
     def add(self, text: str) -> str:
-        """Takes the next piece; returns the part of it that belongs to the object."""
+        """Takes the next piece of text; returns the part that belongs to the object."""
         if self.ended or not text:
             return ""
         at, self._escaped = int(self._escaped), False
@@ -47,17 +48,18 @@ class ObjectText:
         return text
 
 
-def is_whole(text: str) -> bool:
-    """Whether a beginning of an object's text is all of it."""
+def is_complete_object(text: str) -> bool:
+    """Whether the text of an object, perhaps cut, has the brace that closes it."""
     scan = ObjectText()
     scan.add(text)
     return scan.ended
 
 
 def partial_object(beginning: str) -> dict[str, Any]:
-    """What the beginning of an object's text says: complete values, and strings as far as they go.
+    """Parses the beginning of an object: complete values, and a cut string as far as it goes.
 
-    Empty if nothing can be read of it. A number at its end is left out: more digits may follow.
+    A number at the end is left out, because more digits may follow. Returns an empty object if
+    nothing can be parsed.
     """
     scan = ObjectText()
     scan.add(beginning)

@@ -1,4 +1,4 @@
-"""A conversation is made a prompt, and is handed to the engine: for every door that chats."""
+"""Prepares a chat request for generation: the prompt, the grammar and how to read the reply."""
 
 from __future__ import annotations
 
@@ -30,22 +30,27 @@ from chairlift.engine.messages import Grammar
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
-# To bring more than this into the template's form would hold up everyone's streams.
+# Larger conversations are converted for the template in a thread, since the conversion would block
+# the event loop and with it all streams.
 INLINE_CHARS = 64 << 10
 INLINE_MESSAGES = 256
 
 
 async def prompt_of(request: ChatRequest, model: ServedModel) -> list[int]:
-    """The token ids of a conversation, its tools told to the model.
+    """The token ids of a request's conversation and tools.
 
     Raises:
-        PromptTooLong, RequestError: it cannot be a prompt of this model.
+        PromptTooLong: it is longer than the model's context.
+        RequestError: the model's template refuses it.
     """
     return await rendered(request.messages, request, model)
 
 
 async def rendered(messages: Messages, templating: Templating, model: ServedModel) -> list[int]:
-    """The same of ``messages``, by what ``templating`` says of them."""
+    """The token ids of ``messages``, rendered with the tools and settings of ``templating``.
+
+    Raises: as ``prompt_of``.
+    """
     vocabulary = model.vocabulary
     chars = chars_of(messages) + templating.tool_chars
     vocabulary.check_chars(chars, model.info.max_context, "messages")
@@ -58,26 +63,31 @@ async def rendered(messages: Messages, templating: Templating, model: ServedMode
 async def prepare(
     http: web.Request, request: ChatRequest, prefix: str, fit: bool = False
 ) -> Generation:
-    """What is to be generated for ``request``, which came by ``http`` or was made of what did.
+    """Validates ``request`` against the model and prepares its generation.
 
-    ``prefix`` begins the reply's id, as in "chatcmpl-". With ``fit``, a max_tokens that the context
-    has no room for is as much as it has; else it is refused. Nothing is submitted yet: that, and
-    closing it, is ``answer``'s, with the door's own Shape. The pieces of its choices are, each of
-    one kind and in the order in which the model wrote them, its thought, text for the user, and
-    calls; see ``Piece``. A choice with calls finishes with "tool_calls".
+    Nothing is submitted yet: ``answer`` submits and closes the Generation, and formats its reply
+    for one API. Each piece of a choice is reasoning, text for the user, or part of a call, in the
+    order in which the model wrote them; see ``Piece``. A choice with calls finishes with
+    "tool_calls".
+
+    Args:
+        http: the HTTP request that ``request`` was made from.
+        request: the request as a chat completion.
+        prefix: the beginning of the reply's id, like "chatcmpl-".
+        fit: lower a max_tokens that exceeds the context, instead of refusing the request.
 
     Raises:
-        NotReady, UnknownModel, QueueFull: it cannot be served now, or here.
-        PromptTooLong, ContextExceeded, RequestError: it asks for what this model cannot give;
-            their ``param`` is ChatRequest's name of a field.
-        TimedOut, Draining: the request's time is up.
+        NotReady, UnknownModel, QueueFull: this server cannot serve it, or not now.
+        PromptTooLong, ContextExceeded, RequestError: this model cannot serve it; ``param`` is the
+            name of a field of ChatRequest.
+        TimedOut, Draining: the request's time limit has passed, or the server is shutting down.
     """
     service = http.app[SERVICE]
     deadline = http[DEADLINE]
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
-    # Refusals are to cost next to nothing: before the prompt is made.
+    # Checked before the prompt is rendered, so that a refusal costs almost nothing.
     model.client.check_room(request.n, priority)
     tools = tool_plan(request, model.vocabulary.format)
     async with deadline.limit():
@@ -111,7 +121,7 @@ async def prepare(
 async def _grammar_of(
     request: ChatRequest, model: ServedModel, tools: ToolPlan | None
 ) -> Grammar | None:
-    """What the reply is held to, which is known to be possible."""
+    """The grammar that the reply must follow, or None; checked to compile."""
     if tools is None or tools.grammar is None:
         return await grammar_of(request, model.vocabulary)
     await check(Wanted("tools", tools.grammar), model.vocabulary)
@@ -121,9 +131,9 @@ async def _grammar_of(
 def reading_of(
     request: ChatRequest, vocabulary: Vocabulary, tools: ToolPlan | None, thinks: bool
 ) -> Reading | None:
-    """How the reply is read; None if it can only be text.
+    """How the reply is read, or None if it can only be text.
 
-    ``thinks``: the prompt has begun a thought.
+    ``thinks`` says whether the prompt ends inside a thought.
     """
     format = vocabulary.format
     passages = tuple(_passages(format, tools))
@@ -138,9 +148,9 @@ def reading_of(
 
 
 def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
-    is_held = tools is not None and tools.reading.is_held
-    # A grammar's calls stand in other tags than a format's own.
-    yield from (p for p in format.passages if not is_held or p.target != CALL)
+    is_constrained = tools is not None and tools.reading.is_constrained
+    # Calls made by a grammar use other tags than the model's native format.
+    yield from (p for p in format.passages if not is_constrained or p.target != CALL)
     if format.thoughts is not None:
         yield Passage(NORMAL, format.thoughts.start, THOUGHT)
         yield Passage(THOUGHT, format.thoughts.end, NORMAL)
@@ -148,11 +158,11 @@ def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
         return
     start, end = tools.reading.start, tools.reading.end
     yield Passage(CALL, end, NORMAL)
-    # A format that leads to calls by itself says from where.
-    if is_held or not any(passage.target == CALL for passage in format.passages):
+    # A format with transitions to calls of its own needs no others.
+    if is_constrained or not any(passage.target == CALL for passage in format.passages):
         yield Passage(NORMAL, start, CALL)
         if format.initial not in (None, NORMAL, THOUGHT):
             yield Passage(format.initial, start, CALL)
     # Some models begin a call without ending their thought.
-    if not is_held and start.token is not None:
+    if not is_constrained and start.token is not None:
         yield Passage(THOUGHT, start, CALL)

@@ -1,4 +1,4 @@
-"""What a request's conversation and tools are to the model's chat template."""
+"""Builds the arguments of the model's chat template from a request's messages and tools."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from chairlift.api.text.template import Rendering, shown
 def rendering_of(
     messages: Sequence[Message], templating: Templating, format: ChatFormat
 ) -> Rendering:
-    """A model with a format for calls is told of tools by its template, others by us."""
+    """The template's arguments.
+
+    For a model with a native format of calls, the template describes the tools. For others, a
+    description is added to the system message, and calls become text.
+    """
     knows_developer = format.knows("developer")
     tools = [tool.shown() for tool in templating.callable_tools]
     if format.calls is not None:
-        told = [shown(message, knows_developer) for message in messages]
+        rendered = [shown(message, knows_developer) for message in messages]
     else:
-        how = description(tools, not templating.calls_once) if tools else None
-        told, tools = as_text(messages, how, knows_developer), []
+        instructions = description(tools, not templating.calls_once) if tools else None
+        rendered, tools = as_text(messages, instructions, knows_developer), []
     return Rendering(
-        told,
+        rendered,
         tools,
         templating.opens_a_reply,
         templating.continue_final_message,

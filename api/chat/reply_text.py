@@ -1,4 +1,4 @@
-"""The text of a reply and of the thought before it, without the blank space between them."""
+"""The text of a reply and of its thought, without the white space around tags."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ from chairlift.api.text.stops import StopMatcher
 
 
 class ThoughtText:
-    """A thought that arrives in pieces; blank space that ends it is left out."""
+    """Strips the white space around a thought that arrives in pieces."""
 
     def __init__(self) -> None:
         self._begun = False
-        self._held = ""
+        # Trailing white space, which is dropped unless more text follows.
+        self._pending = ""
 
     def add(self, text: str) -> str:
-        """Takes more text; returns what is certain now."""
+        """Takes more text; returns the text that is certain now."""
         if not self._begun:
             text = text.lstrip("\n")
             self._begun = bool(text)
-        text = self._held + text
+        text = self._pending + text
         shown = text.rstrip()
-        self._held = text[len(shown) :]
+        self._pending = text[len(shown) :]
         return shown
 
 
 class ReplyText:
-    """The text for the user, cut at stop strings, without the lines around thoughts and calls.
+    """The text for the user: cut at stop strings, without blank lines around thoughts and calls.
 
-    ``begun``: blank lines are its own from here on, and do not follow a thought or a call.
-    ``may_call``: a call may follow, so that blank space is held back while nothing follows it.
+    ``begun`` is False directly after a thought or a call, where blank lines are dropped. With
+    ``may_call``, trailing white space is buffered, since a call may follow it.
     """
 
     def __init__(self, matcher: StopMatcher, begun: bool, may_call: bool) -> None:
         self._matcher = matcher
         self.begun = begun
         self._may_call = may_call
-        self._held = ""
-        # Blank space before the last call or thought.
-        self._left_out = ""
-        # Characters taken, and given out.
+        # Trailing white space, which is dropped if a call follows.
+        self._pending = ""
+        # White space dropped before the last call or thought.
+        self._dropped = ""
+        # Characters taken in, and characters returned.
         self.read = 0
         self.sent = 0
 
@@ -48,11 +50,11 @@ class ReplyText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found, or None."""
         return self._matcher.found
 
     def add(self, text: str) -> str:
-        """Takes more text; returns what is certain now."""
+        """Takes more text; returns the text that is certain now."""
         if not self.begun:
             text = text.lstrip("\n")
             self.begun = bool(text)
@@ -60,27 +62,27 @@ class ReplyText:
         return self._pass_on(self._matcher.feed(text))
 
     def interrupt(self) -> str:
-        """Something else begins; returns the text before it that was held back."""
+        """A thought or a call begins; returns the text before it that was buffered."""
         text = self._pass_on(self._matcher.finish())
-        self._left_out, self._held = self._held, ""
+        self._dropped, self._pending = self._pending, ""
         self.read = self.sent
         self.begun = False
         return text
 
-    def go_on(self, text: str) -> str:
-        """What seemed to interrupt it is text after all."""
-        text, self._left_out = self._left_out + text, ""
+    def resume(self, text: str) -> str:
+        """Undoes ``interrupt``: what seemed to be a call is text after all."""
+        text, self._dropped = self._dropped + text, ""
         self.begun = True
         return self.add(text)
 
     def finish(self) -> str:
-        """The rest, when nothing more comes."""
+        """Returns the remaining text at the end of the output."""
         self._may_call = False
         return self._pass_on(self._matcher.finish())
 
     def _pass_on(self, text: str) -> str:
-        text = self._held + text
+        text = self._pending + text
         shown = text.rstrip() if self._may_call else text
-        self._held = text[len(shown) :]
+        self._pending = text[len(shown) :]
         self.sent += len(shown)
         return shown

@@ -1,6 +1,6 @@
-"""A choice's pieces as sections: what was thought, text for the user, and each call.
+"""Groups the pieces of a choice into sections: each thought, text or call with a begin and an end.
 
-For the doors whose replies are lists of such, each with a beginning and an end.
+The Messages and Responses APIs reply with lists of such sections.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from chairlift.api.text.logprobs import Scored
 
 
 class Section(Protocol):
-    """A part of the reply that is being generated."""
+    """A section of the reply while it is generated."""
 
     def add(self, text: str, scored: list[Scored] | None) -> None:
-        """More of its text, or of a call's arguments; ``scored`` belongs to text for the user."""
+        """Adds text, or a part of a call's arguments. ``scored`` comes with text for the user."""
         ...
 
     def close(self, cut: bool) -> None:
-        """It is whole, or as much of it as there was room for: ``cut``."""
+        """Ends the section. ``cut`` means that the reply reached its maximum length in it."""
         ...
 
 
 class Writer(Protocol):
-    """Begins sections; only one at a time is open."""
+    """Begins sections. Only one section is open at a time."""
 
     def thought(self) -> Section: ...
 
@@ -35,7 +35,7 @@ class Writer(Protocol):
 
 
 class Sections:
-    """Gives each of a choice's pieces to the section that it belongs to."""
+    """Passes each piece of a choice to the section that it belongs to."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -43,7 +43,7 @@ class Sections:
         self._begun_by: Callable[[], Section] | None = None
 
     def add(self, piece: Piece) -> None:
-        """Takes the next piece; the last one closes the last section."""
+        """Takes the next piece. The choice's last piece closes the last section."""
         if piece.call is not None:
             self._add_call(piece.call)
         elif piece.thought:

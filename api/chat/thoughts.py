@@ -1,4 +1,4 @@
-"""The thought that may go before a reply: whether there is one, and how long it may be."""
+"""Plans the thought before a reply: whether there is one, and its token budget."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chairlift.engine.messages import Thinking
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
 
-# What clients say for "do not think", and templates know as a switch.
+# The reasoning effort with which clients turn reasoning off, and the template's switch for it.
 _NO_EFFORT = "none"
 _SWITCH = "enable_thinking"
 
 
 class ThoughtPlan(NamedTuple):
-    """``prompt`` is the prompt; ``begun``: it has begun a thought.
+    """``prompt`` holds the token ids; ``begun`` says whether it ends inside a thought.
 
-    ``thinking`` is what the engine has to know of it, None if that is nothing.
+    ``thinking`` tells the engine how to follow the thought; None if it need not.
     """
 
     prompt: list[int]
@@ -29,7 +29,7 @@ class ThoughtPlan(NamedTuple):
 
 
 def template_settings(request: Templating) -> dict[str, object]:
-    """The settings of the template: those given, and what says how much to think."""
+    """The template's settings: those of the request, and its reasoning effort."""
     effort: dict[str, object] = {}
     if request.reasoning_effort is not None:
         effort["reasoning_effort"] = request.reasoning_effort
@@ -39,14 +39,15 @@ def template_settings(request: Templating) -> dict[str, object]:
 
 
 def thought_plan(
-    request: ChatRequest, vocabulary: Vocabulary, prompt: list[int], is_held: bool
+    request: ChatRequest, vocabulary: Vocabulary, prompt: list[int], is_constrained: bool
 ) -> ThoughtPlan:
-    """What becomes of the thought that the prompt leads to, which no grammar holds for.
+    """Plans the thought that may follow ``prompt``.
 
-    ``is_held``: a grammar holds for the reply.
+    ``is_constrained`` says that the reply must follow a grammar. The grammar does not apply to the
+    thought, so the engine has to know where the thought ends.
 
     Raises:
-        RequestError: there is a budget, and no thought that could have one.
+        RequestError: there is a thinking budget, but the model marks no thoughts.
     """
     thoughts = vocabulary.format.thoughts
     budget = request.thinking_token_budget
@@ -59,17 +60,18 @@ def thought_plan(
         return ThoughtPlan(prompt, False, None)
     start, end = thoughts.start.text, thoughts.end.text
     if request.continue_final_message:
-        said = request.messages[-1].content
-        begun, over = said.rfind(start) > said.rfind(end), True
+        content = request.messages[-1].content
+        begun, over = content.rfind(start) > content.rfind(end), True
     else:
         tail = vocabulary.tail(prompt)
         begun = tail.endswith(start)
         over = tail.endswith(end) or template_settings(request).get(_SWITCH) is False
-    if (over and not begun) or (budget is None and not is_held):
+    if (over and not begun) or (budget is None and not is_constrained):
         return ThoughtPlan(prompt, begun, None)
     first = None if begun else thoughts.start.token
     if not begun and first is None:
-        # The engine can wait for one token, not for several: the thought is begun for the model.
+        # The engine can recognize a start tag of one token, not of several: begin the thought in
+        # the prompt.
         return ThoughtPlan(
             [*prompt, *thoughts.start_tokens], True, Thinking(thoughts.end_tokens, budget)
         )

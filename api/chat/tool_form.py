@@ -1,4 +1,4 @@
-"""The JSON form: how a model that has no format of its own for calls is told of tools."""
+"""The JSON form: describes tools in the prompt to a model without a native format of calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ What a call returned comes in the next message, between <tool_response> and </to
 
 
 def description(tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
-    """What the system message says of the tools, which are in OpenAI's form."""
+    """The system message's text about the tools, which are in OpenAI's format."""
     return _DESCRIPTION.format(
         tools="\n".join(_dumped(tool["function"]) for tool in tools),
         count="one or several of them" if parallel else "one of them",
@@ -36,15 +36,16 @@ def description(tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
 def as_text(
     messages: Sequence[Message], description: str | None, knows_developer: bool
 ) -> list[Shown]:
-    """A conversation in which calls and their results are text.
+    """The conversation with calls and their results as text.
 
-    ``description`` is added to the system messages that it begins with, or is one.
+    ``description`` is added to the last of the leading system messages, or becomes one.
     """
     runs: list[list[Shown]] = []
     after_result = False
     for message in messages:
         fields = _plain(message, knows_developer)
-        # Many templates insist on users and assistants taking turns.
+        # Results become user messages. Join them with a user message that follows, since many
+        # templates require user and assistant to alternate.
         if after_result and fields["role"] == "user":
             runs[-1].append(fields)
         else:

@@ -1,4 +1,4 @@
-"""Grammars for replies that are, or may be, calls in JSON."""
+"""Grammars for replies that must be, or may contain, JSON calls."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ def call_grammar(
     end: Tag,
     *,
     required: bool,
-    most: int,
+    max_calls: int,
     reply: Wanted | None,
 ) -> Grammar:
-    """Calls of the functions, one to ``most``, or, unless ``required``, a reply.
+    """A grammar of 1 to ``max_calls`` calls or, unless ``required``, a reply without calls.
 
-    A reply is text, which may also come before the first call, or what ``reply`` says it has to
-    be. Each call's arguments are what its function's schema says.
+    A reply is what ``reply`` describes, or free text, which may also precede the first call. Each
+    call's arguments follow its function's schema.
 
     Raises:
-        RequestError: a function's parameters are no object, or ``reply`` is not JSON or a choice.
+        RequestError: a function's parameters are not an object, or ``reply`` is neither JSON nor a
+            choice.
     """
     one = " | ".join(f"function_{number}" for number in range(len(functions)))
-    more = f'("\\n" open call){{0,{most - 1}}}' if most > 1 else ""
+    more = f'("\\n" open call){{0,{max_calls - 1}}}' if max_calls > 1 else ""
     rules = [
         f'call: "\\n" ({one}) "\\n" {_terminal(end)}',
         f"open: {_terminal(start)}",
@@ -49,7 +50,7 @@ def call_grammar(
     elif reply is not None:
         rules += [f"start: reply | open call {more}", f"reply: {_reply(reply)}"]
     elif start.token is not None:
-        # No token of the text is the tag's.
+        # Free text cannot contain the tag, which is a token of its own.
         rules += [f"start: TEXT | TEXT? open call {more}", "TEXT: /(?s:.*)/"]
     else:
         tag = json.dumps(start.text)
@@ -95,7 +96,7 @@ def _schema(function: Function) -> str:
         raise RequestError(
             f"tools: the parameters of {function.name} must be of type object", "tools"
         )
-    # What is not strict may use keywords that no grammar can hold a model to.
+    # Functions that are not strict may use keywords that a grammar cannot express.
     options = {
         "whitespace_flexible": False,
         "item_separator": ", ",

@@ -1,4 +1,4 @@
-"""How a request's tools reach the model, and how its calls come back."""
+"""Plans how a reply's calls are constrained and read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.text.chat_format import JSON_TOOLS, ChatFormat
 from chairlift.engine.messages import Grammar
 
-# Its templates take no call's id of another length than theirs.
+# Mistral's templates accept only call ids of their own length.
 _SHORT_IDS = "mistral"
-# A small model that must call, or has been taught no format, may not stop by itself.
-MAX_HELD_CALLS = 16
-# A model that is free to call may mean to repeat a call: two dice are two calls of one function.
+# A small model that is forced to call, or was trained on no format, may never stop calling.
+MAX_CONSTRAINED_CALLS = 16
+# An unforced model may repeat a call on purpose: to roll two dice, it calls one function twice.
 MAX_SAME_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """``reading`` is how calls are read; ``grammar`` what holds the model to them, None if it is
-    free to call, and to call wrongly.
+    """``reading`` says how calls are read. ``grammar`` makes the model write well-formed calls;
+    it is None if the model is unconstrained and may call wrongly.
     """
 
     reading: CallReading
@@ -33,32 +33,34 @@ class ToolPlan:
 
 
 def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
-    """None if nothing can be called.
+    """The plan for the request's tools; None if nothing can be called.
 
-    A model calls in its own format as long as it is free to. That it must, or what its arguments
-    or its reply have to be, a grammar ensures; and that is of JSON, in the model's own tags if they
-    hold JSON, else in ours.
+    An unconstrained model calls in its native format. If it must call, or its arguments or reply
+    must follow a schema, a grammar constrains it to JSON calls: inside the model's own tags if its
+    native format is JSON, else inside those of the JSON form.
 
     Raises:
-        RequestError: a function's parameters are nothing that a grammar can be made of.
+        RequestError: a function's parameters cannot be made a grammar.
     """
     if not request.callable_tools:
         return None
-    own, choosing = format.calls, request.choosing
-    short_ids = own is not None and own.parser_name == _SHORT_IDS
+    native, choosing = format.calls, request.choosing
+    short_ids = native is not None and native.parser_name == _SHORT_IDS
     strict = any(tool.function.strict for tool in request.tools)
-    own_json = own is not None and own.parser_name == JSON_TOOLS
-    is_free = choosing.mode == "auto" and request.wanted is None and not (own_json and strict)
-    if own is not None and is_free:
+    is_json = native is not None and native.parser_name == JSON_TOOLS
+    is_free = choosing.mode == "auto" and request.wanted is None and not (is_json and strict)
+    if native is not None and is_free:
         tools = [tool.shown() for tool in request.tools]
-        parsed = partial(ParsedCalls, own.parse, own.parser_name, tools, short_ids)
+        parsed = partial(ParsedCalls, native.parse, native.parser_name, tools, short_ids)
         limits = CallLimits(1 if request.calls_once else MAX_CALLS, MAX_SAME_CALLS)
-        return ToolPlan(CallReading(own.start, own.end, parsed, limits, is_held=False), None)
-    start, end = (own.start, own.end) if own is not None and own_json else format.form
+        reading = CallReading(native.start, native.end, parsed, limits, is_constrained=False)
+        return ToolPlan(reading, None)
+    start, end = (native.start, native.end) if native is not None and is_json else format.form
     named = choosing.name
     required = choosing.mode == "required"
     limits = CallLimits(
-        calls=1 if request.calls_once else MAX_HELD_CALLS, same=1 if required else MAX_SAME_CALLS
+        calls=1 if request.calls_once else MAX_CONSTRAINED_CALLS,
+        same=1 if required else MAX_SAME_CALLS,
     )
     functions = [t.function for t in request.tools if named in (None, t.function.name)]
     grammar = call_grammar(
@@ -66,8 +68,8 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         start,
         end,
         required=required,
-        most=limits.calls,
+        max_calls=limits.calls,
         reply=request.wanted,
     )
     streamed = partial(StreamedCalls, short_ids)
-    return ToolPlan(CallReading(start, end, streamed, limits, is_held=True), grammar)
+    return ToolPlan(CallReading(start, end, streamed, limits, is_constrained=True), grammar)

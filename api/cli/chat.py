@@ -1,4 +1,4 @@
-"""``chairlift chat``: a conversation with a running server, in the terminal or through a pipe."""
+"""``chairlift chat``: chats with a running server, in the terminal or through a pipe."""
 
 from __future__ import annotations
 
@@ -17,47 +17,51 @@ EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Adds the flags of ``chat``."""
     parser.description = (
-        "Talks to a running server. Ctrl-C stops a reply, Ctrl-D ends the conversation. With a "
-        "question, or one that is piped in, it prints the reply and ends."
+        "Chats with a running server. Ctrl-C stops a reply, Ctrl-D ends the conversation. Given a "
+        "question, as an argument or through a pipe, it prints the reply and exits."
     )
     add = parser.add_argument
-    add("question", nargs="?", help="one question, in place of a conversation")
+    add("question", nargs="?", help="ask one question instead of starting a conversation")
     add(
         "--base-url",
         type=_url,
         default=f"http://{_SERVER.host}:{_SERVER.port}",
         metavar="URL",
-        help="where the server is (default: %(default)s)",
+        help="the server's address (default: %(default)s)",
     )
     add(
         "--api-key",
         metavar="KEY",
-        help=f"the server's key (default: ${KEY_VARIABLE}, if it is set)",
+        help=f"the API key (default: ${KEY_VARIABLE}, if set)",
     )
     add(
         "--model",
         metavar="NAME",
-        help="the model to ask (default: the first that the server lists)",
+        help="the model to use (default: the first that the server lists)",
     )
     add("--system", metavar="TEXT", help="a system prompt (default: none)")
     add(
         "--temperature",
         type=_temperature,
         metavar="T",
-        help="0 takes the likeliest token each time (default: the server's)",
+        help="sampling temperature; 0 always takes the most likely token (default: the server's)",
     )
     add(
         "--max-tokens",
         type=positive,
         metavar="N",
-        help="most tokens of a reply (default: as many as the context has room for)",
+        help="maximum tokens of a reply (default: all that the context has room for)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Talks; returns 0, 1 if there is no reply to be had, 130 if a single one was interrupted."""
+    """Runs the chat.
+
+    Returns the exit code: 0, or 1 if the server gave no reply, or 130 after Ctrl-C during a single
+    question.
+    """
     from chairlift.api.cli.chat_client import ChatClient, ChatError
     from chairlift.api.cli.conversation import Conversation
 
@@ -67,27 +71,28 @@ def run(options: argparse.Namespace) -> int:
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    client = ChatClient(options.base_url, key)
     try:
-        with Conversation(ChatClient(options.base_url, key), given, options.system) as conversation:
+        with Conversation(client, fields, options.system) as conversation:
             if options.question is None and sys.stdin.isatty():
-                conversation.hold()
+                conversation.run()
             else:
                 question = options.question
-                conversation.ask(_piped() if question is None else question)
+                conversation.ask(_read_stdin() if question is None else question)
     except ChatError as error:
         print(f"chairlift chat: error: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Who read the reply has left; what Python would still flush goes nowhere.
+        # The reader of the pipe is gone. Python flushes stdout at exit: send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return 0
 
 
-def _piped() -> str:
+def _read_stdin() -> str:
     return sys.stdin.buffer.read().decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""A client of a server's chat completions: one streamed reply at a time, for the terminal."""
+"""A client for streamed chat completions, as the terminal chat needs it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from chairlift.loadtest.bench.sse import SSEParser
+from chairlift.api.http.event_parser import SSEParser
 
-# A server that does not answer at all; a reply may take as long as it does.
+# Limits connecting only: a reply may take any time.
 CONNECT_SECONDS = 10.0
 
 
 class ChatError(Exception):
-    """The server cannot be reached, refuses, or breaks off; one line that says so."""
+    """The server cannot be reached, refused the request or broke off. The message is one line."""
 
 
-class Piece(NamedTuple):
-    """Text as it comes; ``thought`` if it is the model's reasoning and not its reply."""
+class TextDelta(NamedTuple):
+    """New text of the reply, or of the model's reasoning if ``is_thought``."""
 
     text: str
-    thought: bool
+    is_thought: bool
 
 
 @dataclass(slots=True)
 class Speed:
-    """How fast a reply came, in ``time.monotonic()`` seconds; ``tokens`` as the server counts."""
+    """The timing of one reply.
+
+    ``begin``, ``first`` and ``last`` are ``time.monotonic()`` seconds: when the request started,
+    and when the first and the last text arrived. ``tokens`` is the server's count of output tokens.
+    """
 
     begin: float = field(default_factory=time.monotonic)
     first: float | None = None
@@ -49,23 +53,23 @@ class Speed:
         return ", ".join(words)
 
     def note_text(self) -> None:
-        """Some text has come now."""
+        """Records that text has arrived now."""
         self.last = time.monotonic()
         self.first = self.first or self.last
 
 
 @dataclass(frozen=True, slots=True)
 class ChatClient:
-    """Where the server is, and by what key. ``base_url`` may end with /v1 or not."""
+    """The server's address, with or without /v1 at its end, and the API key."""
 
     base_url: str
     api_key: str | None
 
     async def model(self) -> str:
-        """The first model that the server has.
+        """Returns the id of the first model that the server lists.
 
         Raises:
-            ChatError: it has none, or does not answer.
+            ChatError: the server lists none or cannot be reached.
         """
         async with self._request("GET", "models", None) as response:
             body = await response.json()
@@ -77,11 +81,13 @@ class ChatClient:
 
     async def reply(
         self, body: Mapping[str, Any], messages: Sequence[Mapping[str, str]], speed: Speed
-    ) -> AsyncGenerator[Piece]:
-        """The reply to a conversation, as it comes. ``body`` holds the request's other fields.
+    ) -> AsyncGenerator[TextDelta]:
+        """Streams the reply to ``messages``, and records its timing in ``speed``.
+
+        ``body`` holds the request's other fields.
 
         Raises:
-            ChatError: as above, or the stream ends before the reply does.
+            ChatError: the server cannot be reached, refused the request or broke off.
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         request = {**body, "messages": messages, **streamed}
@@ -91,8 +97,8 @@ class ChatClient:
                 for event in parser.feed(data):
                     if event == b"[DONE]":
                         return
-                    for piece in _pieces(json.loads(event), speed):
-                        yield piece
+                    for delta in _text_deltas(json.loads(event), speed):
+                        yield delta
         raise ChatError("the stream ended before the reply did")
 
     @asynccontextmanager
@@ -121,19 +127,19 @@ class ChatClient:
             raise ChatError(f"{url}: {error or type(error).__name__}") from error
 
 
-def _pieces(chunk: dict[str, Any], speed: Speed) -> list[Piece]:
+def _text_deltas(chunk: dict[str, Any], speed: Speed) -> list[TextDelta]:
     if (error := chunk.get("error")) is not None:
         raise ChatError(_message(error))
     if usage := chunk.get("usage"):
         speed.tokens = usage.get("completion_tokens")
-    pieces = []
+    deltas = []
     for choice in chunk.get("choices", ()):
         delta = choice.get("delta") or {}
-        for name, thought in (("reasoning_content", True), ("content", False)):
+        for name, is_thought in (("reasoning_content", True), ("content", False)):
             if text := delta.get(name):
                 speed.note_text()
-                pieces.append(Piece(text, thought))
-    return pieces
+                deltas.append(TextDelta(text, is_thought))
+    return deltas
 
 
 def _refusal(status: int, text: str) -> str:

@@ -1,4 +1,4 @@
-"""``chairlift completion``: a script by which a shell completes commands and flags."""
+"""``chairlift completion``: prints a script that completes commands and flags in a shell."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
-    parser.description = "Prints a completion script, as for eval in a shell's start-up file."
+    """Adds the shell's name."""
+    parser.description = (
+        "Prints a completion script; evaluate it in the shell's start-up file with eval."
+    )
     parser.add_argument("shell", choices=SHELLS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the script; returns 0."""
-    # shtab writes a script once; others, like argcomplete, start Python at each press of the key.
+    # shtab writes a static script; argcomplete would start Python each time Tab is pressed.
     import shtab
 
     from chairlift.api.cli.main import COMMANDS, build_parser

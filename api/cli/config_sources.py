@@ -1,7 +1,7 @@
-"""Where each of a parser's values comes from: flag, environment, TOML file, or default.
+"""Reads a parser's values from flags, environment variables, a TOML file and defaults.
 
-That is also the order in which they win. It knows of no flag by name: whatever the parser has can
-be set in all of these ways.
+An earlier source in this list overrides a later one. No flag is mentioned by name: every flag of
+the parser can be set in each of these ways.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PREFIX = "CHAIRLIFT_"
-# These are about the sources themselves, and stand in no file.
+# These flags select the sources, so a file cannot contain them.
 CONFIG, PRINT_CONFIG = "config", "print-config"
 MASK = "********"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -25,11 +25,14 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class ConfigError(Exception):
-    """A value of the environment or of the file is wrong; one line that says which."""
+    """A value in the environment or the file is wrong. The message is one line and names it."""
 
 
 class Setting(NamedTuple):
-    """A value as a file has it, and its ``source``: "flag", "default", a variable or a file."""
+    """A value as it would stand in a file.
+
+    ``source`` is "flag", "default", the name of an environment variable or the path of a file.
+    """
 
     key: str
     value: Any
@@ -37,44 +40,47 @@ class Setting(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """All values, as argparse gives them, and where each came from, in the parser's order."""
+    """All values as argparse returns them, and the same with their sources, in parser order."""
 
     options: argparse.Namespace
     settings: tuple[Setting, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags about the sources."""
-    add = parser.add_argument_group("configuration").add_argument
+    """Adds the group "Configuration"."""
+    add = parser.add_argument_group("Configuration").add_argument
     add(
         "--config",
         type=Path,
         metavar="FILE",
-        help='TOML: flags by their names without dashes, like port = 8080 and model = "…"; a '
-        f"variable like {PREFIX}PORT wins over it, and a flag over both (default: none)",
+        help="TOML file of flags, named without the leading dashes, like port = 8080 and "
+        f'model = "…"; a variable like {PREFIX}PORT overrides it, and a flag overrides both '
+        "(default: none)",
     )
     add(
         "--print-config",
         action="store_true",
-        help="print all values and where each comes from, as such a file, and exit",
+        help="print all values with their sources, in the form of such a file, and exit",
     )
 
 
 def resolve(
     parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> Resolved:
-    """Reads all sources of ``parser``'s values; ``arguments`` are those it has parsed already.
+    """Reads all sources of the values of ``parser``.
+
+    ``parser`` must have accepted ``arguments``, the command-line arguments, already.
 
     Raises:
-        ConfigError: a value of the environment or the file, or the file itself, is wrong.
+        ConfigError: a value in the environment or the file is wrong, or the file is not readable.
     """
     actions = {_key(action): action for action in _actions(parser)}
     found = {key: Setting(key, action.default, "default") for key, action in actions.items()}
-    variables = dict(_of_environment(actions, environment))
-    flags = _of_flags(parser, actions, arguments)
+    variables = dict(_from_environment(actions, environment))
+    flags = _from_flags(parser, actions, arguments)
     config = flags.get(CONFIG) or variables.get(CONFIG)
     if config is not None:
-        found |= _of_file(config.value, actions)
+        found |= _from_file(config.value, actions)
     found |= variables | flags
     options = {actions[key].dest: setting.value for key, setting in found.items()}
     settings = (
@@ -85,7 +91,7 @@ def resolve(
 
 
 def as_toml(settings: Iterable[Setting]) -> str:
-    """The settings as a file that would set the same, each with its source; no passwords."""
+    """The settings as a TOML file, with each one's source as a comment and passwords masked."""
     return "".join(
         f"{_toml_line(setting)}  # {setting.source}\n"
         for setting in settings
@@ -104,17 +110,17 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    # What JSON escapes in a string, TOML does in the same way.
+    # A JSON string is a valid TOML string: both escape the same characters in the same way.
     return json.dumps(_PASSWORD.sub(MASK, str(value)), ensure_ascii=False)
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    # NOTE: argparse has no public list of them; completion tools read this one, too.
+    # NOTE: argparse has no public list of actions; completion tools read this one, too.
     return [action for action in parser._actions if action.dest != "help"]
 
 
 def _key(action: argparse.Action) -> str:
-    """A flag's name without dashes; a positional argument's own."""
+    """The long flag without its dashes, or the name of a positional argument."""
     return next((name[2:] for name in action.option_strings if name[:2] == "--"), action.dest)
 
 
@@ -122,12 +128,12 @@ def _variable(key: str) -> str:
     return PREFIX + key.upper().replace("-", "_")
 
 
-def _of_flags(
+def _from_flags(
     parser: argparse.ArgumentParser,
     actions: Mapping[str, argparse.Action],
     arguments: Sequence[str],
 ) -> dict[str, Setting]:
-    # Without defaults, what is there afterwards was given.
+    # In a copy without defaults, every value that is not None was given as a flag.
     bare = copy.deepcopy(parser)
     bare.set_defaults(**dict.fromkeys(action.dest for action in _actions(parser)))
     values = vars(bare.parse_args(arguments))
@@ -138,7 +144,7 @@ def _of_flags(
     }
 
 
-def _of_environment(
+def _from_environment(
     actions: Mapping[str, argparse.Action], environment: Mapping[str, str]
 ) -> Iterator[tuple[str, Setting]]:
     for key, action in actions.items():
@@ -150,7 +156,7 @@ def _of_environment(
         yield key, Setting(key, _value(action, given, variable), variable)
 
 
-def _of_file(path: Path, actions: Mapping[str, argparse.Action]) -> dict[str, Setting]:
+def _from_file(path: Path, actions: Mapping[str, argparse.Action]) -> dict[str, Setting]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -170,7 +176,7 @@ def _of_file(path: Path, actions: Mapping[str, argparse.Action]) -> dict[str, Se
 
 
 def _value(action: argparse.Action, given: object, place: str) -> Any:
-    """What argparse would have made of the flag with this value."""
+    """The value that argparse would return for this flag with ``given`` as its argument."""
     if action.nargs == 0:
         return _switched(action, given, place)
     if _repeats(action):
@@ -203,7 +209,7 @@ def _switched(action: argparse.Action, given: object, place: str) -> bool:
 
 
 def _negates(action: argparse.Action) -> bool:
-    """Whether it is a switch like --no-something, which makes something false."""
+    """Whether the flag is a switch that stores False."""
     return action.nargs == 0 and action.const is False
 
 

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what was said, and the prompt that asks for more."""
+"""A conversation in the terminal: its messages so far, and the prompt for the next one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Self
 from chairlift.api.cli.chat_client import ChatClient, ChatError, Speed
 
 _PROMPT = "> "
-# What a model writes must not steer the terminal: all control characters but newline and tab.
+# All control characters but newline and tab: a model's text must not control the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Conversation:
-    """Sends what the user says, with all that was said before, and prints the replies.
+    """Sends each question with all messages before it, and prints the reply.
 
     Args:
         client: the server.
-        fields: of each request; without "model" the server's first one is asked for.
+        fields: the other fields of each request; "model" is by default the server's first one.
         system: the system prompt, or None.
     """
 
@@ -32,7 +32,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        # Its loop outlives replies, and makes of Ctrl-C the cancelling of the one that runs.
+        # One event loop for all replies; with a Runner, Ctrl-C cancels the reply that is running.
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -41,14 +41,14 @@ class Conversation:
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def hold(self) -> None:
-        """Asks for one line after the other until Ctrl-D.
+    def run(self) -> None:
+        """Reads questions from the terminal and answers them, until Ctrl-D.
 
         Raises:
-            ChatError: the server cannot be reached in the beginning.
+            ChatError: the server cannot be reached when the conversation begins.
         """
-        # Gives input() its editing, and a history in memory. A Python built without it has the
-        # terminal's own.
+        # readline adds editing and history to input(). Some builds of Python lack it; the
+        # terminal's own line editing remains.
         with suppress(ImportError):
             import readline  # noqa: F401
 
@@ -64,39 +64,39 @@ class Conversation:
                 print()
                 continue
             if line.strip():
-                self._go_on(line)
+                self._ask_and_report(line)
 
-    def _go_on(self, line: str) -> None:
+    def _ask_and_report(self, question: str) -> None:
         try:
-            self.ask(line)
+            self.ask(question)
         except ChatError as error:
             print(f"error: {error}", file=sys.stderr)
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
 
     def ask(self, question: str) -> None:
-        """Prints the reply, and on stderr how fast it came; question and reply were said then.
+        """Prints the reply, and its speed on stderr; adds question and reply to ``messages``.
 
         Raises:
-            ChatError: there is none, or it breaks off; neither was said.
-            KeyboardInterrupt: Ctrl-C; what came until then was said.
+            ChatError: there is no reply, or it broke off. ``messages`` is unchanged.
+            KeyboardInterrupt: Ctrl-C. ``messages`` has the reply as far as it arrived.
         """
         if not question.strip():
             raise ChatError("there is no question")
         self._choose_model()
         self.messages.append({"role": "user", "content": question})
-        said: list[str] = []
+        reply: list[str] = []
         speed = Speed()
         try:
-            self._runner.run(self._print_reply(said, speed))
+            self._runner.run(self._print_reply(reply, speed))
         except ChatError:
-            said.clear()
+            reply.clear()
             raise
         finally:
             if speed.first is not None:
                 print(flush=True)
-            if said:
-                self.messages.append({"role": "assistant", "content": "".join(said)})
+            if reply:
+                self.messages.append({"role": "assistant", "content": "".join(reply)})
             else:
                 self.messages.pop()
         print(speed, file=sys.stderr)
@@ -105,15 +105,15 @@ class Conversation:
         if "model" not in self._fields:
             self._fields["model"] = self._runner.run(self._client.model())
 
-    async def _print_reply(self, said: list[str], speed: Speed) -> None:
+    async def _print_reply(self, reply: list[str], speed: Speed) -> None:
         on_terminal = sys.stdout.isatty()
-        pieces = self._client.reply(self._fields, self.messages, speed)
-        async with aclosing(pieces):
-            async for text, thought in pieces:
-                if not thought:
-                    said.append(text)
+        deltas = self._client.reply(self._fields, self.messages, speed)
+        async with aclosing(deltas):
+            async for text, is_thought in deltas:
+                if not is_thought:
+                    reply.append(text)
                 shown = _CONTROL.sub("", text) if on_terminal else text
-                if thought:
-                    # Through a pipe goes the reply alone.
+                if is_thought:
+                    # A pipe gets the reply without the model's reasoning.
                     shown = f"{_DIM}{shown}{_PLAIN}" if on_terminal else ""
                 print(shown, end="", flush=True)

@@ -1,4 +1,4 @@
-"""``chairlift doctor``: whether this machine can serve, and what would make it faster."""
+"""``chairlift doctor``: checks whether this machine can serve, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _SERVER = ServerSettings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Adds the flags of ``doctor``."""
     parser.description = (
-        "Looks at what a server needs here: exit code 0 if it can serve, 1 if it cannot."
+        "Checks what a server needs from this machine; exit code 0 if it can serve, else 1."
     )
     add = parser.add_argument
-    add("--host", default=_SERVER.host, help="address to try (default: %(default)s)")
-    add("--port", type=port, default=_SERVER.port, help="port to try (default: %(default)s)")
-    add("--json", action="store_true", help="one JSON object")
+    add("--host", default=_SERVER.host, help="address to check (default: %(default)s)")
+    add("--port", type=port, default=_SERVER.port, help="port to check (default: %(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Looks and tells; returns 0 or 1."""
+    """Prints the findings; returns 0 if the machine can serve, else 1."""
     from chairlift.engine.device.diagnosis import diagnose
 
     findings = list(diagnose(options.host, options.port))

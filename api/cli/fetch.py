@@ -1,4 +1,4 @@
-"""``chairlift fetch``: a model is on disk, whole and checked, before it is to be served."""
+"""``chairlift fetch``: downloads a model and verifies its checksums, without serving it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from chairlift.engine.errors import ModelError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model."""
+    """Adds the model."""
     parser.description = (
-        "Downloads a model, goes on where an earlier download was interrupted, and compares each "
-        "file with its checksum. Prints where it is."
+        "Downloads a model, resumes an interrupted download, and compares each file with its "
+        "checksum. Prints the model's path."
     )
     parser.add_argument(
         "model",
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fetches it; returns 0, 1 if it cannot be or is not whole, 130 when interrupted."""
+    """Downloads the model; returns 0, 1 if it failed or a file is damaged, 130 after Ctrl-C."""
     from chairlift.engine.hub.source import fetch
 
     try:

@@ -1,4 +1,4 @@
-"""What the values of flags look like: argparse's types."""
+"""Types of flag values, for argparse's ``type``. Each raises ArgumentTypeError for a wrong one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
 def byte_size(text: str) -> int:
-    """Bytes from "4G", "512M", "1.5GiB" or "4096": units are powers of 1024."""
+    """Parses a size above 0 like "4G", "512M", "1.5GiB" or "4096" to bytes; K is 1024."""
     size = byte_size_or_zero(text)
     if size == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
@@ -18,7 +18,7 @@ def byte_size(text: str) -> int:
 
 
 def byte_size_or_zero(text: str) -> int:
-    """Bytes as in ``byte_size``, or 0."""
+    """Parses a size like ``byte_size``, or 0."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 4G, 512M or 4096")
@@ -26,7 +26,7 @@ def byte_size_or_zero(text: str) -> int:
 
 
 def directory(text: str) -> Path:
-    """A directory that is there or can be made."""
+    """Parses the path of a directory, which need not exist yet."""
     path = Path(text).expanduser()
     if not text or (path.exists() and not path.is_dir()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a directory")
@@ -34,21 +34,21 @@ def directory(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Parses an integer above 0."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def port(text: str) -> int:
-    """A port, 0 included."""
+    """Parses a port from 0 to 65535."""
     if not (text.isascii() and text.isdigit() and int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
 
 
 def positive_seconds(text: str) -> float:
-    """Seconds, less than a day."""
+    """Parses a number of seconds above 0 and below a day."""
     try:
         seconds = float(text)
     except ValueError:

@@ -1,4 +1,7 @@
-"""The command ``chairlift``: a thin layer that builds the settings. Imports nothing slow."""
+"""The ``chairlift`` command: parses the flags, builds the settings and runs one subcommand.
+
+NOTE: this module and what it imports at the top load nothing slow; see the package's docstring.
+"""
 
 from __future__ import annotations
 
@@ -13,50 +16,43 @@ from typing import NamedTuple
 
 from chairlift.api.admission.keys import KEY_VARIABLE, KeyFileError
 from chairlift.api.cli import (
+    batching_flags,
     config_sources,
-    format_flags,
+    limit_flags,
+    model_flags,
     network_flags,
     observability_flags,
-    supervision_flags,
+    output_flags,
 )
 from chairlift.api.cli.config_sources import ConfigError, Setting
-from chairlift.api.cli.flags import (
-    byte_size,
-    byte_size_or_zero,
-    directory,
-    port,
-    positive,
-    positive_seconds,
-)
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
-from chairlift.engine.config import DEFAULT_MODEL, KV_BITS, KV_GROUP_SIZES, EngineConfig
+from chairlift.engine.config import EngineConfig
 from chairlift.engine.logs.setup import set_up_logs
-from chairlift.engine.process.open_files import import_mlx_lm
+from chairlift.engine.open_files import import_mlx_lm
 
 logger = logging.getLogger(__name__)
 
-_SERVER = ServerSettings()
 _ENGINE = EngineConfig()
 
 
 class _Command(NamedTuple):
-    """A subcommand besides ``serve``: its module has ``add_arguments`` and ``run``."""
+    """A subcommand other than ``serve``. Its module has ``add_arguments`` and ``run``."""
 
     module: str
     help: str
 
 
 COMMANDS = {
-    "bench": _Command("chairlift.loadtest.bench.cli", "load-test a server and check its answers"),
+    "bench": _Command("chairlift.loadtest.cli", "load-test a server and check its replies"),
     "chat": _Command("chairlift.api.cli.chat", "talk to a running server in the terminal"),
     "models": _Command("chairlift.api.cli.models", "list the models on disk"),
     "doctor": _Command(
-        "chairlift.api.cli.doctor", "tell whether this machine serves, and how well"
+        "chairlift.api.cli.doctor", "check whether this machine can serve, and how fast"
     ),
-    "fetch": _Command("chairlift.api.cli.fetch", "download a model, and check it"),
+    "fetch": _Command("chairlift.api.cli.fetch", "download a model and verify its checksums"),
     "completion": _Command("chairlift.api.cli.completion", "print a shell's completion script"),
 }
 
@@ -72,9 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser(
     complete: Container[str], arguments: Sequence[str] = ()
 ) -> argparse.ArgumentParser:
-    """The parser; other commands than ``serve`` have flags if they are in ``complete``.
+    """Builds the parser of the command and its subcommands.
 
-    Their modules may take long to import. ``arguments`` are what ``serve`` was given.
+    A subcommand other than ``serve`` gets its flags only if it is in ``complete``, because its
+    module may be slow to import. ``arguments`` are the command-line arguments of ``serve``.
     """
     parser = argparse.ArgumentParser(
         prog="chairlift",
@@ -95,156 +92,17 @@ def build_parser(
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``serve``."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        help="a hub id, an mlx-lm or HF directory, or a .gguf file (default: %(default)s)",
-    )
-    add = parser.add_argument_group("server").add_argument
-    add("--host", default=_SERVER.host, help="address to bind (default: %(default)s)")
-    add("--port", type=port, default=_SERVER.port, help="0 chooses one (default: 8000)")
-    add("--served-model-name", metavar="NAME", help="the model's id in the API (default: its own)")
-    add(
-        "--max-body-bytes",
-        type=byte_size,
-        default=_SERVER.max_body_bytes,
-        metavar="SIZE",
-        help="largest request body (default: 16M)",
-    )
-    add(
-        "--keep-alive-seconds",
-        type=positive_seconds,
-        default=_SERVER.keep_alive_seconds,
-        metavar="S",
-        help="a stream silent for this long gets a comment line (default: %(default)g)",
-    )
-    add(
-        "--embedding-pooling",
-        choices=("mean", "last"),
-        default=_SERVER.embedding_pooling,
-        help="what /v1/embeddings makes one vector of, where a request does not say: the mean of "
-        "all tokens' hidden states, or the last token's (default: %(default)s)",
-    )
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    add = parser.add_argument_group("engine").add_argument
-    add(
-        "--dtype",
-        choices=("auto", "float32", "float16", "bfloat16"),
-        default="auto",
-        help="auto: float32 on the CPU (with matrix units for it, quantized weights are rounded to "
-        "bfloat16), the model's own elsewhere",
-    )
-    add(
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="threads that compute matrix products on the CPU (default: a core each, and fewer "
-        "while other processes want the cores)",
-    )
-    add("--max-rows", type=positive, metavar="N", help="most sequences in one batch")
-    add("--max-step-tokens", type=positive, metavar="N", help="most tokens computed in one step")
-    add(
-        "--max-step-ms",
-        type=positive,
-        metavar="MS",
-        help="how long a step beside running streams may take; prompts are cut accordingly",
-    )
-    add(
-        "--kv-memory",
-        type=byte_size,
-        metavar="SIZE",
-        help="bytes for the KV cache, like 4G or 512M (default: a share of what is free)",
-    )
-    add(
-        "--max-queue",
-        type=positive,
-        default=_ENGINE.max_queue,
-        metavar="N",
-        help="most requests that wait; more are refused with 429 (default: %(default)s)",
-    )
-    add(
-        "--max-context",
-        "--max-model-len",
-        type=positive,
-        metavar="N",
-        help="most tokens of a request, prompt and output (default: the model's limit)",
-    )
-    add(
-        "--priority-ageing",
-        type=positive_seconds,
-        default=_ENGINE.priority_ageing,
-        metavar="S",
-        help="a request of a class one step less urgent goes first once it has waited this much "
-        "longer (default: %(default)g)",
-    )
-    add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
-    _add_cache_arguments(parser)
-    network_flags.add_arguments(parser)
-    supervision_flags.add_arguments(parser)
-    observability_flags.add_arguments(parser)
-    format_flags.add_arguments(parser)
-    config_sources.add_arguments(parser)
-
-
-def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("KV cache and shared prefixes").add_argument
-    add(
-        "--prefix-cache-bytes",
-        type=byte_size_or_zero,
-        metavar="SIZE",
-        help="memory for the KV of earlier prompts, so that a prompt which begins like one of them "
-        "need not be computed from its start: bytes, like 4G or 512M; 0 turns it off (default: a "
-        "share of the memory, chosen at start)",
-    )
-    add(
-        "--prefix-cache-dir",
-        type=directory,
-        metavar="DIR",
-        help="keep prefixes in this directory too, where they outlast the server "
-        "(default: in memory only)",
-    )
-    add(
-        "--prefix-cache-dir-bytes",
-        type=byte_size,
-        metavar="SIZE",
-        help="most bytes in --prefix-cache-dir, like 4G or 512M (default: 10G)",
-    )
-    add(
-        "--swap-memory",
-        type=byte_size_or_zero,
-        metavar="SIZE",
-        help="memory of the host for sequences that are preempted while the KV cache is full, so "
-        "that they go on later without being computed again: bytes, like 4G or 512M; 0: they are "
-        "computed again (default: 4G, or an eighth of what is free)",
-    )
-    add(
-        "--swap-dir",
-        type=directory,
-        metavar="DIR",
-        help="once half of that is full, keep some of them in unnamed files in this directory "
-        "(default: in memory only)",
-    )
-    add(
-        "--swap-dir-bytes",
-        type=byte_size,
-        metavar="SIZE",
-        help="most bytes in --swap-dir, like 4G or 512M (default: 10G)",
-    )
-    add(
-        "--kv-bits",
-        type=int,
-        choices=KV_BITS,
-        help="bits of a number in the KV cache, quantized (default: not quantized)",
-    )
-    add(
-        "--kv-group-size",
-        type=int,
-        choices=KV_GROUP_SIZES,
-        help="numbers that share one scale in a cache quantized by --kv-bits "
-        f"(default: {_ENGINE.kv_group_size})",
-    )
+    """Adds the model and all flags of ``serve``, one group for each module."""
+    for flags in (
+        network_flags,
+        model_flags,
+        batching_flags,
+        limit_flags,
+        output_flags,
+        observability_flags,
+        config_sources,
+    ):
+        flags.add_arguments(parser)
 
 
 def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
@@ -253,9 +111,9 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     try:
         options, given = config_sources.resolve(parser, arguments, os.environ)
         if options.print_config:
-            _print(given)
+            _print_settings(given)
         config = engine_config(options)
-        doors = network_flags.door_settings(options)
+        settings = server_settings(options)
     except (ValueError, ConfigError) as error:
         parser.error(str(error))
     except KeyFileError as error:
@@ -263,19 +121,6 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         return 1
     if options.print_config:
         return 0
-    settings = ServerSettings(
-        host=options.host,
-        port=options.port,
-        served_model_name=options.served_model_name,
-        max_body_bytes=options.max_body_bytes,
-        embedding_pooling=options.embedding_pooling,
-        keep_alive_seconds=options.keep_alive_seconds,
-        log_format=options.log_format,
-        canary_interval=options.canary_interval,
-        otlp_endpoint=options.otlp_endpoint,
-        **doors,
-        **format_flags.format_settings(options),
-    )
     set_up_logs(options.log_level, options.log_format, "api")
     try:
         certificate = Certificate.of(settings)
@@ -283,27 +128,43 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     except OSError as error:
         logger.critical("%s", error)
         return 1
-    # transformers would advise, in every process, to install PyTorch.
+    # Otherwise transformers advises in every process to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    # What is slow comes after all that may be wrong.
+    # Slow imports come last, so that a wrong setting fails at once.
     import_mlx_lm()
     from chairlift.api.server.serve import Server, serve
 
-    supervision = supervision_flags.supervision(options)
+    supervision = limit_flags.supervision(options)
     return serve(Server(settings, config, supervision, sockets, certificate))
 
 
-def _print(settings: Sequence[Setting]) -> None:
+def _print_settings(settings: Sequence[Setting]) -> None:
     print(config_sources.as_toml(settings), end="")
     if os.environ.get(KEY_VARIABLE):
         print(f"# {KEY_VARIABLE} = {config_sources.MASK}  # environment")
+
+
+def server_settings(options: argparse.Namespace) -> ServerSettings:
+    """The API process's settings from the flags of ``serve``.
+
+    Raises:
+        ValueError: two flags contradict each other; the message names them.
+        KeyFileError: the keys cannot be read.
+    """
+    return ServerSettings(
+        served_model_name=options.served_model_name,
+        **network_flags.network_settings(options, limit_flags.key_limits(options)),
+        **limit_flags.limit_settings(options),
+        **output_flags.output_settings(options),
+        **observability_flags.observability_settings(options),
+    )
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
     """The engine's settings from the flags of ``serve``.
 
     Raises:
-        ValueError: flags that do not go together, by name.
+        ValueError: a flag is given without the one that it needs; the message names both.
     """
     dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
     if dir_bytes is not None and options.prefix_cache_dir is None:

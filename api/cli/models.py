@@ -1,4 +1,4 @@
-"""``chairlift models``: what is on disk to be served."""
+"""``chairlift models``: lists the models on disk."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _HEADS = ("NAME", "ARCHITECTURE", "SIZE", "WHERE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Adds the flags of ``models``."""
     parser.description = (
-        "Lists the models in Chairlift's cache folder and in the Hugging Face hub's, by the names "
-        "that 'chairlift serve' takes."
+        "Lists the models in the cache folders of Chairlift and of the Hugging Face hub, with the "
+        "names to give to 'chairlift serve'."
     )
     parser.add_argument(
         "folders",
         nargs="*",
         type=_folder,
         metavar="DIR",
-        help="look for .gguf files and model directories below these, too",
+        help="also look for .gguf files and model directories below these",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON array; sizes in bytes")
+    parser.add_argument("--json", action="store_true", help="print a JSON array; sizes in bytes")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints them; returns 0, also where there is none."""
+    """Prints the list, which may be empty; returns 0."""
     from chairlift.engine.hub.inventory import stored_models
 
     models = stored_models(options.folders)

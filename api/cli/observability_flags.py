@@ -1,9 +1,10 @@
-"""The flags of ``serve`` that say what an operator gets to see."""
+"""The flags of ``serve`` for logs, traces and self-checks."""
 
 from __future__ import annotations
 
 import argparse
 from importlib.util import find_spec
+from typing import Any
 
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.logs.setup import LOG_FORMATS
@@ -12,29 +13,44 @@ _DEFAULTS = ServerSettings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds them in a group of their own."""
-    add = parser.add_argument_group("observability").add_argument
+    """Adds the group "Observability"."""
+    add = parser.add_argument_group("Observability").add_argument
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least severe level that is logged (default: %(default)s)",
+    )
     add(
         "--log-format",
         choices=LOG_FORMATS,
         default=_DEFAULTS.log_format,
-        help="lines for people, or one JSON object a line (default: %(default)s)",
+        help="lines of text, or one JSON object per line (default: %(default)s)",
     )
     add(
         "--canary-interval",
         type=_seconds,
         default=_DEFAULTS.canary_interval,
         metavar="SECONDS",
-        help="this often, one finished request is computed again while the engine is idle, and its "
-        "tokens are compared; 0: never (default: 0)",
+        help="how often an idle engine computes a finished request again and compares the tokens; "
+        "0: never (default: 0)",
     )
     add(
         "--otlp-endpoint",
         type=_otlp_endpoint,
         metavar="URL",
-        help="send OpenTelemetry traces there, by OTLP over HTTP, like http://127.0.0.1:4318 "
-        "(default: no traces)",
+        help="send OpenTelemetry traces to this address with OTLP over HTTP, like "
+        "http://127.0.0.1:4318 (default: no traces)",
     )
+
+
+def observability_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ``ServerSettings`` for these flags."""
+    return {
+        "log_format": options.log_format,
+        "canary_interval": options.canary_interval,
+        "otlp_endpoint": options.otlp_endpoint,
+    }
 
 
 def _seconds(text: str) -> float:
@@ -61,5 +77,5 @@ def _otlp_endpoint(text: str) -> str:
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of one of its parents
+    except ModuleNotFoundError:  # a parent package is missing
         return False

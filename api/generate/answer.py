@@ -1,4 +1,4 @@
-"""Answers a generating request, whole or as a stream; what differs is its ``Shape``."""
+"""Answers a generating request, as one reply or a stream, in the form of a ``ReplyFormatter``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import EventStream, Framing
 from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Finish, Usage
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import SERVICE
 from chairlift.api.text.choice import Piece
 from chairlift.api.text.logprobs import Scored
@@ -27,14 +27,14 @@ from chairlift.engine.logs.redacted_traceback import trace_of
 
 logger = logging.getLogger(__name__)
 
-# To write down the log-probabilities of more would hold up everyone's streams.
+# Formatting the log-probabilities of more tokens would block all streams.
 INLINE_ECHO_TOKENS = 1000
 
 T = TypeVar("T")
 
 
 class WholeCall(NamedTuple):
-    """A call that the model made; ``arguments`` is JSON, as it wrote it."""
+    """A complete function call; ``arguments`` is JSON as the model wrote it."""
 
     id: str
     name: str
@@ -43,14 +43,14 @@ class WholeCall(NamedTuple):
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A finished choice: all of its ``pieces``, in order."""
+    """A finished choice with all its ``pieces``, in order."""
 
     index: int
     pieces: list[Piece] = field(default_factory=list)
 
     @property
     def finish(self) -> Finish:
-        """How it ended."""
+        """Its finish reason."""
         finish = self.pieces[-1].finish
         assert finish is not None, "it is finished"
         return finish
@@ -62,17 +62,17 @@ class WholeChoice:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought, empty if it did not."""
+        """The model's reasoning, or empty."""
         return "".join(piece.text for piece in self.pieces if piece.thought)
 
     @property
     def scored(self) -> list[Scored]:
-        """Its text's log-probabilities, empty if they were not asked for."""
+        """The log-probabilities of its text; empty if they were not requested."""
         return [scored for piece in self.pieces for scored in piece.scored or ()]
 
     @property
     def calls(self) -> list[WholeCall]:
-        """The calls that the model made."""
+        """The model's function calls."""
         deltas = [piece.call for piece in self.pieces if piece.call is not None]
         return [
             WholeCall(
@@ -83,12 +83,12 @@ class WholeChoice:
         ]
 
 
-class Shape(Protocol):
-    """An endpoint's JSON. What a stream is told are the chunks of all its pieces, in order."""
+class ReplyFormatter(Protocol):
+    """Formats an endpoint's JSON. A stream consists of the chunks of all pieces, in order."""
 
     @property
     def framing(self) -> Framing:
-        """How a stream's chunks are sent."""
+        """How a stream's events are written."""
         ...
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
@@ -96,7 +96,7 @@ class Shape(Protocol):
         ...
 
     def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
-        """The chunks of a piece, its finish included."""
+        """The chunks of a piece, including its finish."""
         ...
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
@@ -104,7 +104,7 @@ class Shape(Protocol):
         ...
 
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
-        """The chunks that end a stream instead, once something went wrong."""
+        """The chunks that end a failed stream."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
@@ -113,14 +113,14 @@ class Shape(Protocol):
 
 
 async def answer(
-    http: web.Request, request: Generate, generation: Generation, shape: Shape
+    http: web.Request, request: GenerationRequest, generation: Generation, formatter: ReplyFormatter
 ) -> web.StreamResponse:
     """Generates and replies.
 
     Raises:
-        QueueFull, EngineDead: the engine does not take the request now.
-        RateLimited: the client's key may not have it now.
-        EngineDead, GenerationFailed, TimedOut: it failed, and nothing was sent yet.
+        QueueFull, EngineDead: the engine does not accept the request now.
+        RateLimited: the client's key has reached a limit.
+        EngineDead, GenerationFailed, TimedOut: generating failed before anything was sent.
         ConnectionResetError: the client left.
     """
     http[GENERATION] = generation
@@ -129,54 +129,60 @@ async def answer(
         with http.app[SERVICE].live.riding(generation):
             generation.submit(deadline.arrival)
             if request.stream:
-                return await _stream(http, generation, shape)
+                return await _stream(http, generation, formatter)
             async with deadline.limit():
-                return await _whole(generation, shape)
+                return await _complete_reply(generation, formatter)
     finally:
         generation.close()
 
 
-async def _whole(generation: Generation, shape: Shape) -> web.Response:
+async def _complete_reply(generation: Generation, formatter: ReplyFormatter) -> web.Response:
     choices: dict[int, WholeChoice] = {}
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
             for piece in pieces:
                 choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
     ordered = [choices[index] for index in sorted(choices)]
-    reply = partial(shape.whole, ordered, generation.usage())
+    reply = partial(formatter.whole, ordered, generation.usage())
     return json_response(await _made(generation, reply))
 
 
 async def _made(generation: Generation, make: Callable[[], T]) -> T:
-    """What ``make`` returns, made in a thread if a long prompt is told with it."""
+    """The result of ``make``, which runs in a thread if the reply holds a long prompt."""
     if generation.echoed_tokens <= INLINE_ECHO_TOKENS:
         return make()
     return await asyncio.to_thread(make)
 
 
-async def _stream(http: web.Request, generation: Generation, shape: Shape) -> web.StreamResponse:
+async def _stream(
+    http: web.Request, generation: Generation, formatter: ReplyFormatter
+) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
 
     def too_much() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
-    async with EventStream(http, shape.framing, settings.keep_alive_seconds, too_much) as events:
+    async with EventStream(
+        http, formatter.framing, settings.keep_alive_seconds, too_much
+    ) as events:
         try:
             async with http[DEADLINE].limit():
-                await _send_pieces(events, generation, shape)
-            if closing := shape.closing(generation.usage()):
+                await _send_pieces(events, generation, formatter)
+            if closing := formatter.closing(generation.usage()):
                 await events.send(closing)
         except ConnectionResetError:
             raise
         except Exception as error:
             problem = problem_of(error)
             log_failure(problem.status, error)
-            await events.send(shape.failure(problem))
+            await events.send(formatter.failure(problem))
         await events.finish()
     return events.response
 
 
-async def _send_pieces(events: EventStream, generation: Generation, shape: Shape) -> None:
+async def _send_pieces(
+    events: EventStream, generation: Generation, formatter: ReplyFormatter
+) -> None:
     opened: set[int] = set()
     async with aclosing(generation.pieces()) as steps:
         async for pieces in steps:
@@ -184,8 +190,8 @@ async def _send_pieces(events: EventStream, generation: Generation, shape: Shape
             for piece in pieces:
                 if piece.choice not in opened:
                     opened.add(piece.choice)
-                    chunks += await _made(generation, partial(shape.opening, piece.choice))
-                chunks += shape.chunks(piece)
+                    chunks += await _made(generation, partial(formatter.opening, piece.choice))
+                chunks += formatter.chunks(piece)
             await events.send(chunks)
 
 
@@ -195,7 +201,7 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 
 
 def log_failure(status: int, error: BaseException) -> None:
-    """Logs what an operator must know of: our own bugs with their trace, but no user's text."""
+    """Logs server errors for the operator: bugs with a traceback without user text."""
     if status == 500:
         logger.error("a request failed: %s", trace_of(error))
     elif status > 500:

@@ -1,4 +1,4 @@
-"""One HTTP request in the engine: its prompts are submitted, and its choices' pieces come back."""
+"""One HTTP request in the engine: submits its prompts and yields its choices' output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from chairlift.api.admission.ratelimit import Account
 from chairlift.api.errors import GenerationFailed
 from chairlift.api.observe.timing import Detokenizing, PromptTimes
 from chairlift.api.schemas.replies import CompletionTokensDetails, PromptTokensDetails, Usage
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
 from chairlift.api.text.choice import Choice, Piece, TextChoice, VectorChoice
 from chairlift.api.text.stops import StopMatcher, Stops
 from chairlift.api.text.stream import Detokenizer, TextStream
 from chairlift.engine.client.interface import TokenStream
-from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
+from chairlift.engine.messages import Pooling, SamplingParams, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
-from chairlift.scheduler.sequence import Pooling
 
 
 class ReplyReader(Protocol):
@@ -45,8 +44,8 @@ class ReplyReader(Protocol):
 class TokenPrompt(NamedTuple):
     """A prompt as token ids, with its sampling parameters.
 
-    ``reading`` is how its replies are read; None: they are text and nothing else.
-    ``prompt_logprobs`` and ``pooling`` are what is wanted of itself, see ``Submit``.
+    ``reading`` reads its replies; None means that they are plain text. ``prompt_logprobs`` and
+    ``pooling`` ask for outputs of the prompt itself, see ``Submit``.
     """
 
     tokens: list[int]
@@ -57,31 +56,31 @@ class TokenPrompt(NamedTuple):
 
     @property
     def is_scored(self) -> bool:
-        """Whether log-probabilities of itself are wanted."""
+        """Whether the prompt's own log-probabilities are requested."""
         return self.prompt_logprobs is not None
 
 
 class _Arrived(NamedTuple):
-    """Outputs of one of the prompts."""
+    """Outputs of the prompt number ``prompt``."""
 
     prompt: int
     outputs: list[TokenOutput]
 
 
 class Generation:
-    """Runs all prompts of ``request``, each with its n choices; ``close`` must follow always.
+    """Runs all prompts of ``request``, each with its n choices. ``close`` must always be called.
 
-    Choice i of prompt p has the index p * n + i. All of them are of the class ``priority``, and
-    what they use is counted in ``account``. The engine is given no more prompts than ``at_once``
-    at a time, None: all; it has ``accepted`` all of the first, or none. ``times`` are those of the
-    prompts that it was given.
+    Choice i of prompt p has the index p * n + i. All prompts have the class ``priority``, and
+    their usage counts against ``account``. The engine gets at most ``at_once`` prompts at a time,
+    None: all of them. ``accepted`` is set once the engine has taken the first of them. ``times``
+    belong to the prompts submitted so far.
     """
 
     def __init__(
         self,
         model: ServedModel,
         recorder: Recorder,
-        request: Generate,
+        request: GenerationRequest,
         request_id: str,
         prompts: Sequence[TokenPrompt],
         priority: int,
@@ -108,7 +107,7 @@ class Generation:
         self._stops = Stops(request.stop)
         self.choices = [self._choice(request, index) for index in range(len(prompts) * request.n)]
 
-    def _choice(self, request: Generate, index: int) -> Choice:
+    def _choice(self, request: GenerationRequest, index: int) -> Choice:
         prompt = self.prompts[index // self.n]
         if prompt.pooling is not None:
             return VectorChoice(index)
@@ -122,11 +121,11 @@ class Generation:
         return TextChoice(index, text, with_logprobs, echoed=prompt.is_scored)
 
     def submit(self, arrival: float) -> None:
-        """Hands the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
+        """Submits the prompts to the engine; ``arrival`` is in seconds of ``time.monotonic()``.
 
         Raises:
-            RateLimited: the account does not allow it now.
-            QueueFull, EngineDead: one of them is not accepted; ``close`` takes the others back.
+            RateLimited: the account has reached a limit.
+            QueueFull, EngineDead: a prompt is not accepted; ``close`` withdraws the others.
         """
         self._account.check(self._prompt_tokens, len(self.choices))
         self._arrival = arrival
@@ -153,12 +152,12 @@ class Generation:
         self.times.append(PromptTimes(self._arrival))
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """What is new of the choices, until all have finished: what a step added to each, in order.
+        """Yields each step's new pieces, in order, until all choices have finished.
 
         Raises:
             EngineDead: the engine ended first.
-            GenerationFailed: the engine gave a choice up.
-            QueueFull: there is no room for a prompt that was not among the first.
+            GenerationFailed: the engine failed a choice.
+            QueueFull: the queue has no room for a prompt that is submitted later.
         """
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
@@ -175,11 +174,11 @@ class Generation:
         raise GenerationFailed("the engine ended this request")
 
     def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[Piece]:
-        """The pieces that an output makes."""
+        """The pieces of one output."""
         self.times[prompt].take(output, now)
         choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
-            return ()  # it was on its way when a stop string was found
+            return ()  # it was in flight when a stop string was found
         before = choice.tokens
         pieces = choice.take(output)
         self._account.spend(choice.tokens - before)
@@ -189,12 +188,12 @@ class Generation:
 
     @property
     def waiting(self) -> int:
-        """Outputs that have come and were not asked for yet."""
+        """Outputs that have arrived and were not read yet."""
         return sum(stream.waiting for stream in self._streams) + len(self._inbox)
 
     @property
     def echoed_tokens(self) -> int:
-        """Tokens of the prompts that are told with their log-probabilities."""
+        """Tokens of the prompts whose log-probabilities are part of the reply."""
         return sum(len(prompt.tokens) for prompt in self.prompts if prompt.is_scored)
 
     @property
@@ -202,7 +201,7 @@ class Generation:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     def usage(self) -> Usage:
-        """Tokens so far. A prompt is counted once, and so is its cached part, whatever its n."""
+        """Tokens so far. A prompt and its cached part count once, whatever n is."""
         tokens = self._prompt_tokens
         completion = sum(choice.tokens for choice in self.choices)
         cached = sum(
@@ -216,10 +215,10 @@ class Generation:
         return usage
 
     def close(self) -> None:
-        """Ends in the engine whatever of it still runs."""
+        """Cancels in the engine whatever still runs."""
         for pump in self._pumps:
             if not pump.cancel() and not pump.cancelled():
-                pump.exception()  # seen; asyncio would log it otherwise
+                pump.exception()  # retrieved, or asyncio would log it
         if self.accepted and self._streams:
             self._account.end(len(self.choices))
         for number, stream in enumerate(self._streams):
@@ -232,12 +231,12 @@ class Generation:
         return self.choices[prompt * self.n : (prompt + 1) * self.n]
 
     async def _arrivals(self) -> AsyncGenerator[list[_Arrived], None]:
-        """The engine's outputs, all of one step together."""
+        """Yields the engine's outputs, those of one step together."""
         if len(self.prompts) == 1:
             async for outputs in self._streams[0]:
                 yield [_Arrived(0, outputs)]
             return
-        # A step's outputs are ready together: the pumps gather them before this task wakes.
+        # Outputs of a step arrive together: the pumps collect them before this task wakes.
         inbox = self._inbox
         wake = asyncio.Event()
 
@@ -257,7 +256,7 @@ class Generation:
         while True:
             await wake.wait()
             wake.clear()
-            # One turn of the loop: the other pumps' outputs of this step, and ends, come in.
+            # One turn of the loop lets the other pumps add their outputs of this step, and end.
             await asyncio.sleep(0)
             if inbox:
                 batch, inbox[:] = inbox[:], []

@@ -1,4 +1,4 @@
-"""A prompt as a request gives it, text or token ids, as the engine takes it."""
+"""Converts a request's prompt, text or token ids, to the token ids for the engine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from chairlift.api.service import ServedModel
 async def prompt_tokens(
     model: ServedModel, prompt: Prompt, add_special_tokens: bool, param: str
 ) -> list[int]:
-    """Its token ids; ``param`` names its field.
+    """The token ids of ``prompt``; ``param`` is the name of its field, for errors.
 
     Raises:
-        PromptTooLong: the text is longer than any that fits the context.
-        RequestError: the model has no such token.
+        PromptTooLong: the text cannot fit the context.
+        RequestError: a token id is not in the model's vocabulary.
     """
     vocabulary, context = model.vocabulary, model.info.max_context
     if isinstance(prompt, str):

@@ -1,18 +1,18 @@
-"""From a validated request to the engine's sampling parameters."""
+"""Converts a validated request to the engine's sampling parameters."""
 
 from __future__ import annotations
 
 import random
 
 from chairlift.api.errors import ContextExceeded
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
 from chairlift.engine.errors import Overflow, RequestError
 from chairlift.engine.messages import Grammar, ModelInfo, SamplingParams, Thinking
 
 
 def sampling_params(
-    request: Generate,
+    request: GenerationRequest,
     model: ServedModel,
     prompt_tokens: int,
     *,
@@ -23,15 +23,15 @@ def sampling_params(
     grammar: Grammar | None,
     thinking: Thinking | None = None,
 ) -> SamplingParams:
-    """The parameters of one prompt.
+    """The sampling parameters of one prompt.
 
-    ``param`` names the prompt's field. ``max_tokens`` is what the client asked for;
-    ``default_max_tokens`` None is all the room in the context. ``grammar`` is what ``grammar_of``
-    has found, ``thinking`` the thought that may go before it.
+    ``param`` names the prompt's field. ``max_tokens`` is the client's value;
+    ``default_max_tokens`` None means the remaining context. ``grammar`` comes from
+    ``grammar_of``, ``thinking`` describes the thought that may precede it.
 
     Raises:
-        ContextExceeded: prompt and output do not fit the context.
-        RequestError: a value does not fit this model.
+        ContextExceeded: prompt and output exceed the context.
+        RequestError: a value is out of range for this model.
     """
     vocabulary = model.vocabulary
     vocabulary.check_ids(list(request.logit_bias), "logit_bias")
@@ -65,19 +65,19 @@ def sampling_params(
 
 
 def room_for(info: ModelInfo, prompt_tokens: int, max_tokens: int | None, param: str) -> int:
-    """The output tokens that the context has room for: ``max_tokens`` at least, None: one.
+    """The number of output tokens that fit the context after the prompt.
 
     Raises:
-        ContextExceeded: it has not.
-        RequestError: there is no prompt.
+        ContextExceeded: fewer than ``max_tokens`` fit (None: not even one).
+        RequestError: the prompt is empty.
     """
     context = info.max_context
     if prompt_tokens == 0:
         raise RequestError(f"{param}: the prompt is empty", param)
-    wanted = 1 if max_tokens is None else max_tokens
-    if prompt_tokens + wanted > context:
+    num_tokens = 1 if max_tokens is None else max_tokens
+    if prompt_tokens + num_tokens > context:
         asked = "" if not max_tokens else f" and {max_tokens} for the completion"
-        why = info.shortage(prompt_tokens + wanted)
+        why = info.shortage(prompt_tokens + num_tokens)
         limit = f"this model's maximum context length is {context} tokens" if why is None else why
         raise ContextExceeded(
             f"{limit}; you requested {prompt_tokens} tokens in the {param}{asked}. Please reduce "

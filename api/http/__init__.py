@@ -1,3 +1,3 @@
-"""What every handler needs of HTTP and none of the packages above owns: server-sent events, and
-what identifies a request. It runs in the API process and imports nothing of Chairlift.
+"""HTTP basics for handlers and clients: server-sent events, written and parsed, and what identifies
+a request. It imports nothing else of Chairlift.
 """

@@ -1,4 +1,4 @@
-"""Server-sent events: data lines of JSON, named or not, and something to keep the line alive."""
+"""Writes server-sent events: JSON data lines, optional event names, and keep-alives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiohttp import web
 logger = logging.getLogger(__name__)
 
 _COMMENT = b": keep-alive\n\n"
-# How often it is looked at what waits for a client that does not read.
+# How often a client that does not read is checked for too much waiting output.
 WATCH_SECONDS = 0.5
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -27,9 +27,9 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How an endpoint's events are put on the wire.
+    """How an endpoint's events are written.
 
-    ``named``: an event has the name that its struct's tag is. ``keep_alive`` is sent into a silent
+    With ``named``, an event is named by its struct's tag. ``keep_alive`` is sent into a silent
     stream, ``end`` after the last event.
     """
 
@@ -46,9 +46,9 @@ MESSAGES = Framing(named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n
 class EventStream:
     """One event stream reply, opened and closed by ``async with``.
 
-    A stream silent for ``keep_alive_seconds`` is kept alive as ``framing`` has it. A client that
-    does not read is cut off when ``too_much`` says that more is waiting for it than may.
-    Writing raises ConnectionResetError once the client has left.
+    A stream silent for ``keep_alive_seconds`` gets the keep-alive of ``framing``. A client that
+    does not read is cut off once ``too_much`` returns true. Writing raises ConnectionResetError
+    after the client has left.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EventStream:
         self._keeper.cancel()
 
     async def send(self, chunks: Sequence[msgspec.Struct]) -> None:
-        """Sends chunks, if there are any, in one write."""
+        """Sends ``chunks`` in one write; without chunks, nothing."""
         if not chunks:
             return
         encode = self._encode
@@ -115,7 +115,7 @@ class EventStream:
             try:
                 await self._write(self._framing.keep_alive)
             except ConnectionResetError:
-                return  # the handler is told by its own write, or cancelled
+                return  # the handler's own write fails, or it is cancelled
 
     def _cut_off(self) -> None:
         if (transport := self._request.transport) is not None:

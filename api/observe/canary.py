@@ -1,7 +1,7 @@
-"""The canary: replays a finished row alone now and then, and counts those whose tokens differ.
+"""The canary: sometimes replays a finished row alone, and counts rows whose tokens differ.
 
-What a row's tokens are must not depend on who else is in the batch. The only way to see that it
-does not, on the operator's machine and with the users' requests, is to compute one again.
+A row's tokens must not depend on the rest of the batch. Computing a row again is the only way to
+check that on the operator's machine and with the users' requests.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from chairlift.metrics.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-# So many first tokens of a row's output are kept and computed again, however long it was.
-MOST_TOKENS = 1024
-# How often the engine is looked at while there is a row to replay and others run.
+# A replay compares at most this many first output tokens.
+MAX_TOKENS = 1024
+# How often a waiting replay checks whether the engine is idle.
 POLL_SECONDS = 0.1
-# How often a replay that gives way is begun: a long row would keep all others from their turn.
+# How often an interrupted replay is tried: a long row must not block all later ones.
 ATTEMPTS = 3
 
 
 class FinishedRow(NamedTuple):
-    """One choice of a finished request, the id it has in the logs, and its first output tokens."""
+    """One choice of a finished request, its id in the logs, and its first output tokens."""
 
     request: Submit
     request_id: str | None
@@ -44,7 +44,7 @@ class FinishedRow(NamedTuple):
     tokens: list[int]
 
     def replay(self) -> Submit:
-        """The request that gives the same tokens, out of nobody's prefix and before nobody."""
+        """A request for the same tokens, with the lowest priority and no shared prefix."""
         params = self.request.params
         name = uuid.uuid4().hex
         return Submit(
@@ -63,17 +63,16 @@ class FinishedRow(NamedTuple):
         )
 
     def divergence(self, tokens: list[int]) -> int | None:
-        """The first output position where a replay's tokens are others, if there is one."""
+        """The first output position where a replay's tokens differ, or None."""
         pairs = zip_longest(self.tokens, tokens)
         return next((at for at, (mine, other) in enumerate(pairs) if mine != other), None)
 
 
 class Canary:
-    """Takes one row of the users' requests every ``interval`` seconds, and replays it.
+    """Records one row of the users' requests every ``interval`` seconds, and replays it.
 
-    A replay begins when the engine has nothing else to do, and is given up as soon as anybody
-    submits a request; it begins anew when the engine is idle again, so many ATTEMPTS, and then the
-    row is let go for the next one. There is never more than one row in memory.
+    A replay starts when the engine is idle and is cancelled as soon as a user submits a request.
+    It is tried ATTEMPTS times, then the row is dropped. Only one row is in memory at a time.
     """
 
     def __init__(self, client: EngineClient, recorder: Recorder, interval: float) -> None:
@@ -85,7 +84,7 @@ class Canary:
         self._replay: TokenStream | None = None
 
     def submit(self, request: Submit) -> TokenStream:
-        """Submits a user's request; see ``EngineClient.submit``. A replay gives way first."""
+        """Submits a user's request, see ``EngineClient.submit``, and cancels a running replay."""
         if self._replay is not None:
             self._replay.close()
         stream = self._client.submit(request)
@@ -94,7 +93,7 @@ class Canary:
         if self._recording is not None and not self._recording.ended:
             return stream
         if not request.params.max_tokens:
-            return stream  # nothing of it could be compared
+            return stream  # it generates nothing to compare
         self._recording = RecordedStream(stream, request, self._wanted)
         return self._recording
 
@@ -105,7 +104,7 @@ class Canary:
             row = await self._next_row()
             try:
                 await self._check(row)
-            except Exception as error:  # whatever it is, the next row may be checked
+            except Exception as error:  # a failed replay must not stop the canary
                 logger.error("a row could not be replayed: %s", trace_of(error))
 
     async def _next_row(self) -> FinishedRow:
@@ -125,7 +124,7 @@ class Canary:
         logger.debug("the engine was never idle for long enough to replay a row")
 
     async def _idle(self) -> None:
-        # Nobody tells when it has become so.
+        # The engine client sends no event when it becomes idle.
         while self._client.unfinished or self._client.unhealthy is not None:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
@@ -144,10 +143,10 @@ class Canary:
             )
 
     async def _tokens_alone(self, row: FinishedRow) -> list[int] | None:
-        """The tokens of a replay, or None if it had to give way, or was not taken.
+        """The tokens of a replay, or None if it was cancelled or refused.
 
         Raises:
-            GenerationFailed: it failed; perhaps it has brought the engine down.
+            GenerationFailed: the replay failed; it may have brought the engine down.
         """
         tokens: list[int] = []
         finished = False
@@ -169,7 +168,7 @@ class Canary:
 
 
 class RecordedStream:
-    """A user's stream, passed on as it is; one of its choices becomes a ``FinishedRow``."""
+    """Passes a user's stream on unchanged and records one of its choices as a ``FinishedRow``."""
 
     def __init__(
         self, stream: TokenStream, request: Submit, wanted: asyncio.Future[FinishedRow]
@@ -195,20 +194,20 @@ class RecordedStream:
         """See ``TokenStream.stop``."""
         self._stream.stop(index)
         if index == self._row.choice:
-            self._end(whole=True)
+            self._end(complete=True)
 
     def close(self) -> None:
         """See ``TokenStream.close``."""
         self._stream.close()
-        self._end(whole=False)
+        self._end(complete=False)
 
     def _take(self, output: TokenOutput) -> None:
         tokens = self._row.tokens
-        tokens += output.token_ids[: MOST_TOKENS - len(tokens)]
+        tokens += output.token_ids[: MAX_TOKENS - len(tokens)]
         if output.finish is not None:
-            self._end(whole=output.finish in ("stop", "length"))
+            self._end(complete=output.finish in ("stop", "length"))
 
-    def _end(self, whole: bool) -> None:
-        if whole and not self.ended and not self._wanted.done():
+    def _end(self, complete: bool) -> None:
+        if complete and not self.ended and not self._wanted.done():
             self._wanted.set_result(self._row)
         self.ended = True

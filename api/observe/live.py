@@ -1,6 +1,6 @@
-"""What the page at ``/`` shows: the line, its pace, its memory, and who has left it lately.
+"""What the page at ``/`` shows: batch, queue, throughput, memory, and recent requests.
 
-While nobody watches, a step costs one assignment and a request a set entry; nothing is computed.
+While no page watches, a step costs one assignment and a request one set entry.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Literal, Protocol
 import msgspec
 
 from chairlift.api.errors import TooManyWatchers
-from chairlift.api.observe.request_record import Exchange, ObservedGeneration, ObservedModel
+from chairlift.api.observe.request_record import ObservedGeneration, ObservedModel, RequestRecord
 from chairlift.engine.messages import ModelInfo, StepStats
 from chairlift.metrics.window import Percentiles, Tally
 
-# Each watcher is told this often.
+# How often each watcher gets a snapshot.
 PERIOD_SECONDS = 0.5
 MAX_WATCHERS = 16
-# Latencies and prefix hits are those of the last minute; the pace, of what a step may take.
+# Latencies and prefix hits cover the last minute; throughput, a span longer than a step.
 WINDOW_SECONDS = 60.0
 PACE_SECONDS = 5.0
 RECENT_REQUESTS = 12
@@ -31,7 +31,7 @@ _GENERATED, _PREFILLED, _QUERIED, _HIT = range(4)
 
 
 class Facts(msgspec.Struct):
-    """The model that is served."""
+    """The served model."""
 
     name: str
     architecture: str
@@ -42,7 +42,7 @@ class Facts(msgspec.Struct):
 
 
 class Rider(msgspec.Struct):
-    """A choice that has its first token and not its last; ``id`` is made of the completion's."""
+    """A choice that is generating; ``id`` is derived from the completion's id."""
 
     id: str
     tokens: int
@@ -57,7 +57,9 @@ class Latency(msgspec.Struct):
 
 
 class KVMemory(msgspec.Struct):
-    """Bytes: what tokens take of the rows' buffers, these, prefixes kept, and the rows' limit."""
+    """Bytes: used by tokens in the rows' buffers, reserved for rows, taken by cached prefixes, and
+    the limit of all rows.
+    """
 
     used: int
     reserved: int
@@ -66,17 +68,17 @@ class KVMemory(msgspec.Struct):
 
 
 class Prefixes(msgspec.Struct):
-    """Prompt tokens that were looked up in the prefix cache in the window, and those found."""
+    """Prompt tokens looked up in the prefix cache during the window, and those found there."""
 
     queried: int
     hit: int
 
 
 class RecentRequest(msgspec.Struct):
-    """A request that has ended, without anything its client wrote. Times are in seconds.
+    """An ended request, without any text of its client. Times are in seconds.
 
-    ``id`` is the completion's, None where none was made. Tokens and times are None likewise;
-    ``first_token`` is counted from the arrival.
+    ``id``, tokens and times are None if nothing was generated; ``first_token`` is counted from
+    the arrival.
     """
 
     id: str | None
@@ -93,8 +95,8 @@ class RecentRequest(msgspec.Struct):
 class Snapshot(msgspec.Struct):
     """One event. ``reason`` says why requests cannot be served now.
 
-    ``running`` are rows of the batch, those included whose prompts are still computed; ``riders``
-    those of users that are generating. Paces are tokens a second.
+    ``running`` counts the rows of the batch, prefilling ones included; ``riders`` are the users'
+    generating choices. Paces are tokens a second.
     """
 
     status: Literal["ok", "unavailable"]
@@ -129,7 +131,7 @@ class ServerStatus(Protocol):
 
 
 class _Watched:
-    """What is gathered while somebody watches."""
+    """Statistics that are gathered only while a page watches."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
@@ -149,9 +151,9 @@ class _Watched:
         self.prefixes.add_many(_QUERIED, stats.prefix_queries, now)
         self.prefixes.add_many(_HIT, stats.prefix_hits, now)
 
-    def add_exchange(self, exchange: Exchange) -> None:
-        request = RecentRequest(None, exchange.route, exchange.status, exchange.seconds, 0.0)
-        if (generation := exchange.generation) is not None:
+    def add_request(self, record: RequestRecord) -> None:
+        request = RecentRequest(None, record.route, record.status, record.seconds, 0.0)
+        if (generation := record.generation) is not None:
             usage = generation.usage()
             request.id = generation.id
             request.prompt_tokens = usage.prompt_tokens
@@ -161,11 +163,11 @@ class _Watched:
                 (t.begun.first_token - t.arrival for t in generation.times if t.begun is not None),
                 default=None,
             )
-        self.ended.appendleft((exchange.ended, request))
+        self.ended.appendleft((record.ended, request))
 
 
 class Live:
-    """Takes in what happens, and tells watchers of it. ``closing`` is set when the server ends."""
+    """Records steps and requests for watchers. ``closing`` is set when the server stops."""
 
     def __init__(self) -> None:
         self.closing = asyncio.Event()
@@ -175,19 +177,19 @@ class Live:
         self._watched: _Watched | None = None
 
     def record_step(self, stats: StepStats) -> None:
-        """An engine step has ended."""
+        """Records an engine step."""
         self._latest = stats
         if self._watched is not None:
             self._watched.add_step(stats)
 
-    def record_exchange(self, exchange: Exchange) -> None:
-        """A request that makes work has ended, or was refused."""
+    def record_request(self, record: RequestRecord) -> None:
+        """Records a request that does work and has ended or was refused."""
         if self._watched is not None:
-            self._watched.add_exchange(exchange)
+            self._watched.add_request(record)
 
     @contextmanager
     def riding(self, generation: ObservedGeneration) -> Iterator[None]:
-        """A request is in the engine as long as the ``with`` lasts."""
+        """Shows the request as generating until the ``with`` block ends."""
         self._open.add(generation)
         try:
             yield
@@ -196,10 +198,10 @@ class Live:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Somebody watches as long as the ``with`` lasts.
+        """Counts a watcher until the ``with`` block ends.
 
         Raises:
-            TooManyWatchers: ``MAX_WATCHERS`` do already.
+            TooManyWatchers: there are ``MAX_WATCHERS`` already.
         """
         if self._watchers == MAX_WATCHERS:
             raise TooManyWatchers(f"{MAX_WATCHERS} pages watch this server already")
@@ -213,11 +215,11 @@ class Live:
                 self._watched = None
 
     def snapshot(self, server: ServerStatus) -> Snapshot:
-        """What there is to tell now. Only while somebody watches."""
+        """The current snapshot. Call it only inside ``watching``."""
         watched, stats, now = self._watched, self._latest, time.monotonic()
         assert watched is not None
         pace, prefixes = watched.pace.counts(now), watched.prefixes.counts(now)
-        # A page just opened has not seen a whole window yet.
+        # A page just opened has not watched for a whole window yet.
         seconds = max(PERIOD_SECONDS, min(PACE_SECONDS, now - watched.since))
         model = server.loaded
         reason = server.unhealthy
@@ -235,7 +237,7 @@ class Live:
             _latency(watched.itl, now),
             KVMemory(stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes, limit),
             Prefixes(prefixes[_QUERIED], prefixes[_HIT]),
-            [msgspec.structs.replace(told, ago=now - ended) for ended, told in watched.ended],
+            [msgspec.structs.replace(request, ago=now - ended) for ended, request in watched.ended],
         )
 
     def _riders(self) -> list[Rider]:

@@ -1,4 +1,4 @@
-"""The page at ``/``, its files under ``/ui/``, and the events that it shows."""
+"""Serves the page at ``/``, its files under ``/ui/``, and its event stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chairlift.api.observe.live import PERIOD_SECONDS, Live, ServerStatus
 _FOLDER = Path(__file__).parent / "ui"
 _INDEX = "index.html"
 EVENTS = "/ui/events"
-# Nothing from elsewhere, nothing inline, and in nobody's frame.
+# No foreign content, no inline scripts, no framing by other sites.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -23,14 +23,14 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     hdrs.CACHE_CONTROL: "no-cache",
 }
-# NOTE: not by mimetypes, whose answers depend on the machine.
+# NOTE: mimetypes is no substitute; its answers depend on the machine.
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-# Where each file is served.
+# Files by the path that serves them.
 _PATHS = {
     "/" if path.name == _INDEX else f"/ui/{path.name}": path
     for path in sorted(_FOLDER.iterdir())
@@ -63,13 +63,13 @@ async def _file(body: bytes, content_type: str, request: web.Request) -> web.Res
 async def _events(
     live: Live, server: ServerStatus, keep_alive_seconds: float, request: web.Request
 ) -> web.StreamResponse:
-    """Snapshots, until the watcher leaves or the server ends.
+    """Streams snapshots until the watcher leaves or the server stops.
 
     Raises:
-        TooManyWatchers: there is no room for one more.
+        TooManyWatchers: the maximum number of pages watches already.
     """
     with live.watching():
-        # One who does not read is waited for, and cut off by the connection.
+        # The connection itself cuts off a watcher that does not read.
         stream = EventStream(request, PLAIN, keep_alive_seconds, lambda: False)
         async with stream as events:
             while not live.closing.is_set():

@@ -1,4 +1,4 @@
-"""One request and its reply, as the logs and the traces tell it once it has ended."""
+"""The record of one ended request, which the access log, the page and the traces read."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ class ObservedGeneration(Protocol):
     def usage(self) -> Usage: ...
 
 
-# What a request generates, once it is valid.
+# The generation of a request, set once the request is valid.
 GENERATION: web.RequestKey[ObservedGeneration] = web.RequestKey("generation", ObservedGeneration)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """``route`` is the route's pattern; ``status`` CLIENT_LEFT is a client that did not wait.
+class RequestRecord:
+    """One ended request.
 
-    ``generation`` is None where nothing was to be generated, or the request was not valid. Times
-    are seconds of ``time.monotonic()``.
+    ``route`` is the route's pattern. ``status`` is CLIENT_LEFT if the client did not wait for the
+    reply. ``generation`` is None if the request was invalid or generated nothing. Times are
+    seconds of ``time.monotonic()``.
     """
 
     request_id: str
@@ -77,19 +78,21 @@ class Exchange:
     ended: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, request: web.Request, request_id: str, status: int, started: float) -> Exchange:
-        """What has just ended. Nothing in it is text that a client made up."""
+    def of_request(
+        cls, request: web.Request, request_id: str, status: int, started: float
+    ) -> RequestRecord:
+        """The record of a request that ends now. It holds no text chosen by the client."""
         method = request.method if request.method in hdrs.METH_ALL else "other"
         return cls(request_id, route_of(request), method, status, started, request.get(GENERATION))
 
     @property
     def seconds(self) -> float:
-        """From the request's head to the end of its reply."""
+        """Seconds from the request's headers to the end of its reply."""
         return self.ended - self.started
 
     @property
     def finish_reasons(self) -> Sequence[str]:
-        """Of each choice, "abort" if the client left first; none if the engine refused them."""
+        """Each choice's finish, "abort" if the client left first; empty if the engine refused."""
         if self.generation is None or not self.generation.accepted:
             return ()
         unfinished = "abort" if self.status == CLIENT_LEFT else "error"

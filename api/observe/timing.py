@@ -1,4 +1,4 @@
-"""When what happened to a prompt: the engine's times, and those of the API process."""
+"""Times of a prompt's phases, measured in the engine and in the API process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from chairlift.engine.messages import PrefillTimes, TokenOutput
 
 @dataclass(slots=True)
 class PromptTimes:
-    """A prompt's way, in seconds of ``time.monotonic()``; None is a point that was not reached.
+    """Times of one prompt, in seconds of ``time.monotonic()``; None means not reached.
 
-    ``last_token`` is when the API process had the last token of its choices so far.
+    ``last_token`` is when the API process received the latest token of its choices.
     """
 
     arrival: float
@@ -20,8 +20,8 @@ class PromptTimes:
     last_token: float | None = None
 
     def take(self, output: TokenOutput, now: float) -> None:
-        """Notes an output that has arrived."""
-        # An engine that is started anew tells it again.
+        """Records the arrival of an output."""
+        # A restarted engine reports the prefill again; the first report counts.
         self.begun = self.begun or output.begun
         self.last_token = now
 
@@ -45,14 +45,14 @@ class PromptTimes:
 
 @dataclass(slots=True)
 class Detokenizing:
-    """From the first tokens turned into text to the last; ``busy`` are the seconds it took."""
+    """The span of detokenizing, and the seconds in it that were spent working (``busy``)."""
 
     started: float | None = None
     ended: float = 0.0
     busy: float = 0.0
 
     def add(self, started: float) -> None:
-        """One step's tokens, begun at ``started``, are text now."""
+        """Adds one step's detokenizing, which began at ``started`` and ends now."""
         self.ended = time.monotonic()
         self.busy += self.ended - started
         if self.started is None:

@@ -1,7 +1,8 @@
-"""OpenTelemetry traces: a request's spans, made when it has ended out of the times it noted.
+"""OpenTelemetry traces. A request's spans are made from its recorded times when it has ended.
 
-Names and attributes are OpenTelemetry's semantic conventions for generative AI and HTTP; what they
-do not have is ``chairlift.…``. Needs the extra ``otel``; imported with ``--otlp-endpoint`` only.
+Names and attributes follow OpenTelemetry's semantic conventions for generative AI and HTTP;
+Chairlift's own begin with ``chairlift.``. Needs the extra ``otel``, and is imported only with
+``--otlp-endpoint``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from chairlift.api.http.requests import CLIENT_LEFT
-from chairlift.api.observe.request_record import Exchange, ObservedGeneration
+from chairlift.api.observe.request_record import ObservedGeneration, RequestRecord
 from chairlift.api.observe.timing import PromptTimes
 from chairlift.api.version import VERSION
 
-# The routes whose requests are traced, and what the conventions call what they do.
+# The traced routes, and the conventions' name of each one's operation.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
@@ -32,12 +33,12 @@ OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 _PATH = "/v1/traces"
-# How long a batch is tried, and so how long the server's end may wait for a collector that is gone.
+# Time limit for exporting a batch, and so for stopping when the collector is gone.
 EXPORT_SECONDS = 3.0
 
 
 def otlp_processor(endpoint: str) -> SpanProcessor:
-    """Sends spans to a collector, in batches and from a thread; full, it drops them."""
+    """Sends spans to a collector in batches, from a thread; drops spans when its queue is full."""
     base = endpoint.rstrip("/").removesuffix(_PATH)
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=base + _PATH, timeout=EXPORT_SECONDS))
 
@@ -45,46 +46,46 @@ def otlp_processor(endpoint: str) -> SpanProcessor:
 class Tracing:
     """Turns ended requests into spans for ``processor``.
 
-    A ``traceparent`` header makes them part of the client's trace, unless that is not sampled.
+    A ``traceparent`` header makes them part of the client's trace if that trace is sampled.
     """
 
     def __init__(self, processor: SpanProcessor) -> None:
         named = Resource({"service.name": "chairlift", "service.version": VERSION})
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES count more.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these.
         self._provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()))
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("chairlift", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, exchange: Exchange, headers: Mapping[str, str]) -> None:
-        """Adds a request's spans, if it is one that generates."""
-        operation = OPERATIONS.get(exchange.route)
+    def record(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+        """Adds the spans of an ended request, if its route is traced."""
+        operation = OPERATIONS.get(record.route)
         if operation is None:
             return
-        generation = exchange.generation
-        # What happened was measured by a clock that nobody sets; spans want the one on the wall.
+        generation = record.generation
+        # Times were measured with the monotonic clock; spans need wall-clock time.
         clock = _WallClock(time.time() - time.monotonic())
         span = self._tracer.start_span(
             operation if generation is None else f"{operation} {generation.model.name}",
             self._propagator.extract(headers),
             SpanKind.SERVER,
-            _http_attributes(exchange) | {"gen_ai.operation.name": operation},
-            start_time=clock.nanoseconds(exchange.started),
+            _http_attributes(record) | {"gen_ai.operation.name": operation},
+            start_time=clock.nanoseconds(record.started),
         )
         if span.is_recording() and generation is not None:
             span.set_attributes(_generation_attributes(generation))
-            if exchange.finish_reasons:
-                span.set_attribute("gen_ai.response.finish_reasons", exchange.finish_reasons)
+            if record.finish_reasons:
+                span.set_attribute("gen_ai.response.finish_reasons", record.finish_reasons)
             parent = set_span_in_context(span)
             for number, times in enumerate(generation.times):
-                self._add_prompt(parent, clock, number, times, exchange.ended)
+                self._add_prompt(parent, clock, number, times, record.ended)
             self._add_detokenizing(parent, clock, generation)
-        if exchange.status >= 500 or "error" in exchange.finish_reasons:
+        if record.status >= 500 or "error" in record.finish_reasons:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(clock.nanoseconds(exchange.ended))
+        span.end(clock.nanoseconds(record.ended))
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Exports the remaining spans."""
         self._provider.shutdown()
 
     def _add_prompt(
@@ -130,7 +131,7 @@ class Tracing:
 
 
 class _WallClock:
-    """Turns seconds of ``time.monotonic()`` into nanoseconds since 1970."""
+    """Converts seconds of ``time.monotonic()`` to nanoseconds since 1970."""
 
     def __init__(self, offset: float) -> None:
         self._offset = offset
@@ -139,21 +140,21 @@ class _WallClock:
         return round((seconds + self._offset) * 1e9)
 
 
-def _http_attributes(exchange: Exchange) -> dict[str, AttributeValue]:
+def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        "http.request.method": exchange.method,
-        "http.route": exchange.route,
-        "chairlift.request.id": exchange.request_id,
+        "http.request.method": record.method,
+        "http.route": record.route,
+        "chairlift.request.id": record.request_id,
     }
-    if exchange.status != CLIENT_LEFT:
-        attributes["http.response.status_code"] = exchange.status
-    if exchange.status >= 400:
-        attributes["error.type"] = str(exchange.status)
+    if record.status != CLIENT_LEFT:
+        attributes["http.response.status_code"] = record.status
+    if record.status >= 400:
+        attributes["error.type"] = str(record.status)
     return attributes
 
 
 def _generation_attributes(generation: ObservedGeneration) -> dict[str, AttributeValue]:
-    """What was asked for, by the first prompt's parameters, and what came of it."""
+    """Attributes of the request, from its first prompt's parameters, and of its result."""
     params = generation.prompts[0].params
     usage = generation.usage()
     return {

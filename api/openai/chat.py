@@ -38,11 +38,11 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     request = await read(http, ChatRequest)
     generation = await prepare(http, request, "chatcmpl-")
-    return await answer(http, request, generation, _ChatShape(generation, request))
+    return await answer(http, request, generation, _ChatFormatter(generation, request))
 
 
-class _ChatShape:
-    """The Shape of chat completions."""
+class _ChatFormatter:
+    """The ReplyFormatter of chat completions."""
 
     framing = PLAIN
 

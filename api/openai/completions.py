@@ -63,8 +63,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     if request.echo:
         given = zip(request.prompt, prompts, strict=True)
         echoes = [await Echo.of(one, own.tokens, model.vocabulary) for one, own in given]
-    shape = _CompletionShape(generation, request, echoes)
-    return await answer(http, request, generation, shape)
+    formatter = _CompletionFormatter(generation, request, echoes)
+    return await answer(http, request, generation, formatter)
 
 
 async def _token_prompt(
@@ -86,8 +86,8 @@ async def _token_prompt(
     return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
 
 
-class _CompletionShape:
-    """The Shape of completions. ``echoes`` are the prompts, or none."""
+class _CompletionFormatter:
+    """The ReplyFormatter of completions. ``echoes`` are the prompts, or none."""
 
     framing = PLAIN
 

@@ -20,7 +20,7 @@ from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import room_for
 from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Embedding, EmbeddingList, EmbeddingUsage
-from chairlift.api.schemas.schemas import EmbeddingRequest, Generate
+from chairlift.api.schemas.schemas import EmbeddingRequest, GenerationRequest
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.choice import VectorChoice
 from chairlift.engine.errors import RequestError
@@ -55,7 +55,7 @@ async def embeddings(http: web.Request) -> web.Response:
             # Of thousands of texts none holds up everyone's streams for longer than itself.
             await asyncio.sleep(0)
     name = f"embd-{uuid.uuid4().hex}"
-    handled = Generate(cache_salt=request.cache_salt)
+    handled = GenerationRequest(cache_salt=request.cache_salt)
     account = http[ACCOUNT]
     generation = Generation(
         model, service.recorder, handled, name, prompts, priority, account, at_once

@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from chairlift.api.generate.generation import Generation
 from chairlift.api.schemas.replies import Usage
-from chairlift.api.schemas.schemas import Generate
+from chairlift.api.schemas.schemas import GenerationRequest
 
 
 class StreamUsage:
@@ -15,7 +15,7 @@ class StreamUsage:
     ``at_end``: one more chunk than there are of choices says the total.
     """
 
-    def __init__(self, request: Generate, generation: Generation) -> None:
+    def __init__(self, request: GenerationRequest, generation: Generation) -> None:
         options = request.stream_options
         self.at_end = options is not None and options.include_usage
         self._continuous = options is not None and options.continuous_usage_stats

@@ -1,6 +1,8 @@
-"""OpenAI's Responses API: a request's items become a conversation, what is generated becomes items.
+"""OpenAI's Responses API (/v1/responses): converts items to a chat request, and output to items.
 
-``request`` and ``inputs`` are what a client may send, ``items`` what is kept and sent back,
-``history`` leads from items to messages, ``output`` from what is generated to items and events,
-and ``store`` keeps responses for a while.
+``handlers`` is the entry point. ``request``, ``inputs``, ``hosted``, ``parts`` and ``tools``
+validate what a client sends; ``dialogue`` and ``history`` make a chat request of it. ``output``,
+``shape`` and ``events`` build the reply and its stream. ``items`` are the stored form of inputs and
+outputs, and ``store`` keeps responses that clients can continue. The package runs in the API
+process and must not import MLX, transformers, the cache or the scheduler.
 """

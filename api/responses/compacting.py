@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: the model summarizes a conversation, to go on from in its place."""
+"""POST /v1/responses/compact: the model summarizes a conversation, which the summary replaces."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.compaction import sealed
 from chairlift.api.responses.dialogue import Earlier, conversation_of
+from chairlift.api.responses.formatter import response_usage
 from chairlift.api.responses.history import messages_of
 from chairlift.api.responses.items import CompactionItem, MessageItem, new_id
 from chairlift.api.responses.replies import CompactedResponse
 from chairlift.api.responses.request import CompactRequest
-from chairlift.api.responses.shape import response_usage
 from chairlift.api.schemas.replies import Usage
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.text.choice import Piece
 
-# Longer ones would defeat their purpose.
+# A longer summary would defeat its purpose.
 MAX_SUMMARY_TOKENS = 4096
 _ASK = (
     "Summarize the conversation so far, for an assistant who will carry on without having seen it. "
@@ -32,17 +32,17 @@ _ASK = (
 
 
 class Compaction(NamedTuple):
-    """``chat`` asks for the summary; ``kept`` are the messages that stay as they are."""
+    """``chat`` asks the model for the summary; ``kept`` are the messages that stay unchanged."""
 
     chat: ChatRequest
     kept: list[MessageItem]
 
 
 def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
-    """What is asked of the model, and what is kept beside its summary.
+    """Plans the compaction of a conversation; all messages but the assistant's are kept.
 
     Raises:
-        RequestError, pydantic.ValidationError: nothing was said, or too much.
+        RequestError, pydantic.ValidationError: the conversation is empty or too long.
     """
     items = conversation_of(request, earlier)
     messages = messages_of(request.instructions, items)
@@ -61,8 +61,8 @@ def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
     return Compaction(chat, kept)
 
 
-class CompactionShape:
-    """Makes a summary the last of the items that are replied; it is never streamed."""
+class CompactionFormatter:
+    """Replies with the kept messages and the summary as the last item. It is never streamed."""
 
     framing = RESPONSES
 

@@ -1,7 +1,7 @@
-"""A conversation's summary, as the opaque text of a compaction item.
+"""Encodes a conversation's summary as the opaque text of a compaction item.
 
-Its clients keep the item and send it back in place of the conversation. The text is not encrypted:
-whoever has it has had the conversation.
+The client sends the item back in place of the conversation. The text is encoded but not encrypted,
+because its owner has seen the conversation anyway.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import base64
 import binascii
 
-# Tells our own from another server's, and leaves room for another form.
+# Distinguishes our items from those of other servers, and this format from later ones.
 _PREFIX = "chairlift-1:"
 
 
 def sealed(summary: str) -> str:
-    """The opaque text that holds ``summary``."""
+    """Encodes ``summary`` as opaque text."""
     return _PREFIX + base64.b64encode(summary.encode()).decode()
 
 
 def opened(text: str) -> str:
-    """The summary in an opaque text.
+    """Decodes the summary from an opaque text.
 
     Raises:
-        ValueError: this server has not made it.
+        ValueError: the text does not have this server's format.
     """
     try:
         if not text.startswith(_PREFIX):
@@ -33,7 +33,7 @@ def opened(text: str) -> str:
 
 
 def summary_in(text: object) -> object:
-    """The same text; raises ValueError as ``opened`` does."""
+    """Returns ``text`` unchanged; raises ValueError if ``opened`` cannot decode it."""
     if isinstance(text, str):
         opened(text)
     return text

@@ -1,4 +1,4 @@
-"""From a Responses request, and the responses that it goes on from, to a chat request."""
+"""Converts a Responses request, with the stored responses that it continues, to a chat request."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ Fields = dict[str, Any]
 
 
 class Earlier(NamedTuple):
-    """The stored responses that a request needs: ``previous`` is the one that it goes on from,
-    ``referred`` are those that hold the items that it refers to."""
+    """The stored responses that a request needs.
+
+    ``previous`` is the one that it continues; ``referred`` contain the items that it refers to.
+    """
 
     previous: StoredResponse | None
     referred: Sequence[StoredResponse]
 
     @property
     def bodies(self) -> list[bytes]:
-        """The JSON that has to be read."""
+        """The stored JSON that must be decoded."""
         stored = [one for one in (self.previous, *self.referred) if one is not None]
         return [body for one in stored for body in (one.inputs, one.reply)]
 
 
 def earlier_of(request: Conversation, store: ResponseStore, owner: str) -> Earlier:
-    """What the owner has stored of a request's conversation.
+    """Looks up the stored responses that a request needs, among those of ``owner``.
 
     Raises:
-        UnknownResponse, UnknownItem: it is not there.
+        UnknownResponse, UnknownItem: a response or an item is not stored.
     """
     previous = request.previous_response_id
     return Earlier(
@@ -57,10 +59,10 @@ def earlier_of(request: Conversation, store: ResponseStore, owner: str) -> Earli
 
 
 def conversation_of(request: Conversation, earlier: Earlier) -> list[Item]:
-    """The items that there are to be answered.
+    """All items of the conversation, earlier ones first.
 
     Raises:
-        RequestError: nothing was said, or too much.
+        RequestError: there is no item, or too many.
     """
     stored = {item.id: item for one in earlier.referred for item in one.conversation()}
     items = items_of(request.input, stored)
@@ -74,8 +76,10 @@ def conversation_of(request: Conversation, earlier: Earlier) -> list[Item]:
 
 
 class Dialogue(NamedTuple):
-    """``chat`` is what is to be answered, ``offered`` are its functions; ``inputs`` are the items
-    that it was made of, as JSON, and ``item_ids`` those by which later requests may refer to them.
+    """A Responses request as a chat request.
+
+    ``offered`` holds the functions that the model sees. ``inputs`` is the JSON list of the items
+    of the conversation, and ``item_ids`` are those of their ids that later requests may refer to.
     """
 
     chat: ChatRequest
@@ -85,11 +89,11 @@ class Dialogue(NamedTuple):
 
 
 def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
-    """What a request asks, after what was said before.
+    """Converts a request and the conversation before it.
 
     Raises:
-        RequestError, pydantic.ValidationError: nothing was said, or too much, or fields do not go
-            together.
+        RequestError, pydantic.ValidationError: the conversation is empty or too long, or fields
+            contradict each other.
     """
     items = conversation_of(request, earlier)
     offered = chosen(request.tools, request.tool_choice)
@@ -113,7 +117,7 @@ def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
 
 
 def prompt_request(request: ResponsesPrompt, earlier: Earlier) -> ChatRequest:
-    """A chat request with the same prompt.
+    """A chat request with the same prompt, for counting its tokens.
 
     Raises:
         RequestError, pydantic.ValidationError: as ``dialogue_of``.
@@ -164,7 +168,7 @@ def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
 def empty_response(
     request: ResponsesRequest, offered: Chosen, generation: Generation, store: bool
 ) -> Response:
-    """The response before anything is generated."""
+    """The response object before any output is generated."""
     return Response(
         id=generation.id,
         created_at=generation.created,

@@ -1,4 +1,4 @@
-"""The events of a response's stream; a struct's tag is the event's name."""
+"""The events of a response's stream. A struct's tag is the event's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chairlift.api.schemas.replies import TokenLogprob
 
 
 class Event(Struct, tag_field="type", kw_only=True):
-    """``sequence_number`` counts a stream's events from 0, by whoever sends them."""
+    """``sequence_number`` counts the events of a stream from 0; ``OutputWriter.emit`` sets it."""
 
     sequence_number: int = 0
 

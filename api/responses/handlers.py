@@ -1,4 +1,4 @@
-"""POST /v1/responses and what else takes its input, and what may be asked about a stored one."""
+"""Handlers of /v1/responses: creating, counting, compacting, and reading stored responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.generate.answer import answer, json_response
-from chairlift.api.responses.compacting import CompactionShape, compaction_of
+from chairlift.api.responses.compacting import CompactionFormatter, compaction_of
 from chairlift.api.responses.dialogue import (
     Earlier,
     dialogue_of,
@@ -19,6 +19,7 @@ from chairlift.api.responses.dialogue import (
     empty_response,
     prompt_request,
 )
+from chairlift.api.responses.formatter import ResponseFormatter
 from chairlift.api.responses.page import page_of
 from chairlift.api.responses.replies import DeletedResponse, InputTokens, Response
 from chairlift.api.responses.request import (
@@ -27,7 +28,6 @@ from chairlift.api.responses.request import (
     InputTokensRequest,
     ResponsesRequest,
 )
-from chairlift.api.responses.shape import ResponseShape
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore, StoredResponse
 from chairlift.api.schemas.names import renamed
 from chairlift.api.service import SERVICE
@@ -42,7 +42,7 @@ _NAMES = {
 
 
 async def create_response(http: web.Request) -> web.StreamResponse:
-    """Answers items, after those of an earlier response if one is named."""
+    """Generates a response to the request's items, perhaps continuing an earlier response."""
     request = await read(http, ResponsesRequest)
     store, owner = http.app[RESPONSE_STORE], http[ACCOUNT].name
     stores = _stores(request, store)
@@ -59,11 +59,11 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 
     vocabulary = generation.model.vocabulary if request.logprobs else None
     empty = empty_response(request, dialogue.offered, generation, stores)
-    return await answer(http, dialogue.chat, generation, ResponseShape(empty, vocabulary, keep))
+    return await answer(http, dialogue.chat, generation, ResponseFormatter(empty, vocabulary, keep))
 
 
 async def count_input_tokens(http: web.Request) -> web.Response:
-    """How many tokens a response's prompt would have; nothing is generated."""
+    """Counts the tokens of the prompt; nothing is generated."""
     request = await read(http, InputTokensRequest)
     earlier, bodies = await _earlier(http, request)
     model = http.app[SERVICE].model(request.model)
@@ -75,19 +75,19 @@ async def count_input_tokens(http: web.Request) -> web.Response:
 
 
 async def compact_response(http: web.Request) -> web.StreamResponse:
-    """Answers with items that stand for a conversation: what its user said, and a summary."""
+    """Replies with items that replace a conversation: the user's messages and a summary."""
     request = await read(http, CompactRequest)
     earlier, bodies = await _earlier(http, request)
     with renamed(_NAMES):
         compaction = await convert(http, bodies, compaction_of, request, earlier)
-        # A summary may take what room there is left.
+        # The summary may use whatever the context has left.
         generation = await prepare(http, compaction.chat, "resp_", fit=True)
-    shape = CompactionShape(compaction.kept, generation)
-    return await answer(http, compaction.chat, generation, shape)
+    formatter = CompactionFormatter(compaction.kept, generation)
+    return await answer(http, compaction.chat, generation, formatter)
 
 
 async def get_response(http: web.Request) -> web.Response:
-    """A stored response."""
+    """Returns a stored response."""
     if http.query.get("stream", "false") != "false":
         raise RequestError("stream is not supported: no stored response is still running", "stream")
     stored = http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
@@ -95,27 +95,27 @@ async def get_response(http: web.Request) -> web.Response:
 
 
 async def delete_response(http: web.Request) -> web.Response:
-    """Forgets a stored response; those that went on from it stay whole."""
+    """Deletes a stored response. Responses that continue it have their own copy of its items."""
     response_id = http.match_info["response_id"]
     http.app[RESPONSE_STORE].delete(http[ACCOUNT].name, response_id)
     return json_response(DeletedResponse(response_id))
 
 
 async def list_input_items(http: web.Request) -> web.Response:
-    """The items that a stored response was made of, those of earlier responses included."""
+    """Lists the input items of a stored response, including those of earlier responses."""
     stored = http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
     items = await convert(http, (stored.inputs,), StoredResponse.input_items, stored)
     return json_response(page_of(items, http.query))
 
 
 async def cancel_response(http: web.Request) -> web.Response:
-    """Says that there is nothing to cancel: no response is made in the background."""
+    """Replies with an error, since background responses are not supported."""
     http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
     raise RequestError("only a response made in the background can be cancelled; none is here")
 
 
 async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:
-    """What is stored of a request's conversation, and the JSON of both."""
+    """The stored part of a request's conversation, and the JSON of the request and of that part."""
     try:
         earlier = earlier_of(request, http.app[RESPONSE_STORE], http[ACCOUNT].name)
     except UnknownResponse:
@@ -127,6 +127,6 @@ async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, l
 
 
 def _stores(request: ResponsesRequest, store: ResponseStore) -> bool:
-    if request.store and not store.most_bytes:
+    if request.store and not store.max_bytes:
         raise RequestError("store is not supported: this server keeps no responses", "store")
-    return bool(store.most_bytes) and request.store is not False
+    return bool(store.max_bytes) and request.store is not False

@@ -1,4 +1,4 @@
-"""From items to the messages of a conversation, as chat requests have them."""
+"""Converts items to the messages of a chat request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from chairlift.api.responses.items import (
 
 Message = dict[str, Any]
 
-# Before the summary that stands for an earlier conversation.
+# Precedes the summary that replaces an earlier conversation.
 _SUMMARY = "Summary of the conversation so far:\n"
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
-    """The conversation. What a model put out in one go is one message of its own."""
+    """The messages of the conversation. All output of one turn of the model is one message."""
     messages: list[Message] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -69,7 +69,7 @@ def _text_of(item: MessageItem) -> str:
 
 
 def _thought_of(item: ReasoningItem) -> str:
-    # Of another server's reasoning there may be no more than a summary.
+    # Reasoning of another server may have a summary only.
     return "".join(part.text for part in item.content or item.summary)
 
 

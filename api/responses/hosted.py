@@ -1,7 +1,7 @@
-"""Items of an earlier turn in which another server, or its client, ran a tool of a type of its own.
+"""Items of hosted tools, which another server or its client ran in an earlier turn.
 
-No such tool runs here. The model is shown what happened: each becomes a call of a function and its
-output, and is stored as these.
+This server runs no such tools. It shows them to the model, and stores them, as a function call and
+its output.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def _json(value: Any) -> str:
 
 
 class HostedItem(Request):
-    """What they share. How a call stands and who made it is not shown to the model."""
+    """The base of all hosted items. A call's status and caller are not shown to the model."""
 
     id: Id | None = None
     status: Ignored = None
     caller: Ignored = None
 
     def items(self) -> list[Item]:
-        """What it is stored as, and shown to the model as."""
+        """The items that are stored, and shown to the model, in place of this one."""
         raise NotImplementedError
 
     def _call(self, name: str, arguments: str, call_id: str) -> FunctionCallItem:
@@ -49,14 +49,14 @@ class HostedItem(Request):
         return FunctionCallOutputItem(self.id or new_id("fco"), call_id, output)
 
     def _both(self, name: str, arguments: Any, output: str) -> list[Item]:
-        """A call whose item holds what came of it."""
+        """The call and its output, of an item that contains both."""
         call_id = self.id or new_id("call")
         result = FunctionCallOutputItem(new_id("fco"), call_id, output)
         return [self._call(name, _json(arguments), call_id), result]
 
 
 class CustomToolCallInput(HostedItem):
-    """``input`` is free text; a function's arguments are an object that holds it."""
+    """``input`` is free text. It becomes the property "input" of the function's arguments."""
 
     type: Literal["custom_tool_call"]
     call_id: Id
@@ -88,7 +88,7 @@ class LocalShellCallInput(HostedItem):
 
 
 class LocalShellCallOutputInput(HostedItem):
-    """``id`` is that of the call; some clients send ``call_id``, as in all other outputs."""
+    """``id`` is the id of the call. Some clients send ``call_id`` instead, as in other outputs."""
 
     type: Literal["local_shell_call_output"]
     call_id: Id | None = None
@@ -164,7 +164,7 @@ class McpCallInput(HostedItem):
 
 
 class McpListToolsInput(HostedItem):
-    """Names tools that are not run here; nothing is left of it."""
+    """Lists tools that this server does not run; it is dropped."""
 
     type: Literal["mcp_list_tools"]
     server_label: Ignored = None
@@ -186,7 +186,7 @@ class CodeInterpreterCallInput(HostedItem):
 
 
 class WebSearchCallInput(HostedItem):
-    """What was found is in the message after it."""
+    """The results of the search are in the message after it."""
 
     type: Literal["web_search_call"]
     action: JsonObject = {}

@@ -1,4 +1,4 @@
-"""The items that a request may hold, as pydantic models; each becomes some of ``items``."""
+"""The items of a request as pydantic models, and their conversion to the stored ``items``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageInput(Request):
-    """A message; ``type`` may be left out. ``phase`` is OpenAI's own and tells nothing here."""
+    """A message. ``type`` may be omitted. ``phase`` is used by OpenAI's models only."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -50,7 +50,7 @@ class MessageInput(Request):
     phase: Ignored = None
 
     def items(self) -> list[Item]:
-        """As it is stored: a reply's text is output, any other's is input."""
+        """The stored form: an assistant's text is output text, any other text is input text."""
         kind = OutputText if self.role == "assistant" else InputText
         content: list[InputText | OutputText | OutputRefusal] = [
             OutputRefusal(part.refusal) if isinstance(part, RefusalPart) else kind(part.text)
@@ -91,7 +91,7 @@ class FunctionCallOutputInput(Request):
 
 
 class ReasoningInput(Request):
-    """What a model thought. Encrypted thoughts are another server's, and cannot be read here."""
+    """A model's reasoning. Encrypted reasoning comes from another server and cannot be read."""
 
     type: Literal["reasoning"]
     content: list[ReasoningTextPart] = []
@@ -108,7 +108,7 @@ class ReasoningInput(Request):
 
 
 class CompactionInput(Request):
-    """What /v1/responses/compact has made of a conversation; another server's cannot be read."""
+    """A compaction made by /v1/responses/compact of this server; others cannot be read."""
 
     type: Literal["compaction"]
     encrypted_content: Annotated[str, BeforeValidator(summary_in)]
@@ -121,7 +121,7 @@ class CompactionInput(Request):
 
 
 class ItemReferenceInput(Request):
-    """Stands for a stored item."""
+    """A reference to a stored item."""
 
     type: Literal["item_reference"]
     id: Id
@@ -174,12 +174,12 @@ Input = Annotated[
 
 
 def references_in(given: Iterable[InputItem]) -> list[str]:
-    """The ids of the stored items that a request's input stands for."""
+    """The ids of the stored items that a request's input refers to."""
     return [one.id for one in given if isinstance(one, ItemReferenceInput)]
 
 
 def items_of(given: Iterable[InputItem], stored: Mapping[str, Item]) -> list[Item]:
-    """A request's input as it is stored; ``stored`` are the items that it refers to, by id."""
+    """The stored form of a request's input; ``stored`` maps ids to the items it refers to."""
     items: list[Item] = []
     for one in given:
         if isinstance(one, ItemReferenceInput):

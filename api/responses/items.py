@@ -1,4 +1,4 @@
-"""The items of a response, as they are sent and stored: what went in and what came out."""
+"""The input and output items of a response, as they are sent and stored."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 def new_id(prefix: str) -> str:
-    """An id for an item or a response."""
+    """A new id for an item or a response."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def is_own_id(item_id: str) -> bool:
-    """Whether ``new_id`` made this id. A client's own ("msg_1") may be another client's too."""
+    """Whether ``new_id`` made this id. Ids made by clients ("msg_1") need not be unique."""
     return _OWN_ID.fullmatch(item_id) is not None
 
 
@@ -30,7 +30,7 @@ class InputText(Struct, tag_field="type", tag="input_text"):
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
-    """``annotations`` are there because clients expect them; nothing here cites anything."""
+    """``annotations`` is always empty; clients expect the field."""
 
     text: str
     annotations: list[str] = []
@@ -38,7 +38,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
 
 class OutputRefusal(Struct, tag_field="type", tag="refusal"):
-    """What another server's model said instead of a reply; no model here marks one."""
+    """A refusal by another server's model. This server's models mark none."""
 
     refusal: str
 
@@ -59,7 +59,7 @@ class MessageItem(Struct, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
-    """What the model thought. There is nothing here to summarize it: ``summary`` is a client's."""
+    """A model's reasoning. This server makes no summaries: ``summary`` comes from the client."""
 
     id: str
     content: list[ReasoningText]
@@ -69,7 +69,7 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
 
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
-    """``call_id`` is what the call's output names."""
+    """A function call; its output refers to it by ``call_id``."""
 
     id: str
     call_id: str
@@ -86,7 +86,7 @@ class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call_output
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
-    """A conversation's summary, see ``compaction``."""
+    """A conversation's summary in encoded form; see ``compaction``."""
 
     id: str
     encrypted_content: str

@@ -1,10 +1,10 @@
-"""From what a model generates to a response's items, and the events that tell of them."""
+"""Builds a response's output items and stream events from generated sections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from chairlift.api.chat.json_text import is_whole
+from chairlift.api.chat.json_text import is_complete_object
 from chairlift.api.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -36,10 +36,9 @@ Logprobs = Callable[[list[Scored] | None], list[TokenLogprob]]
 
 
 class OutputWriter:
-    """Begins the items of ``output``, which are appended to it once they are whole.
+    """Begins output items and appends each to ``output`` when it is complete.
 
-    ``take`` gives the events since it was last asked. ``logprobs`` are those that the client is
-    shown of what was scored.
+    ``logprobs`` converts scored tokens to the log-probabilities for the client.
     """
 
     def __init__(self, output: list[OutputItem], logprobs: Logprobs) -> None:
@@ -49,25 +48,25 @@ class OutputWriter:
         self._events: list[Event] = []
 
     def thought(self) -> _Thought:
-        """A thought begins."""
+        """Begins a reasoning item."""
         return _Thought(self)
 
     def text(self) -> _Message:
-        """A message begins."""
+        """Begins a message item."""
         return _Message(self)
 
     def call(self, opening: CallOpening) -> _Call:
-        """A call begins."""
+        """Begins a function call item."""
         return _Call(self, opening)
 
     def emit(self, event: Event) -> None:
-        """The next event."""
+        """Numbers the next event and queues it."""
         event.sequence_number = self.emitted
         self.emitted += 1
         self._events.append(event)
 
     def take(self) -> list[Event]:
-        """The events since."""
+        """Removes and returns the queued events."""
         events, self._events = self._events, []
         return events
 
@@ -77,7 +76,7 @@ def _status(cut: bool) -> ItemStatus:
 
 
 class _Section:
-    """What all items that are being generated have."""
+    """The base of an item that is being generated."""
 
     def __init__(self, writer: OutputWriter, prefix: str) -> None:
         self._writer = writer
@@ -139,7 +138,7 @@ class _Call(_Section):
         self._emit(ArgumentsDelta(self._index, self._id, text))
 
     def close(self, cut: bool) -> None:
-        item = self._item(_status(cut and not is_whole("".join(self._texts))))
+        item = self._item(_status(cut and not is_complete_object("".join(self._texts))))
         self._emit(ArgumentsDone(self._index, self._id, item.name, item.arguments))
         self._end(item)
 

@@ -1,4 +1,4 @@
-"""A part of a list, as its query asks for it: OpenAI's ``limit``, ``order`` and ``after``."""
+"""Pages of a list of items, by OpenAI's query fields ``limit``, ``order`` and ``after``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chairlift.engine.errors import RequestError
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
-# What a query may hold, as JSON schemas.
+# JSON schemas of the query's fields.
 QUERY: Mapping[str, Mapping[str, object]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "order": {"enum": ["asc", "desc"], "default": "desc"},
@@ -21,10 +21,10 @@ _LIMIT = re.compile(r"[0-9]{1,3}")
 
 
 def page_of(items: Sequence[Item], query: Mapping[str, str]) -> InputItemList:
-    """The items asked for, the newest first unless ``order`` is asc.
+    """The page of ``items`` that ``query`` selects, the newest first unless ``order`` is asc.
 
     Raises:
-        RequestError: a value is not one of its field's.
+        RequestError: the value of a field is invalid.
     """
     limit = query.get("limit", str(DEFAULT_LIMIT))
     if not (_LIMIT.fullmatch(limit) and 1 <= int(limit) <= MAX_LIMIT):

@@ -1,4 +1,4 @@
-"""The parts of a message's or an output's content that a request may hold."""
+"""The content parts of messages and tool outputs in a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class InputTextPart(Request):
 
 
 class OutputTextPart(Request):
-    """A part of an earlier reply. Its annotations and log-probabilities are not shown again."""
+    """Text of an earlier reply. Its annotations and log-probabilities are dropped."""
 
     type: Literal["output_text"]
     text: str
@@ -37,7 +37,7 @@ class OutputTextPart(Request):
 
 
 class RefusalPart(Request):
-    """What a model of another server said instead of a reply."""
+    """A refusal by another server's model."""
 
     type: Literal["refusal"]
     refusal: str
@@ -73,5 +73,5 @@ Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str
 
 
 def text_of(parts: list[InputTextPart | OutputTextPart | RefusalPart]) -> str:
-    """The texts of parts, one after the other."""
+    """The concatenated texts of the parts."""
     return "".join(part.shown for part in parts)

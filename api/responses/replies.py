@@ -1,4 +1,4 @@
-"""What the routes of the Responses API reply with."""
+"""The reply bodies of the Responses API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class InputTokensDetails(Struct):
-    """Of the input tokens, those that were taken from the prefix cache."""
+    """``cached_tokens`` is the number of input tokens that came from the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -40,7 +40,7 @@ class IncompleteDetails(Struct):
 
 
 class Response(Struct, kw_only=True):
-    """A response, done or on its way; much of it says again what its request asked for."""
+    """A response, complete or in progress. Many fields repeat those of the request."""
 
     id: str
     created_at: int
@@ -72,14 +72,14 @@ class Response(Struct, kw_only=True):
 
 
 class InputTokens(Struct):
-    """How many tokens a prompt has."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class CompactedResponse(Struct):
-    """The items that stand for a conversation; the last one is its compaction."""
+    """The items that replace a conversation; the last one is its compaction."""
 
     id: str
     created_at: int
@@ -89,7 +89,7 @@ class CompactedResponse(Struct):
 
 
 class InputItemList(Struct):
-    """What a response was made of; the ids are null where there are none."""
+    """A page of the input items of a response; the ids are null on an empty page."""
 
     data: list[Item]
     first_id: str | None

@@ -18,7 +18,8 @@ from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
-# All but the first are of tools that are not run here, or of thoughts that are not encrypted.
+# All but the first concern hosted tools and encrypted reasoning, which this server does not have;
+# they are accepted and have no effect.
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -33,8 +34,8 @@ Include = Literal[
 MAX_METADATA = 16
 
 
-def _few(value: object) -> object:
-    # Before each of a million pairs is looked at.
+def _check_size(value: object) -> object:
+    # Runs before pydantic validates each pair, of which there may be a million.
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"must hold at most {MAX_METADATA} pairs")
     return value
@@ -43,7 +44,7 @@ def _few(value: object) -> object:
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
-    BeforeValidator(_few),
+    BeforeValidator(_check_size),
 ]
 
 
@@ -73,12 +74,12 @@ class TextConfig(Request):
 
 
 class Reasoning(Request):
-    """A summary may be asked for; there is none, and the reasoning itself is always told."""
+    """The reasoning is always in the reply. A summary can be requested, but none is made."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    # Which thoughts of earlier turns are shown is the template's to say.
+    # The chat template decides which reasoning of earlier turns the model sees.
     context: Annotated[Any, *only("auto")] = None
     mode: Annotated[Any, *only("standard")] = None
 
@@ -88,7 +89,7 @@ class ResponseStreamOptions(Request):
 
 
 class Conversation(Request):
-    """What was said: ``input``, after an earlier response's conversation if one is named."""
+    """The conversation: ``input``, after that of ``previous_response_id`` if given."""
 
     model: str | None = None
     input: Input = []
@@ -97,12 +98,12 @@ class Conversation(Request):
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    # When a request is served, not what it is answered; the reply says "default".
+    # Affects scheduling on OpenAI's servers only; the reply says "default".
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
 
 
 class ResponsesPrompt(Conversation):
-    """All that the prompt is made of."""
+    """The fields that determine the prompt."""
 
     tools: Tools = []
     tool_choice: Choosing = "auto"
@@ -120,9 +121,9 @@ class InputTokensRequest(ResponsesPrompt):
 
 
 class CompactRequest(Conversation):
-    """POST /v1/responses/compact. ``priority``, ``timeout`` and ``cache_salt`` are as elsewhere.
+    """POST /v1/responses/compact; ``priority``, ``timeout`` and ``cache_salt`` are extensions.
 
-    Agents send the rest of a request with it, which a summary does not need.
+    Agents also send the other fields of a request, which a summary does not need.
     """
 
     tools: Ignored = None
@@ -136,7 +137,7 @@ class CompactRequest(Conversation):
 
 
 class ResponsesRequest(ResponsesPrompt):
-    """POST /v1/responses. ``store`` None: as the server does it."""
+    """POST /v1/responses. If ``store`` is None, the server's default applies."""
 
     store: bool | None = None
     stream: bool = False
@@ -149,7 +150,7 @@ class ResponsesRequest(ResponsesPrompt):
     metadata: Metadata = {}
     user: str | None = None
     safety_identifier: Ignored = None
-    # Of tools that a server runs by itself.
+    # Concerns hosted tools only.
     max_tool_calls: Ignored = None
     background: Annotated[Any, *only(False)] = None
     context_management: Annotated[Any, *only([])] = None
@@ -168,5 +169,5 @@ class ResponsesRequest(ResponsesPrompt):
 
     @property
     def logprobs(self) -> bool:
-        """Whether each token's log-probability is asked for."""
+        """Whether log-probabilities are requested."""
         return LOGPROBS in self.include or self.top_logprobs > 0

@@ -1,4 +1,4 @@
-"""Responses that may be asked for again or gone on from, for a while and up to so many bytes."""
+"""Stores responses that clients can fetch or continue, for a limited time and in limited memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from chairlift.api.errors import UnknownItem, UnknownResponse
 from chairlift.api.responses.items import Item
 from chairlift.api.responses.replies import Response
 
-# What an entry takes beside its JSON, about; it bounds the number of small ones.
+# Approximate memory of an entry besides its JSON; it limits the number of small entries.
 ENTRY_BYTES = 1024
-# And each item's id, by which it is found.
+# Approximate memory of an item's id in the index.
 ITEM_BYTES = 256
 
 _items = msgspec.json.Decoder(list[Item])
@@ -24,8 +24,11 @@ _items = msgspec.json.Decoder(list[Item])
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as JSON, and a JSON list of all items that lead to it: the conversation before,
-    and its input. ``item_ids`` are those by which a request may refer to its items."""
+    """A stored response.
+
+    ``reply`` is the response as JSON. ``inputs`` is a JSON list of the items before it: the earlier
+    conversation and the request's input. Requests can refer to the items in ``item_ids``.
+    """
 
     id: str
     reply: bytes
@@ -34,16 +37,16 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """The bytes that it counts."""
+        """The number of bytes that count against the store's limit."""
         ids = len(self.item_ids) * ITEM_BYTES
         return len(self.reply) + len(self.inputs) + ids + ENTRY_BYTES
 
     def input_items(self) -> list[Item]:
-        """The items that lead to it."""
+        """The items before the response."""
         return _items.decode(self.inputs)
 
     def conversation(self) -> list[Item]:
-        """The items that lead to it, and its own."""
+        """The items before the response, and its output."""
         return [*self.input_items(), *msgspec.json.decode(self.reply, type=Response).output]
 
 
@@ -54,8 +57,10 @@ class _Entry:
 
 
 class _Shelf:
-    """What one account has stored, the oldest first; ``holders`` are by an item's id the responses
-    that hold it, the oldest first."""
+    """The responses of one account, oldest first.
+
+    ``holders`` maps an item's id to the ids of the responses that contain it, oldest first.
+    """
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -80,30 +85,30 @@ class _Shelf:
 
 
 class ResponseStore:
-    """Keeps each response for ``seconds``, and all of them in ``most_bytes`` (0 keeps none).
+    """Stores each response for ``seconds``, and all in at most ``max_bytes`` (0 stores none).
 
-    They belong to the account that made them. Where room is short, the account that has stored the
-    most loses its oldest.
+    A response belongs to the account that created it. When the store is full, the account with the
+    most bytes loses its oldest responses.
     """
 
-    def __init__(self, most_bytes: int, seconds: float) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int, seconds: float) -> None:
+        self.max_bytes = max_bytes
         self._seconds = seconds
         self._shelves: dict[str, _Shelf] = {}
 
     @property
     def size(self) -> int:
-        """The bytes that all of them count."""
+        """The bytes of all stored responses."""
         return sum(shelf.size for shelf in self._shelves.values())
 
     def __len__(self) -> int:
         return sum(len(shelf.entries) for shelf in self._shelves.values())
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Stores a response, if it is not larger than all there may be."""
-        if stored.size > self.most_bytes:
+        """Stores a response, and drops others to make room; does nothing if it is too large."""
+        if stored.size > self.max_bytes:
             return
-        while self.size + stored.size > self.most_bytes:
+        while self.size + stored.size > self.max_bytes:
             largest = max(self._shelves.values(), key=lambda shelf: shelf.size)
             largest.remove(next(iter(largest.entries)))
         loop = asyncio.get_running_loop()
@@ -111,10 +116,10 @@ class ResponseStore:
         self._shelves.setdefault(owner, _Shelf()).add(_Entry(stored, expiry))
 
     def get(self, owner: str, response_id: str) -> StoredResponse:
-        """A response of this owner.
+        """Returns a response of this owner.
 
         Raises:
-            UnknownResponse: it has none of that id, or has it no more.
+            UnknownResponse: the owner has no response with that id, or no longer.
         """
         shelf = self._shelves.get(owner)
         entry = None if shelf is None else shelf.entries.get(response_id)
@@ -123,10 +128,10 @@ class ResponseStore:
         return entry.stored
 
     def holding(self, owner: str, item_ids: Iterable[str]) -> list[StoredResponse]:
-        """The owner's responses that hold all these items, each once: of each item the newest.
+        """Returns, for each item, the owner's newest response with that item; each response once.
 
         Raises:
-            UnknownItem: no response of this owner holds one of them.
+            UnknownItem: no response of this owner contains one of the items.
         """
         shelf = self._shelves.get(owner, _Shelf())
         found: dict[str, StoredResponse] = {}
@@ -138,7 +143,7 @@ class ResponseStore:
         return list(found.values())
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Forgets a response.
+        """Deletes a response.
 
         Raises:
             UnknownResponse: as ``get``.

@@ -1,7 +1,7 @@
-"""The tools that a request may name, and which of them the model may or must call.
+"""The tools of a request, and which of them the model may or must call.
 
-Only functions run here. A tool of any other type is left out, with a line in the log, where the
-model is free not to call it, and refused where it is demanded.
+Only functions are supported. A tool of any other type is dropped with a warning in the log, or the
+request is refused if it requires a call and no function is left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class FunctionTool(Function):
-    """As in chat, but flat. A function that may be loaded later is shown at once."""
+    """A function as in chat completions, but flat. ``defer_loading`` is ignored."""
 
     type: Literal["function"]
     allowed_callers: Callers | None = None
@@ -74,7 +74,7 @@ class AllowedTool(Request):
 
 
 class AllowedTools(Request):
-    """Of all tools, those that may be called."""
+    """A choice that restricts calls to some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -102,17 +102,17 @@ Choosing = Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choi
 
 
 class Chosen(NamedTuple):
-    """The functions that the model is shown, and whether it must call."""
+    """The functions that the model sees, and whether it must call one."""
 
     tools: list[FunctionTool]
     choice: ToolChoice
 
 
 def chosen(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> Chosen:
-    """What of a request's tools is there for the model; logs the types that are left out.
+    """Selects the functions for the model, and logs the types of tools that are dropped.
 
     Raises:
-        RequestError: a call is demanded, and there is nothing to call.
+        RequestError: a call is required, but no function is left.
     """
     functions = [tool for tool in tools if isinstance(tool, FunctionTool)]
     others = {tool.type: None for tool in tools if isinstance(tool, OtherTool)}
@@ -145,7 +145,7 @@ def _allowed(functions: list[FunctionTool], choice: AllowedTools) -> list[Functi
 
 
 def function_of(tool: FunctionTool) -> dict[str, Any]:
-    """The function without the fields that only this door has."""
+    """The function without the fields that only the Responses API has."""
     return {
         "name": tool.name,
         "description": tool.description,

@@ -14,8 +14,7 @@ from chairlift.api.schemas.structured import Structured
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.schemas.unsupported import check_extra_fields
 from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
-from chairlift.scheduler.sequence import Pooling
+from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS, Pooling
 
 MAX_CHOICES = 128
 # 256 random bits take 43 characters of base64; more keeps nobody further apart.
@@ -28,7 +27,7 @@ class StreamOptions(Request):
     include_obfuscation: bool = False
 
 
-class Handled(Request):
+class EngineRequest(Request):
     """What all requests share that the engine works on: by which model, for whom and when."""
 
     model: str | None = None
@@ -37,7 +36,7 @@ class Handled(Request):
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
 
 
-class Generate(Structured, Handled):
+class GenerationRequest(Structured, EngineRequest):
     """What both ways to generate text share: how tokens are chosen, and how they are sent."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -67,7 +66,7 @@ class Generate(Structured, Handled):
         return self
 
 
-class ChatRequest(Generate, Templating):
+class ChatRequest(GenerationRequest, Templating):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
@@ -97,7 +96,7 @@ class ChatRequest(Generate, Templating):
         return self
 
 
-class CompletionRequest(Generate):
+class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
     # 0 is for the prompt alone: echo tells it.
@@ -115,7 +114,7 @@ class CompletionRequest(Generate):
         return self
 
 
-class EmbeddingRequest(Handled):
+class EmbeddingRequest(EngineRequest):
     """``pooling`` None is the server's own; ``dimensions`` None all that there are.
 
     Of a longer text the first ``truncate_prompt_tokens`` are taken, with -1 all that fit.

@@ -21,9 +21,9 @@ MAX_CHOICES = 1000
 
 
 def _schema(value: object) -> str:
-    """A JSON schema's text, written alike whichever way it comes; its properties keep their order.
+    """A JSON schema's text, normalized whether it is given as text or object; order is kept.
 
-    A text that is no JSON object stays as it is: the grammar's library says what is wrong with it.
+    A text that is not a JSON object stays as it is: the grammar library reports what is wrong.
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
@@ -51,7 +51,7 @@ Choice = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 class NamedSchema(Request):
-    """All of a schema always holds; with ``strict`` its objects have no other properties."""
+    """A schema is always enforced. With ``strict``, its objects allow no additional properties."""
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: str = ""
@@ -60,7 +60,7 @@ class NamedSchema(Request):
 
 
 class ResponseFormat(Request):
-    """``schema`` is llama.cpp's; OpenAI's stands in ``json_schema``."""
+    """The format of a reply. ``schema`` is llama.cpp's field; OpenAI's is ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -80,12 +80,12 @@ class ResponseFormat(Request):
 
     @property
     def schema_text(self) -> str | None:
-        """The schema that replies fit."""
+        """The JSON schema of the reply, or None."""
         return self.text if self.json_schema is None else self.json_schema.text
 
     @property
     def wanted(self) -> Iterator[Wanted]:
-        """What it asks for, if for anything."""
+        """The grammar that this field asks for, if any."""
         if self.schema_text is not None:
             yield Wanted("response_format", Grammar("json_schema", self.schema_text))
         elif self.type == "json_object":
@@ -93,7 +93,10 @@ class ResponseFormat(Request):
 
 
 class StructuredOutputs(Request):
-    """Exactly one of them. ``disable_additional_properties`` is what ``strict`` is elsewhere."""
+    """vLLM's field; exactly one of its forms is given.
+
+    ``disable_additional_properties`` means what ``strict`` means in ``json_schema``.
+    """
 
     json_text: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None
@@ -110,7 +113,7 @@ class StructuredOutputs(Request):
 
     @property
     def wanted(self) -> Iterator[Wanted]:
-        """What it asks for."""
+        """The grammar that this field asks for; one if the fields are valid."""
         prefix = "structured_outputs."
         yield from _each("json_schema", prefix, json=self.json_text)
         yield from _each("regex", prefix, regex=self.regex)
@@ -121,17 +124,17 @@ class StructuredOutputs(Request):
 
 
 class Wanted(NamedTuple):
-    """What a reply has to be, and the field that says so. Of kind "lark" it may be GBNF as well."""
+    """A requested grammar and the request field it comes from. Kind "lark" may hold GBNF."""
 
     param: str
     grammar: Grammar
 
 
 class Structured(Request):
-    """The fields of a request that generates.
+    """The fields for structured output in a request.
 
-    ``grammar`` and ``json_schema`` are llama.cpp's, ``regex``, ``ebnf`` and ``json_schema``
-    SGLang's, the ``guided_`` fields are vLLM's older ones.
+    ``grammar`` and ``json_schema`` are llama.cpp's, ``regex``, ``ebnf`` and ``json_schema`` are
+    SGLang's, and the ``guided_`` fields are vLLM's older ones.
     """
 
     response_format: ResponseFormat | None = None
@@ -157,7 +160,7 @@ class Structured(Request):
 
     @cached_property
     def wanted(self) -> Wanted | None:
-        """What the reply has to be; None: anything."""
+        """The grammar that the reply must follow; None means any text."""
         if not self.all_wanted:
             return None
         param, grammar = self.all_wanted[0]
@@ -165,7 +168,7 @@ class Structured(Request):
 
     @cached_property
     def all_wanted(self) -> list[Wanted]:
-        """What each of the fields asks for: all of them for the same."""
+        """The grammars that the fields ask for. Validation ensures that all are equal."""
         form, outputs = self.response_format, self.structured_outputs
         return [
             *(() if form is None else form.wanted),
@@ -192,7 +195,7 @@ def _each(
     prefix: str = "",
     **fields: str | list[str] | None,
 ) -> Iterator[Wanted]:
-    """What each of the fields that are there asks for."""
+    """The grammar of each field that is given."""
     for name, value in fields.items():
         if value is not None:
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -200,9 +203,9 @@ def _each(
 
 
 def _closed(grammar: Grammar) -> Grammar:
-    """The same without further properties in the objects of a schema."""
+    """The grammar of a schema, changed to allow no additional properties."""
     try:
         schema = bounded(msgspec.json.decode(grammar.text, type=dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return grammar  # no schema, or no readable one, as its check will say
+        return grammar  # not a readable schema; ``check`` reports it
     return Grammar(grammar.kind, msgspec.json.encode(closed(schema)).decode())

@@ -17,10 +17,10 @@ from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
-from chairlift.api.observe.access import log_exchange
+from chairlift.api.observe.access import log_request
 from chairlift.api.observe.lag import lag_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
-from chairlift.api.observe.request_record import Exchange
+from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document
 from chairlift.api.server.routes import ROUTES
@@ -107,13 +107,13 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         anthropic = is_anthropic(request)
         return problem.response(error_of(problem, request_id) if anthropic else problem.reply())
     finally:
-        exchange = Exchange.of(request, request_id, status, started)
-        recorder.record_http(exchange.route, exchange.method, status, exchange.seconds)
-        log_exchange(exchange)
-        if ACCESS.get(exchange.route) == "work":
-            service.live.record_exchange(exchange)
+        record = RequestRecord.of_request(request, request_id, status, started)
+        recorder.record_http(record.route, record.method, status, record.seconds)
+        log_request(record)
+        if ACCESS.get(record.route) == "work":
+            service.live.record_request(record)
         if service.tracing is not None:
-            service.tracing.record(exchange, request.headers)
+            service.tracing.record(record, request.headers)
         REQUEST_ID.reset(logged)
 
 

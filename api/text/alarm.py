@@ -1,4 +1,4 @@
-"""Ends, after a while, work in C that neither returns to the loop nor to the interpreter."""
+"""A time limit for C code that blocks the event loop and the interpreter, like a regex search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class TimeUp(Exception):
-    """The work was not done in its time."""
+    """The work exceeded its time limit."""
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:

@@ -1,4 +1,7 @@
-"""How a model's replies mark thoughts and calls, as mlx-lm knows it from the tokenizer."""
+"""The tags with which a model marks reasoning and calls, as mlx-lm derives them from its tokenizer.
+
+A stretch of reasoning is called a thought.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,34 @@ from typing import Any, NamedTuple
 
 from chairlift.engine.errors import ModelError
 
-# mlx-lm's names of what a reply's text can be; a model may have others, which are text for the
-# user.
+# mlx-lm's names for the states of a reply's text. A model may have other states, whose text is
+# for the user.
 NORMAL, THOUGHT, CALL = "normal", "reasoning", "tool"
 
-# The parser of calls that are JSON objects, as Hermes wrote them.
+# mlx-lm's parser of calls that are JSON objects, as Hermes models write them.
 JSON_TOOLS = "json_tools"
-# Instead of a parser's name: the model's own format is not used, but our JSON form.
+# Given instead of a parser's name, replaces the model's native format with our JSON form.
 JSON_FORM = "json"
 
-# Its tags. Many models have seen these, and have them as tokens, whatever their template says.
+# The tags of the JSON form. Many models were trained on these and have them as tokens, whatever
+# their template uses.
 FORM_START, FORM_END = "<tool_call>", "</tool_call>"
 
-# Takes a call's text and the tools in OpenAI's form; gives a call (its "name" and "arguments") or
-# several, or raises anything.
+# Takes a call's text and the tools in OpenAI's format. Returns one call (with "name" and
+# "arguments") or a list of them, and may raise anything.
 ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What begins or ends a thought or a call. ``token`` is its id where it is one token."""
+    """A tag around a thought or a call. ``token`` is its id if it is a single token."""
 
     text: str
     token: int | None = None
 
 
 class ThinkTags(NamedTuple):
-    """What an operator says begins and ends a thought."""
+    """The tags around a thought as set by ``--think-tags``."""
 
     start: str
     end: str
@@ -47,7 +51,7 @@ class ThinkTags(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """``tag`` ends what ``state`` is, and begins what ``target`` is."""
+    """A transition: in ``state``, the text ``tag`` switches to ``target``."""
 
     state: str
     tag: Tag
@@ -56,7 +60,7 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The tags around a thought; ``end_tokens`` are the ids of the one that ends it."""
+    """The tags around a thought, and the token ids of each."""
 
     start: Tag
     end: Tag
@@ -66,7 +70,7 @@ class Thoughts:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The tags around a call's text, and what reads it. An empty ``end`` is the reply's."""
+    """The tags around a call's text, and its parser. With an empty ``end``, the reply ends it."""
 
     start: Tag
     end: Tag
@@ -76,11 +80,12 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """``thoughts`` and ``calls`` are None of a model that marks none.
+    """How a model's replies are marked.
 
-    ``form`` are the tags of the JSON form. ``template`` is the chat template's text, empty where
-    it is code. ``initial`` is what a reply begins as, None where the prompt decides. ``passages``
-    are those of models that mark more than thoughts and calls.
+    ``thoughts`` and ``calls`` are None for a model without them. ``form`` holds the tags of the
+    JSON form. ``template`` is the chat template's text, or empty if the template is Python code.
+    ``initial`` is the state in which a reply begins, or None if the prompt decides. ``passages``
+    are further transitions of models that mark more than thoughts and calls.
     """
 
     thoughts: Thoughts | None
@@ -91,12 +96,12 @@ class ChatFormat:
     passages: tuple[Passage, ...] = ()
 
     def knows(self, word: str) -> bool:
-        """Whether the template reads a message's field, or a role, of that name."""
+        """Whether the template mentions a message field or role of that name."""
         return word in self.template
 
 
 def parser_names() -> list[str]:
-    """mlx-lm's tool parsers, without importing it."""
+    """The names of mlx-lm's tool parsers, found without importing mlx-lm."""
     spec = importlib.util.find_spec("mlx_lm")
     assert spec is not None
     places = [Path(place) / "tool_parsers" for place in spec.submodule_search_locations or ()]
@@ -106,7 +111,9 @@ def parser_names() -> list[str]:
 def chat_format(
     tokenizer: Any, tool_parser: str | None = None, think_tags: ThinkTags | None = None
 ) -> ChatFormat:
-    """The format that goes with mlx-lm's TokenizerWrapper, or what the operator says instead.
+    """The format of the model of mlx-lm's TokenizerWrapper ``tokenizer``.
+
+    ``tool_parser`` and ``think_tags`` override what mlx-lm derives.
 
     Raises:
         ModelError: mlx-lm has no parser of that name.

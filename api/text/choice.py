@@ -1,4 +1,4 @@
-"""One choice of a request while it is generated: its text, its log-probabilities, its end."""
+"""One choice of a request while it is generated: turns engine outputs into pieces of a reply."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from chairlift.engine.messages import PromptLogprobs, TokenOutput
 
 
 class CallDelta(NamedTuple):
-    """A part of a call that the model makes.
+    """A part of a tool call.
 
-    ``number`` is the call's place among the choice's calls. ``opening`` tells whose ``arguments``
-    follow, in the first delta of each call and only there. All ``arguments`` of a call, one after
-    the other, are one JSON text.
+    ``number`` is the index of the call among the choice's calls. ``opening`` is set in the first
+    delta of a call and only there. The ``arguments`` of a call's deltas together are one JSON text.
     """
 
     number: int
@@ -26,18 +25,18 @@ class CallDelta(NamedTuple):
 
 
 class CallOpening(NamedTuple):
-    """The id of a call, and the function's name."""
+    """The id of a call and the name of its function."""
 
     id: str
     name: str
 
 
 class Piece(NamedTuple):
-    """What one step added to a choice, by its place in the reply, of one kind.
+    """New output of one choice: text for the user, reasoning text or a part of a call.
 
-    That is text for the user; or, if ``thought``, what the model thinks; or a part of a ``call``.
-    ``scored`` belongs to the text for the user; it is None if not asked for. ``finish`` is set on
-    the choice's last piece and only there.
+    ``choice`` is the choice's index in the reply. ``text`` is reasoning if ``thought`` is True.
+    ``scored`` holds the log-probabilities of text for the user, or None if they were not requested.
+    ``finish`` is set on the choice's last piece and only there.
     """
 
     choice: int
@@ -49,10 +48,10 @@ class Piece(NamedTuple):
 
 
 class Choice(ABC):
-    """Takes a choice's outputs in order; ``index`` is its place in the reply.
+    """Takes the engine's outputs for one choice in order; ``index`` is its index in the reply.
 
-    ``tokens`` counts its output, ``reasoning_tokens`` those of it that were thought,
-    ``cached_tokens`` what its prompt took from the prefix cache.
+    ``tokens`` counts the output tokens, ``reasoning_tokens`` those of them inside thoughts, and
+    ``cached_tokens`` the prompt tokens that came from the prefix cache.
     """
 
     def __init__(self, index: int) -> None:
@@ -64,20 +63,24 @@ class Choice(ABC):
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended it, if one did."""
+        """The stop string that ended the choice, or None."""
         return None
 
     @abstractmethod
     def take(self, output: TokenOutput) -> list[Piece]:
-        """What ``output`` adds, in order; nothing if there is nothing to tell the client.
+        """Returns the pieces that ``output`` adds, in order; perhaps none.
 
         Raises:
-            GenerationFailed: the engine gave the choice up.
+            GenerationFailed: the engine ended the choice with an error.
         """
 
     @staticmethod
     def finish_of(output: TokenOutput, stopped: bool) -> Finish | None:
-        """How it ends with ``output``, None if it does not; ``stopped``: its text did."""
+        """The finish reason after ``output``, or None; ``stopped``: a stop string was found.
+
+        Raises:
+            GenerationFailed: the engine ended the choice with an error.
+        """
         if stopped:
             return "stop"
         if output.finish is None or output.finish == "stop" or output.finish == "length":
@@ -86,7 +89,7 @@ class Choice(ABC):
 
 
 class VectorChoice(Choice):
-    """No text, but what its prompt's hidden states come to: float32 as it lies in memory."""
+    """A choice without text: ``vector`` is the prompt's embedding, as float32 bytes."""
 
     vector = b""
     stop_string = None
@@ -99,10 +102,11 @@ class VectorChoice(Choice):
 
 
 class TextChoice(Choice):
-    """A choice that is text and nothing else.
+    """A choice that is text only.
 
-    ``prompt_logprobs`` are its prompt's, if it is ``echoed`` with them: from the first piece on.
-    The token that ends the text is told then, too: who wants the prompt's leaves out the last.
+    With ``echoed``, the reply repeats the prompt: ``prompt_logprobs`` is set from the first piece
+    on, and the token that ends the text gets a log-probability too, which the caller leaves out if
+    it wants only those of the prompt.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class TextChoice(Choice):
             start = self._text.read
             ends = output.ended_by_token and position == last
             if ends and not self._echoed:
-                break  # it is counted, but has no text
+                break  # an end token counts as output but has no text
             text += "" if ends else self._text.add(token)
             if self._queue is not None and output.logprobs is not None:
                 self._queue.add(Scored(token, output.logprobs[position], start))

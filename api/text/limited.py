@@ -1,4 +1,4 @@
-"""Runs code that nobody answers for, a model's chat template, beside the loop, for a while."""
+"""Runs untrusted code, a model's chat template, in threads and with a time limit."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# One that has to be ended does not hold up all others; more would take the interpreter from the
-# event loop.
+# With two, a slow template does not block all others. More would compete with the event loop for
+# the interpreter.
 THREADS = 2
 
 
 class TookTooLong(Exception):
-    """The work was not done in its time."""
+    """The work exceeded its time limit."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """``started`` in seconds of ``time.monotonic()``, and in which thread; None: not yet."""
+    """When the work started, in ``time.monotonic()`` seconds, and its thread; None before that."""
 
     started: float | None = None
     thread: int | None = None
 
 
 class Limited:
-    """Threads in which each piece of work may take ``seconds``, and is ended after that.
+    """Threads in which a piece of work is ended after ``seconds``.
 
-    Ended between two of Python's bytecodes, that is: a template's loops are made of those.
+    The work ends between two Python bytecodes, which is enough for a template's loops.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -43,10 +43,10 @@ class Limited:
         self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns or raises.
+        """Runs ``work`` in a thread and returns its result.
 
         Raises:
-            TookTooLong: it was not done in its time.
+            TookTooLong: it took longer than the time limit.
         """
         job = _Job()
         future = asyncio.wrap_future(self._pool.submit(partial(self._do, job, work)))
@@ -56,7 +56,7 @@ class Limited:
                 if job.started is not None and time.monotonic() - job.started >= self._seconds:
                     self._end(job)
         finally:
-            # Nobody waits for it any more: it need not begin, or go on.
+            # The caller has its result or is gone: unfinished work can be dropped.
             future.cancel()
             self._end(job)
         return future.result()
@@ -69,12 +69,12 @@ class Limited:
         finally:
             with self._lock:
                 job.thread = None
-            # NOTE: if it was ended just now, it learns of it here, and not where the pool does not
-            # expect it.
+            # NOTE: an exception that _end has just set is raised here, not later in the pool's
+            # code, which does not expect it.
             time.sleep(0)
 
     def _end(self, job: _Job) -> None:
-        """Raises TookTooLong where it runs; does nothing to what has not begun or is done."""
+        """Raises TookTooLong in the job's thread, if the job is running."""
         with self._lock:
             if job.thread is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(

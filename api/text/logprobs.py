@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes, given out together with the text they belong to."""
+"""Log-probabilities in OpenAI's two formats, released together with the text they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOWEST = -9999.0
 
 
 class Scored(NamedTuple):
-    """One token's log-probabilities and where its text begins in the choice's, in characters."""
+    """One token's log-probabilities; ``start`` is where its text begins, in characters."""
 
     token: int
     logprobs: TokenLogprobs
@@ -25,40 +25,40 @@ class Scored(NamedTuple):
 
 
 class LogprobQueue:
-    """Holds tokens' log-probabilities back as long as their text is, and drops what is cut."""
+    """Buffers the log-probabilities of tokens until their text is released or dropped."""
 
     def __init__(self) -> None:
         self._waiting: deque[Scored] = deque()
 
     def add(self, scored: Scored) -> None:
-        """Takes the next token."""
+        """Adds the next token."""
         self._waiting.append(scored)
 
     def take(self, sent: int) -> list[Scored]:
-        """The tokens of the text's first ``sent`` characters that were not taken before."""
+        """Removes and returns the tokens of the first ``sent`` characters of the text."""
         ready = []
-        # A token without text (the first bytes of a character) waits for the text it is part of.
+        # A token without text, with the first bytes of a character, waits for that character.
         while self._waiting and self._waiting[0].start < sent:
             ready.append(self._waiting.popleft())
         return ready
 
     def take_rest(self) -> list[Scored]:
-        """All that still wait: the text ended, and none of it was cut."""
+        """Removes and returns all tokens, at the end of a text that was not cut."""
         rest, self._waiting = list(self._waiting), deque()
         return rest
 
     def drop_rest(self) -> None:
-        """All that still wait turned out to be no text."""
+        """Drops all tokens, because they turned out not to be text."""
         self._waiting.clear()
 
 
 def clamp(logprob: float) -> float:
-    """A log-probability that JSON can hold."""
+    """The log-probability, or OpenAI's lowest number if it is less (JSON has no -inf)."""
     return logprob if logprob > LOWEST else LOWEST
 
 
 def chat_logprobs(scored: Sequence[Scored], vocabulary: Vocabulary) -> ChatLogprobs:
-    """The shape of /v1/chat/completions."""
+    """The format of /v1/chat/completions."""
     content = []
     for entry in scored:
         shown = vocabulary.token_text(entry.token)
@@ -73,8 +73,10 @@ def chat_logprobs(scored: Sequence[Scored], vocabulary: Vocabulary) -> ChatLogpr
 def completion_logprobs(
     scored: Sequence[Scored], vocabulary: Vocabulary, top: int, before: int = 0
 ) -> CompletionLogprobs:
-    """The shape of /v1/completions; ``top`` is how many of the most likely were asked for, and
-    ``before`` the characters of an echo before the choice's text.
+    """The format of /v1/completions.
+
+    ``top`` is the requested number of most likely tokens. ``before`` is the number of characters of
+    the echoed prompt before the choice's text.
     """
     best = [_by_text(entry, vocabulary) for entry in scored] if top else None
     return CompletionLogprobs(
@@ -86,7 +88,7 @@ def completion_logprobs(
 
 
 def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogprobs:
-    """Those of a text and of what follows it."""
+    """The log-probabilities of two consecutive texts, as those of one."""
     tops = None
     if one.top_logprobs is not None and other.top_logprobs is not None:
         tops = [*one.top_logprobs, *other.top_logprobs]
@@ -100,6 +102,6 @@ def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogp
 
 def _by_text(scored: Scored, vocabulary: Vocabulary) -> dict[str, float] | None:
     by_text: dict[str, float] = {}
-    for token, logprob in scored.logprobs.top:  # of two with one text, the better stays
+    for token, logprob in scored.logprobs.top:  # of tokens with equal texts, keep the most likely
         by_text.setdefault(vocabulary.token_text(token).text, clamp(logprob))
     return by_text

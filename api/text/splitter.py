@@ -1,4 +1,4 @@
-"""Tells a reply's tokens apart: text for the user, thoughts, calls."""
+"""Splits a reply's tokens into text for the user, thoughts and calls, at the model's tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chairlift.api.text.stream import Detokenizer
 
 
 class Segment(NamedTuple):
-    """Text, and what it is. Where that changes there is a segment, be it empty."""
+    """Text in one state. Every change of state yields a segment, even without text."""
 
     state: str
     text: str
@@ -22,11 +22,12 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a reply begins as, and by which tags it becomes something else.
+    """The initial state of a reply and the tags that change its state.
 
-    ``jumps`` are the tags that are tokens; ``machine`` finds the others, ``spelt``, in the text of
-    their states. ``hidden`` tokens have no text, except in calls, whose parsers want all of it but
-    ``ends``, the tokens by which the model ends a reply.
+    ``jumps`` maps, for each state, a tag that is a single token to the next state. ``spelt`` lists
+    the other tags of each state, which ``machine`` finds in the text. ``hidden`` tokens have no
+    text. In calls only ``ends`` are hidden, the tokens with which the model ends a reply, because
+    parsers need all special tokens.
     """
 
     initial: str
@@ -41,12 +42,12 @@ class Rules:
         detokenizer: Callable[[], Detokenizer],
         in_string: Callable[[], bool] | None = None,
     ) -> Splitter:
-        """Splits one reply.
+        """A splitter for one reply.
 
         Args:
-            detokenizer: gives a fresh one.
-            in_string: whether the segments so far end inside a string of a call, where no tag ends
-                the call. None: a tag always does.
+            detokenizer: makes a fresh detokenizer.
+            in_string: says whether the segments so far end inside a string of a call, where a tag
+                is only text. None: a tag always ends the call.
         """
         return Splitter(self, detokenizer, in_string)
 
@@ -58,10 +59,10 @@ def rules(
     ends: frozenset[int],
     show_special: bool,
 ) -> Rules:
-    """The rules for these passages.
+    """The rules for the transitions ``passages``.
 
-    ``special`` are the special tokens and their texts, ``ends`` those that end a reply. Tags that
-    are several tokens are found by their text, so the special ones among those are not hidden.
+    ``special`` maps special tokens to their texts; ``ends`` are the tokens that end a reply. A tag
+    of several tokens is found by its text, so special tokens that are part of one are not hidden.
     """
     jumps: dict[str, dict[int, str]] = defaultdict(dict)
     edges: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -80,10 +81,10 @@ def rules(
 
 
 class Splitter:
-    """Splits one reply, whose tokens come one by one.
+    """Splits one reply, token by token.
 
-    Each segment is to be read before the next one is asked for. ``in_tag``: the reply was cut where
-    its text may have been the beginning of a tag; that text is left out.
+    NOTE: handle each segment before asking for the next one, since ``in_string`` depends on it.
+    ``in_tag`` says that the reply was cut at a possible beginning of a tag, which was left out.
     """
 
     def __init__(
@@ -96,12 +97,12 @@ class Splitter:
         self._rules = rules
         self._new_detokenizer = detokenizer
         self._in_string = in_string
-        # TextStateMachine's.
+        # State of mlx-lm's TextStateMachine.
         self._position: Any = None
         self._enter(rules.initial)
 
     def add(self, token: int) -> Iterator[Segment]:
-        """Takes the next token; returns what is now certain."""
+        """Takes the next token; yields the segments that are certain now."""
         target = self._rules.jumps.get(self.state, {}).get(token)
         if target is not None:
             yield from self.finish()
@@ -116,10 +117,10 @@ class Splitter:
         yield from self._split(self._detokenizer.last_segment)
 
     def finish(self, cut: bool = False) -> Iterator[Segment]:
-        """The rest, when no more tokens come, or none that the text goes on with.
+        """Yields the remaining segments, at the end of the reply or before a tag that is a token.
 
-        ``cut``: the model had not ended the reply. What may be the beginning of a tag is left out
-        then, and the first bytes of a character of a call.
+        ``cut`` means that the model had not ended the reply. A possible beginning of a tag is left
+        out then, and so is an incomplete character of a call.
         """
         self._detokenizer.finalize()
         text = self._detokenizer.last_segment
@@ -132,8 +133,8 @@ class Splitter:
             yield Segment(state, rest)
 
     @property
-    def held(self) -> int:
-        """Characters of the text that wait, since a tag may begin with them."""
+    def pending_chars(self) -> int:
+        """The number of characters that are buffered because they may begin a tag."""
         return len(self._position[-1])
 
     def _enter(self, state: str) -> None:
@@ -147,11 +148,11 @@ class Splitter:
 
     @property
     def _is_text(self) -> bool:
-        """Whether a tag that comes now is not one, but part of a call's string."""
+        """Whether a tag at this place is text, because it is inside a string of a call."""
         return self.state == CALL and self._in_string is not None and self._in_string()
 
     def _begun_tag(self, text: str) -> int:
-        """How many characters at a text's end may be a tag's first ones."""
+        """The number of characters at the end of ``text`` that may begin a tag."""
         tags = self._rules.spelt.get(self.state, ())
         sizes = (size for tag in tags for size in range(1, len(tag)) if text.endswith(tag[:size]))
         return max(sizes, default=0)
@@ -161,7 +162,8 @@ class Splitter:
             yield Segment(self.state, text)
             return
         ready = ""
-        # Where a tag may be part of a string, the text before it is to be read first.
+        # Where a tag may be part of a string, go by characters: the text before the tag must be
+        # handled before ``in_string`` is asked.
         for part in text if self._in_string is not None or not text else (text,):
             read = self._position[-1] + part
             self._position, (first, *others) = TextStateMachine.split(self._position, part)

@@ -1,7 +1,7 @@
-"""Stop strings as an automaton: each character of a text is looked at once, whatever the strings.
+"""Finds stop strings with an Aho-Corasick automaton, in linear time for any number of strings.
 
-Aho and Corasick's. The libraries of it find whole strings only, and do not say how much of one a
-text ends with, which a stream must hold back; so this one is ours.
+Libraries of this algorithm report complete matches only. A stream also needs to know how much of a
+stop string the text ends with, because it must not send that yet.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _SHIFT = 21
 
 
 class Stops:
-    """The automaton of ``strings``, shared by all the texts that it is used on.
+    """The automaton of ``strings``. It is immutable, so that many texts can share it.
 
-    A state is the longest end of a text that a stop string begins with; 0 is the empty one.
-    ``depth[state]`` is its length, and ``match[state]`` the length of the longest stop string that
-    ends here, 0 if there is none.
+    A state stands for the longest suffix of the text so far that is a prefix of a stop string; 0
+    stands for the empty one. ``depth[state]`` is the length of that suffix, and ``match[state]``
+    the length of the longest stop string that ends here, or 0.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class Stops:
             self._add(string)
         self._link()
         starts = "".join(re.escape(string[0]) for string in self.strings)
-        # Skips what no stop string begins with, at C's speed.
+        # Skips characters that no stop string begins with, at the speed of C.
         self._start = re.compile(f"[{starts}]") if starts else None
 
     def next(self, state: int, character: str) -> int:
@@ -45,7 +45,7 @@ class Stops:
         return target
 
     def skip(self, text: str, position: int) -> int:
-        """From state 0, the next position at which a stop string may begin; else the text's end."""
+        """In state 0, the next position where a stop string may begin, or the text's length."""
         found = None if self._start is None else self._start.search(text, position)
         return len(text) if found is None else found.start()
 
@@ -63,7 +63,7 @@ class Stops:
         self.match[state] = len(string)
 
     def _link(self) -> None:
-        """Finds where each state goes on when a character does not fit."""
+        """Sets the failure link of each state: where to continue when no edge fits."""
         children: list[list[tuple[str, int]]] = [[] for _ in self.depth]
         for edge, target in self._edges.items():
             children[edge >> _SHIFT].append((chr(edge & (1 << _SHIFT) - 1), target))
@@ -77,20 +77,21 @@ class Stops:
 
 
 class StopMatcher:
-    """Cuts a text that arrives in pieces before the first stop string in it.
+    """Cuts a text that arrives in pieces before its first stop string; with ``include``, after it.
 
-    The first is the one that begins first, however the text is cut into pieces; of two that begin
-    together, the shorter. Text that may still turn out to be part of it is held back. ``found`` is
-    the string itself, once it was.
+    The first stop string is the one that begins first, and of two at the same place the shorter,
+    however the text is split into pieces. Text that may become part of a stop string is buffered.
+    ``found`` is the stop string, or None.
     """
 
     def __init__(self, stops: Stops, include: bool = False) -> None:
         self._stops = stops
         self._include = include
         self._state = 0
-        # What is not given out yet: what the state stands for, or a match and what it waits for.
-        self._held = ""
-        # Where the best match begins in the held text, and where it ends.
+        # Text not returned yet: a possible beginning of a stop string, perhaps after a match that
+        # waits for whether an earlier one completes.
+        self._pending = ""
+        # Begin and end of the best match in the pending text.
         self._best: tuple[int, int] | None = None
         self.found: str | None = None
 
@@ -100,12 +101,12 @@ class StopMatcher:
         return self.found is not None
 
     def feed(self, piece: str) -> str:
-        """Takes the next piece; returns the text that is now certain. None follows a stop."""
+        """Takes the next piece; returns the text that is certain now. Do not call after a stop."""
         stops, state = self._stops, self._state
         if not stops.strings:
             return piece
-        text = self._held + piece
-        position = len(self._held)
+        text = self._pending + piece
+        position = len(self._pending)
         while position < len(text):
             if state == 0 and (position := stops.skip(text, position)) == len(text):
                 break
@@ -114,25 +115,25 @@ class StopMatcher:
             begin = position - stops.match[state]
             if begin < position and (self._best is None or begin < self._best[0]):
                 self._best = begin, position
-            # Nothing that may still come begins before it.
+            # No match that may still complete begins before this one.
             if self._best is not None and self._best[0] <= position - stops.depth[state]:
                 return self._stop(text)
         self._state = state
-        pending = len(text) - stops.depth[state]
-        self._held = text[pending:]
+        certain = len(text) - stops.depth[state]
+        self._pending = text[certain:]
         if self._best is not None:
-            self._best = self._best[0] - pending, self._best[1] - pending
-        return text[:pending]
+            self._best = self._best[0] - certain, self._best[1] - certain
+        return text[:certain]
 
     def finish(self) -> str:
-        """The rest, when no more pieces come."""
-        text, self._held = self._held, ""
-        # A stop string may lie in what was held for one that would have begun before it.
+        """Returns the remaining text at the end of the output."""
+        text, self._pending = self._pending, ""
+        # A match may have waited for a longer stop string that began before it.
         return text if self._best is None else self._stop(text)
 
     def _stop(self, text: str) -> str:
         assert self._best is not None
         begin, end = self._best
-        self._held = ""
+        self._pending = ""
         self.found = text[begin:end]
         return text[: end if self._include else begin]

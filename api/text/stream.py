@@ -1,4 +1,4 @@
-"""From tokens to the text a client may see: incremental detokenizing and stop strings."""
+"""Turns output tokens into text for the client: streaming detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from chairlift.api.text.stops import StopMatcher
 
 
 class Detokenizer(Protocol):
-    """mlx-lm's streaming detokenizers, as far as they are used here."""
+    """The interface of mlx-lm's streaming detokenizers that is used here."""
 
     @property
     def last_segment(self) -> str:
-        """The text that has become readable since this was last read."""
+        """The text that was completed since this property was last read."""
         ...
 
     def add_token(self, token: int) -> None: ...
 
     def finalize(self) -> None:
-        """Makes readable what waited for more tokens."""
+        """Completes the text that was waiting for more tokens."""
         ...
 
 
 class TextStream:
-    """The text of one choice, growing token by token.
+    """The text of one choice, built token by token.
 
-    ``detokenizer`` must be set up to go on from a text, so that a leading space is kept (see
-    ``Vocabulary.detokenizer``). Tokens in ``hidden`` have no text.
+    ``detokenizer`` must be one that continues a text, so that a leading space is kept; see
+    ``Vocabulary.detokenizer``. Tokens in ``hidden`` have no text.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TextStream:
         self._detokenizer = detokenizer
         self._hidden = hidden
         self._matcher = matcher
-        # Characters detokenized, and characters given out.
+        # Characters detokenized, and characters returned.
         self.read = 0
         self.sent = 0
 
@@ -46,11 +46,11 @@ class TextStream:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found, or None."""
         return self._matcher.found
 
     def add(self, token: int) -> str:
-        """Takes the next token; returns the text that is now certain."""
+        """Takes the next token; returns the text that is certain now."""
         if token in self._hidden:
             return ""
         self._detokenizer.add_token(token)
@@ -58,7 +58,7 @@ class TextStream:
         return self._pass_on(piece) if piece else ""
 
     def finish(self) -> str:
-        """The rest of the text, when no more tokens come. Empty after a stop string."""
+        """Returns the remaining text at the end of the output; empty after a stop string."""
         if self.stopped:
             return ""
         self._detokenizer.finalize()

@@ -1,4 +1,4 @@
-"""A conversation as chat templates take it: dictionaries of the fields they know."""
+"""Messages in the form that chat templates expect: dictionaries with the fields they know."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Shown = dict[str, Any]
 
 
 class Rendering(NamedTuple):
-    """What a template is given.
+    """The arguments of a chat template.
 
-    ``opens``: the prompt ends with the beginning of a reply; ``continues``: it ends with the last
-    message, left open. ``kwargs`` are further settings of the template.
+    With ``opens``, the prompt ends with the beginning of a reply. With ``continues``, it ends with
+    the last message, left open for the model to continue. ``kwargs`` are the template's settings.
     """
 
     messages: Sequence[Shown]
@@ -26,9 +26,9 @@ class Rendering(NamedTuple):
 
 
 def shown(message: Message, knows_developer: bool) -> Shown:
-    """A message as templates take it that know calls; their arguments are objects.
+    """A message for templates that know calls, with the arguments of calls as objects.
 
-    ``knows_developer``: the template has a role of that name; else it is a system message.
+    Unless ``knows_developer``, a developer message becomes a system message.
     """
     role = message.role
     if role == "developer" and not knows_developer:
@@ -46,7 +46,7 @@ def shown(message: Message, knows_developer: bool) -> Shown:
 
 
 def with_text_arguments(messages: Sequence[Shown]) -> list[Shown]:
-    """The same messages for a template that wants the arguments of calls as JSON texts."""
+    """The messages for a template that expects the arguments of calls as JSON text."""
     return [
         {**message, "tool_calls": [_text_call(call) for call in message["tool_calls"]]}
         if "tool_calls" in message
@@ -56,7 +56,7 @@ def with_text_arguments(messages: Sequence[Shown]) -> list[Shown]:
 
 
 def arguments_of(call: ToolCall) -> Any:
-    """The arguments as an object; what is none is left as the text that it is."""
+    """The arguments as an object, or as the original text if it is not a JSON object."""
     text = call.function.arguments
     try:
         arguments = json.loads(text or "{}")

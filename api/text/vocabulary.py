@@ -1,4 +1,4 @@
-"""The tokenizer as the API uses it: prompts to ids, ids to text, one token's own bytes."""
+"""The tokenizer as the API uses it: encodes prompts, decodes ids, gives one token's bytes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from chairlift.engine.workers.pool import Workers
 # Tokenizing this many characters takes about as long as a step of a small model: longer texts
 # are tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
-# What the library makes of a text is up to 200 times its size: of longer ones it is made in a
-# worker process, which may take so long.
+# The tokenizers library allocates up to 200 times the size of a text: longer texts are tokenized
+# in a worker process, with a time limit.
 THREAD_CHARS = 128 << 10
 TOKENIZE_SECONDS = 6.0
-# A template is the model's own code, and may be a bad one.
+# A chat template is code that comes with the model, and may be slow or malicious.
 TEMPLATE_SECONDS = 5.0
-# Holds the tags that may end a prompt.
+# Enough tokens to contain any tag that may end a prompt.
 TAIL_TOKENS = 16
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -46,16 +46,16 @@ T = TypeVar("T")
 
 
 class TokenText(NamedTuple):
-    """One token on its own: its text, and its bytes (part of a character, perhaps)."""
+    """A single token's text and bytes, which may be part of a character."""
 
     text: str
     bytes: list[int]
 
 
 class Vocabulary:
-    """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of ids.
+    """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of token ids.
 
-    ``workers`` do what takes long: grammars, and the tokens of long texts.
+    ``workers`` are processes for slow work: compiling grammars and tokenizing long texts.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Vocabulary:
         self.size = size
         self.format = format or chat_format(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(tokenizer.eos_token_ids))
-        # all_special_ids lists only those that have a role.
+        # all_special_ids lists only special tokens with a role, like the end of a text.
         roles = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
         added = tokenizer.added_tokens_decoder.items()
         self._special = dict(roles) | {i: token.content for i, token in added if token.special}
         self.hidden_ids = frozenset(self._special).union(self.end_ids)
-        # What is asked for by the request's own fields, or not at all.
+        # chat_template_kwargs must not set these: requests have fields for some, others are fixed.
         self._reserved = frozenset(
             inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
         )
@@ -79,23 +79,23 @@ class Vocabulary:
         self._longest = max(map(len, tokenizer.get_vocab()))
         self._rendering = Limited(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
-        # Written once: a tokenizer of 150,000 tokens keeps the interpreter for that.
+        # Cached: serializing a tokenizer of 150,000 tokens blocks the interpreter.
         known = cache(partial(lexicon, tokenizer, size))
         self.grammars = Checker(known, workers)
         self._splitting = Fixture("tokenizers", lambda: (load_tokenizer, (known().tokenizer,)))
-        # mlx-lm's detokenizers, and decode itself, trim the space that begins a text. Behind
-        # this stand-in for the prompt a token's space is inside the text, and is kept.
+        # mlx-lm's detokenizers, and decode itself, strip the space at the beginning of a text.
+        # After this stand-in for the prompt, a token's space is inside the text and is kept.
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
         self._before_chars = len(tokenizer.decode(self._before))
 
     async def encode(
         self, text: str, add_special_tokens: bool = True, param: str = "prompt"
     ) -> list[int]:
-        """A text's token ids; ``param`` names its field.
+        """The token ids of a text; ``param`` is the name of its field, for errors.
 
         Raises:
-            RequestError: that takes too long, or too much memory.
-            QueueFull: too many long texts wait already.
+            RequestError: tokenizing takes too long or too much memory.
+            QueueFull: too many long texts are waiting.
         """
         chars = len(text)
         if chars > THREAD_CHARS and has_backend(self._tokenizer):
@@ -111,10 +111,10 @@ class Vocabulary:
         )
 
     async def render(self, rendering: Rendering) -> list[int]:
-        """The token ids of a conversation, by the model's chat template.
+        """Renders a conversation with the model's chat template; returns its token ids.
 
         Raises:
-            RequestError: the model has no template, or it does not take these messages.
+            RequestError: the model has no template, or it refuses these messages.
         """
         if not self._tokenizer.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
@@ -130,7 +130,7 @@ class Vocabulary:
                 "messages",
                 "messages",
             ) from error
-        # NOTE: a template is the model's own code; what it raises can be of any type.
+        # NOTE: a template is code that comes with the model and can raise anything.
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             raise RequestError(
@@ -153,48 +153,50 @@ class Vocabulary:
         except Exception:
             if not any("tool_calls" in message for message in rendering.messages):
                 raise
-            # Most templates want a call's arguments as an object, some as text.
+            # Most templates expect a call's arguments as an object, some as text.
             with suppress(Exception):
                 return apply(with_text_arguments(rendering.messages))  # type: ignore[no-any-return]
             raise
 
     def tail(self, tokens: Sequence[int]) -> str:
-        """The text of a prompt's last tokens, without blank space behind it."""
+        """The text of a prompt's last tokens, without trailing white space."""
         return str(self._tokenizer.decode(tokens[-TAIL_TOKENS:])).rstrip()
 
     def rules(self, initial: str, passages: Iterable[Passage], show_special: bool) -> Rules:
-        """How a reply's tokens are told apart."""
+        """The rules that split a reply into text, thoughts and calls; see ``splitter.rules``."""
         return rules(initial, passages, self._special, frozenset(self.end_ids), show_special)
 
     async def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """The text of token ids, including special tokens."""
         known = [token for token in tokens if token < self._known]
         return await _off_loop(len(known) * 4, lambda: str(self._tokenizer.decode(known)))
 
     @property
     def roles(self) -> TokenizerInfo:
-        """The special tokens that begin a text, end one, and pad."""
+        """The special tokens that begin a text, end a text, and pad."""
         tokenizer = self._tokenizer
         return TokenizerInfo(tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
 
     def check_chars(self, chars: int, context: int, param: str) -> None:
-        """Refuses, before it is tokenized, what is too long even if all tokens were the longest.
+        """Refuses a text that cannot fit the context even if all its tokens were the longest.
+
+        It needs no tokenizing, so it is cheap.
 
         Raises:
-            PromptTooLong: so many characters are more than ``context`` tokens.
+            PromptTooLong: ``chars`` characters are certainly more than ``context`` tokens.
         """
-        most = context * self._longest
-        if chars > most:
+        max_chars = context * self._longest
+        if chars > max_chars:
             raise PromptTooLong(
                 f"{param}: {chars} characters; this model's maximum context length is {context} "
-                f"tokens, never more than {most} characters",
+                f"tokens, never more than {max_chars} characters",
                 Overflow(-(-chars // self._longest), context),
                 param,
             )
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
-        """Raises RequestError, naming ``param``, for an id that the model does not have."""
-        # The two are found faster than each is looked at.
+        """Raises RequestError, naming ``param``, for an id outside of the vocabulary."""
+        # Checking min and max is faster than a loop over all ids.
         for token in (min(tokens), max(tokens)) if tokens else ():
             if not 0 <= token < self.size:
                 raise RequestError(
@@ -203,7 +205,7 @@ class Vocabulary:
                 )
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh streaming detokenizer that goes on from some text before."""
+        """A fresh streaming detokenizer in the state after some text, so that a space is kept."""
         detokenizer: Detokenizer = self._tokenizer.detokenizer
         for token in self._before:
             detokenizer.add_token(token)
@@ -211,14 +213,14 @@ class Vocabulary:
         return detokenizer
 
     def token_text(self, token: int) -> TokenText:
-        """One token's text and bytes, as the logprobs show them."""
+        """One token's text and bytes, as log-probabilities show them."""
         known = self._texts.get(token)
         if known is None:
             known = self._texts[token] = self._token_text(token)
         return known
 
     def _token_text(self, token: int) -> TokenText:
-        if token >= self._known:  # the model's rows beyond its tokenizer's, made by padding
+        if token >= self._known:  # the model pads its vocabulary beyond the tokenizer's
             return TokenText("", [])
         text = self._tokenizer.decode([*self._before, token])[self._before_chars :]
         if "\ufffd" not in text:
@@ -230,10 +232,10 @@ class Vocabulary:
             raw = [_BYTE_OF_CHAR[char] for char in piece]
         else:
             return TokenText(text, list(text.encode()))
-        # OpenAI's way to show a token that is not whole characters.
+        # OpenAI's notation for a token that is not made of complete characters.
         return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw)
 
 
 async def _off_loop(chars: int, work: Callable[[], T]) -> T:
-    """Runs ``work`` in a thread if there is enough of it to hold up everyone's streams."""
+    """Runs ``work``, in a thread if it has so many characters that it would delay streams."""
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)

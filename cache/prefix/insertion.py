@@ -1,4 +1,4 @@
-"""What an insertion into the prefix tree comes to, before anything is changed."""
+"""Plans an insertion into the prefix tree before anything is changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from chairlift.cache.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What nodes get, whether the last is cut where the walk ends, and the bytes of the walk's idle
-    nodes, which are to stay (``kept``), and of all that is new (``gain``).
+    """A planned insertion.
+
+    ``offers`` are the snapshots that existing nodes are filled from. ``splits``: the last node is
+    split where the walk ends. ``kept`` are the bytes of the walk's unpinned nodes, which must stay;
+    ``gain`` are the bytes of everything new.
     """
 
     offers: dict[Node, Snapshot]
@@ -21,24 +24,24 @@ class Insertion:
 
 
 def insertion(walk: Walk, snapshot: Snapshot) -> Insertion:
-    """Of a snapshot whose tokens lead through the nodes of ``walk``, and maybe further."""
+    """Plans to insert a snapshot whose tokens lead through ``walk``, and possibly further."""
     offers: dict[Node, Snapshot] = {}
     gain = kept = 0
     splits = False
     for node in walk.path:
         stop = min(node.stop, walk.length)
         splits = stop < node.stop and walk.length < snapshot.stop
-        held = node.snapshot
+        old = node.snapshot
         if _may_gain(node, stop, snapshot):
             offer = snapshot.part(max(node.start, snapshot.start), stop)
-            part = held.part(node.start, stop)
+            part = old.part(node.start, stop)
             filled = part.filled(offer)
             if filled is not part:
                 offers[node] = offer
                 gain += filled.nbytes - part.nbytes
                 splits = stop < node.stop
         if not node.pins:
-            kept += held.part(node.start, stop).nbytes if splits else node.nbytes
+            kept += old.part(node.start, stop).nbytes if splits else node.nbytes
     if walk.length < snapshot.stop:
         gain += snapshot.part(walk.length, snapshot.stop).nbytes
     return Insertion(offers, splits, kept, gain)
@@ -47,5 +50,5 @@ def insertion(walk: Walk, snapshot: Snapshot) -> Insertion:
 def _may_gain(node: Node, stop: int, snapshot: Snapshot) -> bool:
     if stop < snapshot.start:
         return False
-    span = node.stop - node.start
-    return stop == snapshot.stop or any(held < span for held in node.windows)
+    length = node.stop - node.start
+    return stop == snapshot.stop or any(tokens < length for tokens in node.windows)

@@ -1,6 +1,6 @@
-"""What the layers' kinds mean to the prefix tree: what fits it, and where a sequence can go on.
+"""Rules of the layers' kinds: which snapshots fit the tree, and where a sequence can resume.
 
-Full attention goes on anywhere, a window where its newest tokens are held without a gap, a
+Full attention can resume anywhere, a window where its newest tokens are stored without a gap, a
 recurrent layer only at the end of a node that has its state.
 """
 
@@ -22,16 +22,16 @@ class PositionRange(NamedTuple):
 
 
 class LayerRules:
-    """The layers of one tree's snapshots."""
+    """The rules for one tree, given the kinds of its layers."""
 
     def __init__(self, kinds: Sequence[LayerKind]) -> None:
         self.kinds = tuple(kinds)
-        # A window of one token needs nothing held, and is thus none that could hinder.
+        # A window of one token needs no cached token, so it never restricts where to resume.
         self._windows = sorted({kind.window for kind in kinds if kind.window and kind.window > 1})
         self._recurrent = any(kind.recurrent for kind in kinds)
 
     def check_fits(self, tokens: Sequence[int], snapshot: Snapshot) -> None:
-        """Raises ValueError: the snapshot is not one of these tokens and layers."""
+        """Raises ValueError if the snapshot does not fit these tokens and layers."""
         if snapshot.stop != len(tokens):
             raise ValueError(f"a snapshot up to {snapshot.stop} is not one of {len(tokens)} tokens")
         if len(snapshot.layers) != len(self.kinds):
@@ -39,15 +39,15 @@ class LayerRules:
         for i, (kind, piece) in enumerate(zip(self.kinds, snapshot.layers, strict=True)):
             if isinstance(piece, KVPiece if kind.recurrent else StatePiece):
                 raise ValueError(f"layer {i} is {kind}, but has a {type(piece).__name__}")
-            held = piece.tokens if isinstance(piece, KVPiece) else 0
+            cached = piece.tokens if isinstance(piece, KVPiece) else 0
             full = kind.window is None and not kind.recurrent
-            if full and held < snapshot.stop - snapshot.start:
+            if full and cached < snapshot.stop - snapshot.start:
                 raise ValueError(
-                    f"layer {i} has {held} tokens of [{snapshot.start}, {snapshot.stop})"
+                    f"layer {i} has {cached} tokens of [{snapshot.start}, {snapshot.stop})"
                 )
 
     def windows_of(self, snapshot: Snapshot) -> tuple[int, ...]:
-        """What all layers of each window hold; as it always is the newest, the fewest of any."""
+        """For each window, the number of newest tokens that all its layers have."""
         return tuple(self._window_tokens(snapshot, window) for window in self._windows)
 
     def _window_tokens(self, snapshot: Snapshot, window: int) -> int:
@@ -66,8 +66,10 @@ class LayerRules:
         )
 
     def last_resumable(self, walk: Walk) -> int:
-        """The last position of a walk that all layers can go on from: each has its ranges of them,
-        and what one of them moves back, the others may move back further.
+        """The last position of a walk from which all layers can resume.
+
+        Each layer has ranges of such positions. A layer that moves the position back may make
+        another layer move it back further, so this iterates until no layer does.
         """
         ranges = [_window_ranges(walk.path, i, window) for i, window in enumerate(self._windows)]
         if self._recurrent:
@@ -80,20 +82,20 @@ class LayerRules:
 
 
 def _window_ranges(path: Sequence[Node], index: int, window: int) -> list[PositionRange]:
-    """The positions that the window's layers can go on from, given the newest of each node."""
+    """The positions from which a window's layers can resume, given each node's newest tokens."""
     ranges: list[PositionRange] = []
-    oldest = newest = 0  # a run of tokens held without a gap
+    oldest = newest = 0  # the current run of stored tokens without a gap
     for node in path:
-        held = node.windows[index]
-        if held < node.stop - node.start:
+        stored = node.windows[index]
+        if stored < node.stop - node.start:
             ranges.append(PositionRange(oldest + window - 1 if oldest else 0, newest))
-            oldest = node.stop - held
+            oldest = node.stop - stored
         newest = node.stop
     ranges.append(PositionRange(oldest + window - 1 if oldest else 0, newest))
     return [positions for positions in ranges if positions.first <= positions.last]
 
 
 def _last_within(ranges: Sequence[PositionRange], position: int) -> int:
-    """The last position in the ranges up to the one given; 0, where nothing is needed, if none."""
+    """The last position in the ranges that is at most ``position``; 0 if there is none."""
     index = bisect_right(ranges, position, key=lambda positions: positions.first) - 1
     return min(position, ranges[index].last) if index >= 0 else 0

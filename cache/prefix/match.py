@@ -1,4 +1,4 @@
-"""What the prefix tree hands out: what it holds of a sequence, and what it has dropped."""
+"""Results of the prefix tree: the cached prefix of a sequence, and evicted nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from chairlift.cache.snapshot import LayerKind, Snapshot, merged
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The first ``length`` tokens of a sequence, from where it can go on with what is held.
+    """The cached prefix of a sequence: it can resume after its first ``length`` tokens.
 
-    ``known`` tokens of it, maybe more, lead through the tree.
+    Its first ``known`` tokens, possibly more than ``length``, are on a path of the tree.
     """
 
     length: int
@@ -24,10 +24,10 @@ class Match:
     node: Node | None = field(default=None, repr=False)
 
     def snapshot(self) -> Snapshot:
-        """``[0, length)``, built of slices of what the tree holds; lazy, and not in its own memory.
+        """The state of ``[0, length)``: lazy slices that share the tree's memory.
 
         Raises:
-            ValueError: the tree has dropped some of it since; a match that is held cannot lose any.
+            ValueError: the tree has evicted part of it since; that cannot happen to a pinned match.
         """
         nodes = [node for node in self.alive() if node.start < self.length]
         path = [node.snapshot for node in reversed(nodes)]
@@ -36,7 +36,7 @@ class Match:
         return merged(self.kinds, path)
 
     def alive(self) -> Iterator[Node]:
-        """The nodes from the deepest upwards. Raises ValueError if the deepest was dropped."""
+        """The nodes from the deepest upwards. Raises ValueError if the deepest was evicted."""
         if self.node is None:
             return iter(())
         if self.node.parent is None:
@@ -46,7 +46,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What a node held: the snapshot covers the tokens of ``edge``, which follow those of
+    """An evicted node: its snapshot covers the tokens of ``edge``, which follow the path
     ``before``. Its arrays may not have been evaluated yet.
     """
 
@@ -56,5 +56,5 @@ class Evicted:
 
     @property
     def start(self) -> int:
-        """The position from which on the snapshot covers the tokens."""
+        """The first position that the snapshot covers."""
         return self.snapshot.start

@@ -1,4 +1,4 @@
-"""The nodes of the prefix tree, and how tokens lead through them."""
+"""The nodes of the prefix tree, and the walk along the nodes that match some tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from chairlift.cache.token_ids import common
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One edge and what is held of it. A root has no parent and no edge; a removed node no parent.
+    """One edge and its snapshot. A root has no parent and no edge; a removed node has no parent.
 
-    ``windows`` are the newest tokens that all layers of each of the tree's windows hold, ``state``
-    is whether all recurrent layers have theirs: both read from the snapshot, for quick matching.
+    ``windows`` is the number of newest tokens that all layers of each window have, ``state`` is
+    whether all recurrent layers have their state: both derived from the snapshot, for fast
+    matching. ``pins`` counts the matches that protect the node from eviction.
     """
 
     parent: Node | None
@@ -33,25 +34,26 @@ class Node:
 
     @property
     def start(self) -> int:
-        """The position at which its edge begins."""
+        """The position where its edge begins."""
         return self.snapshot.start
 
     @property
     def stop(self) -> int:
-        """The position at which its edge ends."""
+        """The position where its edge ends."""
         return self.snapshot.stop
 
     def upwards(self) -> Iterator[Node]:
-        """This node and those above it, without the root."""
+        """This node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
     def path_digest(self) -> PathDigest:
-        """Of all tokens from the root to its end.
+        """The digest of all tokens from the root to its end.
 
-        Kept, here and above: to ask for all nodes of a path hashes each edge once.
+        Cached here and in the ancestors, so that the digests of all nodes of a path hash each edge
+        only once.
         """
         node, unknown = self, []
         while node.digest is None and node.parent is not None:
@@ -64,14 +66,14 @@ class Node:
 
 
 class Walk(NamedTuple):
-    """The nodes that some tokens lead through, and how many of the tokens they cover."""
+    """The nodes on the path of some tokens, and the number of tokens that they match."""
 
     path: list[Node]
     length: int
 
 
 def walk(root: Node | None, ids: array[int]) -> Walk:
-    """As far as the tokens lead; the last node may be left within its edge."""
+    """Follows the tokens as far as possible; the last node may match only partly."""
     path: list[Node] = []
     length = 0
     node = root

@@ -1,12 +1,11 @@
-"""The prefix cache: a radix tree over token ids whose nodes hold ``Snapshot``s.
+"""The prefix cache: a radix tree over token ids whose nodes store ``Snapshot``s.
 
-A node covers the tokens of its edge, behind those of its parent. Positions are counted in tokens
-from the root. How far into the tree a prompt reaches is one question; from which of these positions
-a sequence can go on is another, and each kind of layer answers it for itself (``prefix_layers``). A
-match is the last position on which all agree.
+A node covers the tokens of its edge, after those of its parent. Positions are tokens from the
+root. A prompt may match the tree further than a sequence can resume: each kind of layer has its
+own positions to resume from (``layer_rules``), and a match is the last one that all share.
 
-Every salt has a tree of its own; one budget and one order of use go over all of them. Nothing here
-evaluates an array, and nothing is safe to call from two threads.
+Every salt has its own tree; all trees share one budget and one least-recently-used order. Nothing
+here evaluates an array, and nothing is thread-safe.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from chairlift.cache.token_ids import ids_of
 
 
 class PrefixTree:
-    """Snapshots by the tokens that lead to them.
+    """Snapshots by token prefix.
 
     Args:
-        kinds: what each layer keeps.
-        budget: bytes held at most; 0 holds nothing.
-        on_evict: is given what is dropped for lack of room, once it is out of the tree. It must
-            not call the tree.
+        kinds: each layer's kind.
+        budget: maximum bytes of all snapshots; 0 stores nothing.
+        on_evict: called with each node evicted for lack of room, after its removal. It must not
+            call the tree.
     """
 
     def __init__(
@@ -43,13 +42,13 @@ class PrefixTree:
     ) -> None:
         self.budget = budget
         self.evictions = 0
-        # Another one for everything else that a match may give.
+        # Increases whenever the result of a match may change.
         self.version = 0
         self._rules = LayerRules(kinds)
         self._on_evict = on_evict
         self._roots: dict[str, Node] = {}
-        # The nodes nobody holds, least recently used first. A child always stands before its
-        # parent, so that the first one is a leaf.
+        # Unpinned nodes, least recently used first. A child always precedes its parent, so the
+        # first node is a leaf.
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._pending: dict[Node, None] = {}
         self._nodes = self._tokens = self._nbytes = self._pinned_nbytes = 0
@@ -59,25 +58,25 @@ class PrefixTree:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """What each layer keeps."""
+        """Each layer's kind."""
         return self._rules.kinds
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all snapshots held."""
+        """Bytes of all snapshots."""
         return self._nbytes
 
     @property
     def tokens(self) -> int:
-        """Tokens held; those that several sequences share count once."""
+        """Tokens in the tree; a shared prefix counts once."""
         return self._tokens
 
-    def match(self, tokens: Sequence[int], most: int | None = None, salt: str = "") -> Match:
-        """The longest part of ``tokens[:most]`` from whose end a sequence can go on.
+    def match(self, tokens: Sequence[int], max_tokens: int | None = None, salt: str = "") -> Match:
+        """The longest prefix of ``tokens[:max_tokens]`` from whose end a sequence can resume.
 
-        What is returned counts as just used.
+        The matched nodes count as just used.
         """
-        ids = ids_of(tokens if most is None else tokens[: max(0, most)])
+        ids = ids_of(tokens if max_tokens is None else tokens[: max(0, max_tokens)])
         reached = walk(self._roots.get(salt), ids)
         length = self._rules.last_resumable(reached)
         node = next((node for node in reversed(reached.path) if node.start < length), None)
@@ -86,10 +85,10 @@ class PrefixTree:
         return Match(length, reached.length, self.kinds, node)
 
     def pin(self, match: Match) -> None:
-        """Keeps the match's nodes from being evicted until ``release``; holds are counted.
+        """Protects the match's nodes from eviction until ``unpin``; pins are counted.
 
         Raises:
-            ValueError: some of it has been evicted since the match.
+            ValueError: part of it has been evicted since the match.
         """
         for node in match.alive():
             if not node.pins:
@@ -98,26 +97,26 @@ class PrefixTree:
             node.pins += 1
 
     def unpin(self, match: Match) -> None:
-        """Undoes one ``hold``. What nobody else holds counts as just used."""
+        """Undoes one ``pin``. Nodes without another pin count as just used."""
         for node in match.alive():
-            assert node.pins, "released more often than held"
+            assert node.pins, "unpinned more often than pinned"
             node.pins -= 1
             if not node.pins:
                 self._idle[node] = None
                 self._pinned_nbytes -= node.nbytes
 
     def insert(self, tokens: Sequence[int], snapshot: Snapshot, salt: str = "") -> bool:
-        """Puts a snapshot of ``[start, len(tokens))`` in, and makes room for it.
+        """Inserts a snapshot of ``[start, len(tokens))``, evicting other nodes to make room.
 
-        Only what the tree lacks is stored, as lazy copies (see ``take_pending``): the tokens that
-        are new, and at positions it has already, recurrent states and older tokens of windows.
+        Only what the tree lacks is stored, as lazy copies (see ``take_pending``): new tokens, and
+        recurrent states and older window tokens for positions that the tree has already.
 
         Returns:
             Whether all of it is in the tree now. If not, nothing has changed: ``tokens[:start]``
-            is not in the tree, or the path does not fit the budget beside what is held.
+            is not in the tree, or the path does not fit the budget beside the pinned nodes.
 
         Raises:
-            ValueError: the snapshot is not one of these tokens and this tree's layers.
+            ValueError: the snapshot does not fit these tokens and this tree's layers.
         """
         self._rules.check_fits(tokens, snapshot)
         ids = ids_of(tokens)
@@ -143,30 +142,30 @@ class PrefixTree:
         return True
 
     def evict(self, nbytes: int) -> int:
-        """Drops what was used least recently, ``nbytes`` or a little more; returns how many.
+        """Evicts the least recently used nodes, at least ``nbytes``; returns the evicted bytes.
 
-        Fewer are dropped only if all the rest is held.
+        Fewer bytes are evicted only if everything else is pinned.
         """
         before = self._nbytes
         self._make_room(before - nbytes)
         return before - self._nbytes
 
     def clear(self) -> None:
-        """Forgets all that is not held, without handing it to ``on_evict``."""
+        """Removes all unpinned nodes without calling ``on_evict``."""
         while self._idle:
             self._remove(next(iter(self._idle)))
 
     def take_pending(self) -> list[mx.array]:
-        """The arrays of the nodes that are new or changed since the last call, to evaluate.
+        """The arrays of nodes that are new or changed since the last call, for evaluation.
 
-        Until then they keep alive the buffers that they are copied from, and these are copied whole
-        when they are written to: evaluate them before the next step writes.
+        Until they are evaluated they reference the buffers that they are copied from, and MLX
+        copies a referenced buffer when it is written: evaluate them before the next step writes.
         """
         pending, self._pending = self._pending, {}
         return [item for node in pending for item in node.snapshot.arrays]
 
     def _put(self, node: Node, snapshot: Snapshot) -> None:
-        """Gives a node of the tree another snapshot, with all that is counted about it."""
+        """Replaces a node's snapshot and updates everything derived from it."""
         self.version += 1
         grown = snapshot.nbytes - node.nbytes
         node.snapshot = snapshot
@@ -179,7 +178,7 @@ class PrefixTree:
         self._pending[node] = None
 
     def _grow(self, parent: Node | None, salt: str, edge: array[int], snapshot: Snapshot) -> None:
-        """Adds a leaf, and everything above it was used no earlier than it."""
+        """Adds a leaf and marks it and its ancestors as just used."""
         if parent is None:
             nothing = Snapshot(0, 0, (None,) * len(self.kinds))
             parent = self._roots.setdefault(salt, Node(None, salt, ids_of(()), nothing))
@@ -192,9 +191,9 @@ class PrefixTree:
         self._touch(leaf)
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cuts a node in two and returns the new upper one; the lower one remains itself.
+        """Splits a node and returns the new upper one; the lower one stays the same object.
 
-        So whoever holds the node finds both halves above it.
+        So a match that refers to the node still finds both halves going upwards.
         """
         first, second = node.snapshot.split(at)
         edge, parent = node.edge, node.parent
@@ -216,7 +215,7 @@ class PrefixTree:
                 self._idle.move_to_end(node)
 
     def _make_room(self, nbytes: int) -> None:
-        """Evicts until at most ``nbytes`` are held, or all that is left is in use."""
+        """Evicts until at most ``nbytes`` remain, or all remaining nodes are pinned."""
         while self._nbytes > nbytes and self._idle:
             node = next(iter(self._idle))
             parent = node.parent
@@ -246,7 +245,7 @@ class PrefixTree:
         self._nbytes -= leaf.nbytes
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between two calls."""
+        """Asserts the invariants between two calls."""
         nodes: list[Node] = []
         for salt, root in self._roots.items():
             assert root.children, salt

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.cache.saved.safetensors import NUMPY, SavedStateError, Tensor, require
-from chairlift.cache.snapshot import KVPiece, LayerKind, Piece, Snapshot, StatePiece
+from chairlift.cache.snapshot import KVPiece, LayerKind, LayerState, Snapshot, StatePiece
 
 FULL, ROTATING, CHUNKED = "KVCache", "RotatingKVCache", "ChunkedKVCache"
 ARRAYS, NESTED = "ArraysCache", "CacheList"
@@ -103,7 +103,7 @@ def pack(kinds: Sequence[LayerKind], snapshot: Snapshot) -> tuple[SavedLayer, ..
     return tuple(_packed(kind, piece, snapshot.stop) for kind, piece in pieces)
 
 
-def _packed(kind: LayerKind, piece: Piece | None, stop: int) -> SavedLayer:
+def _packed(kind: LayerKind, piece: LayerState | None, stop: int) -> SavedLayer:
     if kind.recurrent:
         slots = piece.slots if isinstance(piece, StatePiece) else ()
         count = (len(slots),) if slots else ()
@@ -150,7 +150,7 @@ def own(layers: Sequence[SavedLayer]) -> tuple[SavedLayer, ...]:
 
 
 def unpack(start: int, stop: int, layers: Sequence[SavedLayer]) -> Snapshot:
-    pieces: list[Piece | None] = []
+    pieces: list[LayerState | None] = []
     for layer in layers:
         arrays = [None if tensor is None else _array(tensor) for tensor in layer.tensors]
         if not arrays:

@@ -5,17 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from chairlift.engine.client.choices import RunningChoice
 from chairlift.engine.failures import failure
-from chairlift.engine.messages import Abort, FinishedChoice, FinishReason, Submit, TokenOutput
-from chairlift.scheduler.forecast import Claim
+from chairlift.engine.messages import (
+    Abort,
+    FinishedChoice,
+    FinishReason,
+    Submit,
+    ToEngine,
+    TokenOutput,
+)
+from chairlift.scheduler.forecast import Claim, Forecast
 
-if TYPE_CHECKING:  # it imports this
-    from chairlift.engine.client.base import BaseEngineClient
+
+class StreamOwner(Protocol):
+    """A stream's engine client. ``last_step`` is in seconds of ``time.monotonic()``."""
+
+    forecast: Forecast
+    last_step: float
+
+    def send(self, message: ToEngine) -> None: ...
+    def report(self, choices: list[FinishedChoice]) -> None: ...
+    def forget(self, request_id: str) -> None: ...
 
 
 class Stream:
@@ -25,7 +40,7 @@ class Stream:
     that is known, in seconds of ``time.monotonic()``.
     """
 
-    def __init__(self, request: Submit, client: BaseEngineClient, claim: Claim) -> None:
+    def __init__(self, request: Submit, client: StreamOwner, claim: Claim) -> None:
         self.admitted = False
         self.scheduled: float | None = None
         self._request = request

@@ -15,6 +15,7 @@ from chairlift.cache.snapshot import LayerKind, Snapshot
 from chairlift.cache.store.index import Segment
 from chairlift.cache.store.reader import Load
 from chairlift.cache.store.store import PrefixStore
+from chairlift.engine.core.background import NOTHING_NEW, Collected
 from chairlift.engine.core.store_stats import StoreReport
 from chairlift.engine.messages import StepStats
 from chairlift.scheduler.sequence import Sequence
@@ -68,7 +69,7 @@ class Prefixes:
     def fetch(self, sequence: Sequence) -> None:
         """Begins to bring back from disk what leads further than what is in memory.
 
-        The sequence is ``fetching`` until ``take_fetched`` has put it there, or it proves to be
+        The sequence is ``is_awaited`` until ``collect`` has put it there, or it proves to be
         gone or broken.
         """
         if sequence.apart:
@@ -78,12 +79,12 @@ class Prefixes:
             if self._store is not None and self._load is None:
                 self._load = self._store.load(segments)
 
-    def fetching(self, sequence: Sequence) -> bool:
+    def is_awaited(self, sequence: Sequence) -> bool:
         """Whether a sequence, or the one that it was forked from, waits for the disk."""
         return sequence.request_id in self._fetching
 
-    def take_fetched(self) -> None:
-        """Puts into memory what has been read, and goes on with the next."""
+    def collect(self) -> Collected:
+        """Puts into memory what has been read, and starts to read what is wanted next."""
         while self._load is not None and self._load.ended.is_set():
             load, self._load = self._load, None
             sequence = self._fetching.pop(next(iter(self._fetching)))
@@ -99,9 +100,13 @@ class Prefixes:
                     extra={"completion_id": sequence.request_id},
                 )
             self._read_on()
+        return NOTHING_NEW
 
-    def drop(self, request_id: str) -> None:
-        """Nobody waits for a request's prefix any more."""
+    def drop(self, sequence: Sequence, last: bool) -> None:
+        """Stops reading for a request whose last choice has ended."""
+        if not last:
+            return
+        request_id = sequence.request_id
         if self._load is not None and request_id == next(iter(self._fetching)):
             self._load.cancel()
             self._load = None

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chairlift.engine.hub.fetch import cache_dir
+from chairlift.engine.cache_dir import cache_dir
 
 # The routines that MLX's CPU backend calls for matrix products, and the one of ``engine.cpu.gemm``.
 _ROUTINES = (

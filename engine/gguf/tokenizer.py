@@ -16,9 +16,9 @@ from mlx_lm.tokenizer_utils import load as load_directory
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
+from chairlift.engine.cache_dir import cache_dir
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.file import GGUFFile
-from chairlift.engine.hub.fetch import cache_dir
 
 # Part of the cache key: to be raised whenever this module builds something else.
 _FORMAT = 1

@@ -19,6 +19,7 @@ from typing import Never
 
 from tqdm import tqdm
 
+from chairlift.engine.cache_dir import cache_dir
 from chairlift.engine.errors import ModelError
 
 _CHUNK = 1 << 20
@@ -47,16 +48,6 @@ SMOLLM2 = PinnedFile(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size=98_362_432,
 )
-
-
-def cache_dir() -> Path:
-    """The folder for all that Chairlift can make again: $CHAIRLIFT_CACHE, or the user's cache."""
-    if chosen := os.environ.get("CHAIRLIFT_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "chairlift"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "chairlift"
 
 
 def fetch_default_model(pinned: PinnedFile = SMOLLM2) -> Path:

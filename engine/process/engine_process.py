@@ -25,9 +25,9 @@ from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
+from chairlift.engine.open_files import import_mlx_lm
 from chairlift.engine.process.blackbox import BlackBox
 from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
-from chairlift.engine.process.open_files import import_mlx_lm
 
 
 class Start(msgspec.Struct, frozen=True):

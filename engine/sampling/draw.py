@@ -1,12 +1,12 @@
-"""Draws out of weights, that hardly depend on how these are rounded.
+"""Samples from weights in a way that hardly depends on how the weights are rounded.
 
-Where a uniform number falls in the sum of all weights is quickly found; but where that is among
-unlikely tokens, what rounding has added to all before them decides: logits that differ by 1e-5, as
-those of a row do with what else is computed, give other tokens every few dozen or hundred draws. In
-a race every token runs a time of its own, exponential and over its weight: who is first is drawn
-with the same probability, and rounding only counts where two come in nearly together. That takes a
-random number and a logarithm for each token; so a few parts of the vocabulary are told apart by
-their sums, and the race is run in one of them.
+Inverting the cumulative sum is fast, but among unlikely tokens the rounding errors of all earlier
+weights decide: logits that differ by 1e-5, as a row's do depending on what else is computed, give
+another token every few dozen or hundred draws. In an exponential race, every token gets an
+exponentially distributed time divided by its weight, and the first one wins with the same
+probability; rounding then matters only between two nearly equal times. A race takes a random number
+and a logarithm per token. So the cumulative sum chooses one of a few parts of the vocabulary, and
+the race chooses within that part.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from __future__ import annotations
 import mlx.core as mx
 
 PARTS = 16
-# A time that is no longer 0.
-LEAST = 1e-10
+# The smallest time of the race; it must not be 0.
+MIN_TIME = 1e-10
 # The largest float32 below 1.
 BELOW_ONE = 1 - 2**-24
 
 
 def sample_categorical(weights: mx.array, keys: mx.array) -> mx.array:
-    """One token for each row.
+    """Samples one token for each row.
 
-    Nothing here trusts a sum: on a GPU a cumulative sum need not rise from part to part. A part is
-    taken only if its own weights are above 0, and a token only if its own weight is.
+    On a GPU a cumulative sum need not be monotonic. So a part is chosen only if its own sum is
+    above 0, and a token only if its own weight is.
 
     Args:
-        weights: ``[rows, vocabulary]`` float32, none below 0, some above.
+        weights: ``[rows, vocabulary]`` float32, none negative, some positive.
         keys: ``[rows, 2]`` uint32, MLX's random keys.
 
     Returns:
@@ -45,22 +45,22 @@ def sample_categorical(weights: mx.array, keys: mx.array) -> mx.array:
     point = mx.minimum(uniform[:, :1] * total, total * BELOW_ONE)
     part = chosen_part(own, sums, point)
     running = mx.take_along_axis(parts, part[:, None, None], axis=1)[:, 0]
-    times = mx.maximum(-mx.log1p(-uniform[:, 1:]), LEAST)
-    # What does not run comes last, also behind a time that is rounded to 0.
+    times = mx.maximum(-mx.log1p(-uniform[:, 1:]), MIN_TIME)
+    # Tokens without weight come last, even behind a ratio that is rounded to 0.
     first = mx.argmax(mx.where(running > 0, running / times, -1.0), axis=-1)
     return mx.minimum(part * length + first.astype(mx.int32), vocabulary - 1)
 
 
 def chosen_part(own: mx.array, sums: mx.array, point: mx.array) -> mx.array:
-    """The first part with weight whose cumulative sum is above the point; else the heaviest.
+    """The first part with weight whose cumulative sum is above the point; else the heaviest part.
 
     Args:
         own: ``[rows, PARTS]`` float32, each part's own sum.
-        sums: ``[rows, PARTS]`` float32, their cumulative sums, in whatever order these come out.
+        sums: ``[rows, PARTS]`` float32, their cumulative sums, not necessarily ascending.
         point: ``[rows, 1]`` float32.
 
     Returns:
-        ``[rows]`` int32, below PARTS. Its own sum is above 0, if any part's is.
+        ``[rows]`` int32, below PARTS; a part with a positive sum, if there is one.
     """
     reached = mx.where((sums > point) & (own > 0), mx.arange(PARTS, dtype=mx.int32), PARTS)
     first = reached.min(axis=-1)

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p without sorting: each is a least probability that a token must have.
+"""top_k, top_p and min_p without sorting: each becomes a minimum probability of a token.
 
 Sorting a vocabulary of 49,152 for 16 rows takes 50 ms on two CPU cores; halving an interval around
 the threshold takes about 27 (top_p) or 7 (top_k), and reads memory less often on any device.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-# The bits of a non-negative float, read as an integer, are in the float's order, so the search
-# halves integers. Each halving of top_p sums the vocabulary: it stops when the threshold is known
-# to 4e-6 of itself. Those of top_k only count: they go on to the last bit.
+# The bits of non-negative floats, read as integers, have the floats' order, so the search bisects
+# integers. Each halving for top_p sums the vocabulary, so it stops at a relative precision of 4e-6.
+# Those for top_k only count, so they continue to the last bit.
 TOP_P_HALVINGS = 22
 TOP_K_HALVINGS = 29
 SMALLEST = 2.0**-60
@@ -21,9 +21,9 @@ SMALLEST = 2.0**-60
 def thresholds(
     weights: mx.array, top_k: mx.array | None, top_p: mx.array | None, min_p: mx.array | None
 ) -> mx.array:
-    """The least weight that a token must have to be sampled, for each row.
+    """The minimum weight of a token to be sampled, for each row.
 
-    Applied one after the other: top_k, then top_p of what is left, then min_p.
+    The filters apply in order: top_k, then top_p to the remaining tokens, then min_p.
 
     Args:
         weights: ``[rows, vocabulary]`` float32, probabilities up to a factor, the largest of
@@ -32,7 +32,7 @@ def thresholds(
             for off. None switches a filter off for all rows.
 
     Returns:
-        ``[rows, 1]``. Tokens as likely as the last one that belongs in are kept as well.
+        ``[rows, 1]``. Tokens that tie with the last included one are included as well.
     """
     least = mx.zeros((weights.shape[0], 1), mx.float32)
     if top_k is not None:
@@ -45,7 +45,7 @@ def thresholds(
     if top_p is not None:
         left = mx.where(weights >= least, weights, 0.0)
         total = left.sum(axis=-1, keepdims=True)
-        # All tokens below this together are less than what top_p leaves out.
+        # All tokens below this weigh less together than what top_p leaves out.
         start = mx.maximum((1 - top_p) * total / weights.shape[1], SMALLEST)
         kept = _largest(
             mx.minimum(start, 1.0),
@@ -59,9 +59,9 @@ def thresholds(
 
 
 def _largest(start: mx.array, halvings: int, enough: Callable[[mx.array], mx.array]) -> mx.array:
-    """The largest threshold from ``start`` to 1, of each row, at which the tokens kept are enough.
+    """Each row's largest threshold from ``start`` to 1 for which ``enough`` is true.
 
-    ``start`` and what ``enough`` takes and gives are ``[rows, 1]``.
+    ``start``, and the argument and result of ``enough``, are ``[rows, 1]``.
     """
     low = start.view(mx.int32)
     high = mx.ones(start.shape, mx.float32).view(mx.int32)

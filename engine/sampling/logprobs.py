@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and the most likely ones, out of logits."""
+"""Log-probabilities of given tokens and of the most likely ones, computed from logits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from chairlift.engine.cpu import kernels
+from chairlift.engine.sampling.math import exp
 
-# Positions whose logits are copied at once: a prompt's may be hundreds of megabytes.
+# Positions converted at once: a prompt's logits may be hundreds of megabytes.
 SLICE = 64
 
 
 class TopLogprobs(NamedTuple):
-    """By position, float32: ``chosen`` is ``[m]``, the asked-for tokens' log-probabilities;
-    ``top_ids`` and ``top`` are ``[m, k]``, the most likely tokens, best first.
+    """Log-probabilities (float32) at m positions.
+
+    ``chosen`` is ``[m]``, those of the given tokens; ``top_ids`` and ``top`` are ``[m, k]``, the
+    most likely tokens and their log-probabilities, best first.
     """
 
     chosen: mx.array
@@ -23,7 +25,7 @@ class TopLogprobs(NamedTuple):
 
 
 def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
-    """The model's own log-probabilities of one token a position, and of the ``most`` likely.
+    """The model's log-probabilities of one token per position, and of the ``most`` likely ones.
 
     Args:
         logits: ``[m, vocabulary]`` of any float type.
@@ -31,7 +33,7 @@ def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
     """
     logits = logits.astype(mx.float32)
     highest = logits.max(axis=-1, keepdims=True)
-    total = highest + mx.log(kernels.exp(logits - highest).sum(axis=-1, keepdims=True))
+    total = highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if most <= 1:
         best = mx.argmax(logits, axis=-1, keepdims=True)[:, :most]
@@ -47,7 +49,7 @@ def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
 
 
 def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
-    """The same slice by slice, in the memory of one beside the logits'."""
+    """As ``top_logprobs``, slice by slice: it needs extra memory for one slice only."""
     slices = range(0, logits.shape[0], SLICE)
     parts = [top_logprobs(logits[i : i + SLICE], tokens[i : i + SLICE], most) for i in slices]
-    return TopLogprobs(*(mx.concatenate(list(own)) for own in zip(*parts, strict=True)))
+    return TopLogprobs(*(mx.concatenate(list(arrays)) for arrays in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""What rows may choose from, as bits: token t is bit t % 32 of word t // 32."""
+"""Masks of the tokens that rows may choose, as bits: token t is bit t % 32 of word t // 32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORD = 32
 
 
 def free(rows: int, vocabulary: int) -> Bits:
-    """``[rows, words]``, everything allowed."""
+    """A mask ``[rows, words]`` that allows every token."""
     return np.full((rows, -(-vocabulary // WORD)), -1, np.int32)
 
 
@@ -26,9 +26,9 @@ def forbid(row: Bits, token: int) -> None:
 
 
 def masked(logits: mx.array, bits: Bits) -> mx.array:
-    """``logits``, ``[rows, vocabulary]`` float; -inf where ``bits``, ``[rows, words]``, say no."""
+    """Sets ``logits``, ``[rows, vocabulary]``, to -inf where ``bits``, ``[rows, words]``, are 0."""
     rows, vocabulary = logits.shape
-    # NOTE: of bytes, not words: half the time on the CPU.
+    # NOTE: unpacking bytes instead of words takes half the time on the CPU.
     eights = mx.array(bits.view(np.uint8))[:, :, None]
     allowed = (eights & mx.array(1 << np.arange(8), mx.uint8)) != 0
     return mx.where(allowed.reshape(rows, -1)[:, :vocabulary], logits, -mx.inf)

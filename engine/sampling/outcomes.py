@@ -1,4 +1,4 @@
-"""Whether each row of a step got a token, told beside the tokens without a read of its own."""
+"""Failure codes of rows, in the same array as the tokens, so that they cost no extra read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from chairlift.engine.errors import RowFailed
 
-# What stands in a token's place; a real one is never below 0.
+# Failure codes in a token's place; token ids are never negative.
 NONFINITE = -1
 NO_CHOICE = -2
 
@@ -24,22 +24,22 @@ _FAILURES = {
 
 
 def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) -> mx.array:
-    """The tokens of the rows that may have one, what has gone wrong for the others.
+    """Replaces the tokens of failed rows by failure codes.
 
-    A logit of -inf is a token that the model rules out; NaN, +inf and a row of nothing but -inf
-    mean that its numbers have left the range of their type.
+    A logit of -inf is a token that the model rules out. NaN, +inf, or only -inf mean that the
+    model's numbers have overflowed.
 
     Args:
-        tokens: ``[rows]`` int32, chosen from logits that may be anything.
+        tokens: ``[rows]`` int32, chosen from arbitrary logits.
         best: ``[rows]``, the highest logits after bias, penalties and mask.
         raw: ``[rows, vocabulary]`` float32, the model's own logits.
-        masked: whether a mask may have left nothing of a row whose logits are finite.
+        masked: whether a mask may have ruled out every token of a row with finite logits.
 
     Returns:
         ``[rows]`` int32: tokens, NONFINITE or NO_CHOICE.
     """
-    # NOTE: sums of booleans; MLX's maximum, which would do for both, takes ten times as long on the
-    # CPU as it looks for NaN.
+    # NOTE: sums of booleans, because MLX's maximum, which checks for NaN, takes ten times as long
+    # on the CPU.
     sound = (raw < mx.inf).sum(axis=-1) == raw.shape[-1]
     possible = mx.abs(best) < mx.inf
     some = (raw > -mx.inf).sum(axis=-1) > 0 if masked else possible
@@ -47,10 +47,10 @@ def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) 
 
 
 def token_of(outcome: int, vocabulary: int) -> int:
-    """A token as it was read from the device.
+    """The token of an outcome read from the device.
 
     Raises:
-        RowFailed: it is none of the vocabulary's.
+        RowFailed: the outcome is a failure code or outside the vocabulary.
     """
     if 0 <= outcome < vocabulary:
         return outcome

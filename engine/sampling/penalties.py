@@ -1,4 +1,4 @@
-"""Penalties on tokens already seen: counts kept on the device, one line a row."""
+"""Penalties on tokens that have occurred: counts on the device, one line per row."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 import mlx.core as mx
 import numpy as np
 
-# No penalty makes a logit larger than this, which is far inside of float32.
+# No penalty makes a logit larger than this, which is well within float32.
 HIGHEST = 1e38
 
 
 class TokenCounts:
-    """Which tokens each row's prompt has, and how often each stands in its output.
+    """The tokens in each row's prompt, and their counts in its output.
 
     ``in_prompt`` is ``[rows, vocabulary]`` booleans, ``in_output`` int32 counts of the same shape.
     """
@@ -39,7 +39,7 @@ class TokenCounts:
         """Counts one output token of every row.
 
         Args:
-            tokens: ``[rows]``, each from 0 to below the vocabulary; see ``Sampled``.
+            tokens: ``[rows]``, each within the vocabulary; see ``Sampled``.
         """
         rows = mx.arange(tokens.shape[0])
         self.in_output = self.in_output.at[rows, tokens].add(1)
@@ -50,7 +50,7 @@ class TokenCounts:
         """Applies the three penalties, each ``[rows, 1]``; see ``SamplingParams``.
 
         Returns:
-            ``[rows, vocabulary]``; logits that are finite never become +inf or NaN.
+            ``[rows, vocabulary]``; finite logits never become +inf or NaN.
         """
         said = self.in_output > 0
         repeated = mx.where(logits > 0, logits / repetition, logits * repetition)

@@ -1,4 +1,4 @@
-"""Log-probabilities off the device, as replies have them."""
+"""Copies log-probabilities from the device into the form of replies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chairlift.engine.sampling.sampler import Logprobs
 
 
 def read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
-    """By row, with as many alternatives as the request that asked for most."""
+    """By row, each with the largest number of alternatives that any row requested."""
     if logprobs is None:
         return {}
     chosen: Any = logprobs.values.chosen.tolist()
@@ -22,5 +22,5 @@ def read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
 
 
 def cut(logprobs: TokenLogprobs, most: int) -> TokenLogprobs:
-    """With no more alternatives than that."""
+    """The same with at most ``most`` alternatives."""
     return TokenLogprobs(logprobs.logprob, logprobs.top[:most])

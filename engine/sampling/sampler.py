@@ -1,4 +1,4 @@
-"""One step's tokens for all rows: bias, penalties, temperature, filters, the draw."""
+"""Samples one step's tokens for all rows: bias, penalties, mask, temperature, filters, draw."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from chairlift.engine.cpu import kernels
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import sample_categorical
 from chairlift.engine.sampling.filters import thresholds
 from chairlift.engine.sampling.logprobs import TopLogprobs, top_logprobs
 from chairlift.engine.sampling.masks import Bits, masked
+from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.outcomes import row_outcomes
 from chairlift.engine.sampling.penalties import TokenCounts
 
 # Temperatures below this are greedy (vLLM's bound): weights would be 1 and 0.
 GREEDY_BELOW = 1e-5
-# What min_tokens adds to a stop token's logit. Finite: where a grammar allows nothing but a stop
-# token, the text is complete, and the row ends there.
+# Added to a stop token's logit before min_tokens. Finite: where a grammar allows only a stop token,
+# the text is complete, and the row ends.
 _BANNED = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What leaves the device about probabilities: those of some rows."""
+    """The log-probabilities of those rows that requested them."""
 
     rows: list[int]
     values: TopLogprobs
@@ -35,10 +35,10 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Both ``[rows]`` int32, on the device.
+    """A step's result, ``[rows]`` int32 on the device.
 
-    ``tokens`` are what rows feed next: each is in the vocabulary, also where none could be chosen.
-    ``outcomes`` is the same, or below 0 for a row that has failed; see ``sampling.outcomes``.
+    ``tokens`` are the rows' next inputs; each is in the vocabulary, even if none could be chosen.
+    ``outcomes`` are the same tokens, or a negative failure code; see ``sampling.outcomes``.
     """
 
     tokens: mx.array
@@ -47,7 +47,7 @@ class Sampled:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All that has to be evaluated."""
+        """All arrays, for evaluation."""
         if self.logprobs is None:
             return [self.tokens, self.outcomes]
         return [self.tokens, self.outcomes, *self.logprobs.values]
@@ -55,7 +55,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class SamplerRow:
-    """A row's parameters; ``prompt`` and ``output`` are its tokens when it joined."""
+    """A row's parameters; ``prompt`` and ``output`` are its tokens at the time it joined."""
 
     params: SamplingParams
     prompt: Seq[int]
@@ -72,9 +72,9 @@ class SamplerRow:
 
 
 class Sampler:
-    """Samples for the rows of one batch, whose order it follows through ``rearrange``.
+    """Samples for the rows of one batch; ``rearrange`` keeps it in the batch's order.
 
-    Only what some row asks for is computed; a batch of greedy rows costs one argmax.
+    It computes only what some row needs; a batch of greedy rows costs one argmax.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -93,7 +93,7 @@ class Sampler:
         elif self._counts is not None:
             self._counts.rearrange(kept, [(row.prompt, row.output) for row in joined])
         else:
-            # Only rows without penalties were here before: their counts are never read.
+            # All earlier rows have no penalties, so their counts are never read.
             self._counts = TokenCounts(self._vocabulary)
             everyone = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
             self._counts.rearrange([], everyone)
@@ -103,9 +103,9 @@ class Sampler:
 
         Args:
             logits: ``[rows, vocabulary]`` of any float type.
-            generated: how many output tokens each row has so far; with the seed it decides the
-                draw, so that neither the other rows nor an interruption changes it.
-            masks: ``[rows, words]``, what each row may choose; None: anything.
+            generated: each row's number of output tokens so far. Together with the seed it
+                determines the draw, so neither other rows nor an interruption change it.
+            masks: ``[rows, words]``, the tokens each row may choose; None allows all.
         """
         raw = logits.astype(mx.float32)
         logits = self._biased(raw, generated)
@@ -120,12 +120,12 @@ class Sampler:
             logits = masked(logits, masks)
         chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
         best = mx.take_along_axis(logits, chosen[:, None], axis=-1)
-        drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
-        if drawn and len(drawn) == len(self._rows):
-            chosen = self._draw(logits, best, chosen, drawn, generated)
-        elif drawn:
-            index = mx.array(drawn, mx.int32)
-            picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
+        sampling = [i for i, row in enumerate(self._rows) if not row.greedy]
+        if sampling and len(sampling) == len(self._rows):
+            chosen = self._draw(logits, best, chosen, sampling, generated)
+        elif sampling:
+            index = mx.array(sampling, mx.int32)
+            picked = self._draw(logits[index], best[index], chosen[index], sampling, generated)
             chosen = chosen.at[index].add(picked - chosen[index])
         outcomes = row_outcomes(chosen, best[:, 0], raw, masks is not None)
         tokens = mx.maximum(outcomes, 0)
@@ -136,7 +136,7 @@ class Sampler:
     def _column(
         self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None
     ) -> mx.array:
-        """One parameter of all rows, or of some: ``[rows, 1]`` float32."""
+        """One parameter of all rows, or of ``rows``, as ``[rows, 1]`` float32."""
         chosen = self._rows if rows is None else [self._rows[row] for row in rows]
         return mx.array([read(row.params) for row in chosen], mx.float32)[:, None]
 
@@ -154,7 +154,7 @@ class Sampler:
         return logits.at[rows, tokens].add(entries[2])
 
     def _bias_entries(self, early: Seq[bool]) -> mx.array:
-        """``[3, entries]`` float32: row, token, what to add. Whole numbers below 2^24 are exact."""
+        """``[3, entries]`` float32: row, token, addend. Integers below 2^24 are exact."""
         entries = [
             (row, token, value)
             for row, r in enumerate(self._rows)
@@ -177,16 +177,16 @@ class Sampler:
         rows: Seq[int],
         generated: Seq[int],
     ) -> mx.array:
-        """One token of each row's distribution.
+        """Samples one token from each row's distribution.
 
         Args:
             logits: ``[rows, vocabulary]``.
-            best: ``[rows, 1]``, the highest of each row, if its logits are finite.
-            likeliest: ``[rows]`` int32, where that is; no filter takes it away.
+            best: ``[rows, 1]``, each row's highest logit.
+            likeliest: ``[rows]`` int32, the token with that logit; no filter removes it.
         """
         params = [self._rows[row].params for row in rows]
-        # Relative to the highest first: so nothing overflows, whatever the temperature.
-        weights = kernels.exp((logits - best) / self._column(lambda p: p.temperature, rows))
+        # Subtract the highest logit first, so that nothing overflows at any temperature.
+        weights = exp((logits - best) / self._column(lambda p: p.temperature, rows))
         top_k = top_p = min_p = None
         if any(p.top_k > 0 for p in params):
             top_k = self._column(lambda p: p.top_k, rows)
@@ -203,20 +203,20 @@ class Sampler:
         return mx.where(weight > 0, tokens, likeliest)
 
     def _logprobs(self, logits: mx.array, tokens: mx.array) -> Logprobs | None:
-        asked = {i: r.params.logprobs for i, r in enumerate(self._rows)}
-        rows = [row for row, k in asked.items() if k is not None]
+        requested = {i: r.params.logprobs for i, r in enumerate(self._rows)}
+        rows = [row for row, k in requested.items() if k is not None]
         if not rows:
             return None
         index = mx.array(rows, mx.int32)
-        most = min(max(asked[row] or 0 for row in rows), self._vocabulary)
-        return Logprobs(rows, top_logprobs(logits[index], tokens[index], most))
+        top = min(max(requested[row] or 0 for row in rows), self._vocabulary)
+        return Logprobs(rows, top_logprobs(logits[index], tokens[index], top))
 
 
 def check_row(row: SamplerRow, vocabulary: int) -> None:
-    """Builds all that a row adds to a batch, alone, and computes nothing of it.
+    """Builds the sampling graph of a row alone, without evaluating it.
 
     Raises:
-        Exception: of any type; a part of it cannot be built, here or among other rows.
+        Exception: of any type; the row's parameters cannot be sampled with, in any batch.
     """
     alone = Sampler(vocabulary)
     alone.rearrange([], [row])
@@ -224,7 +224,7 @@ def check_row(row: SamplerRow, vocabulary: int) -> None:
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:
-    """A random key of two 32-bit words for one token of one seed (splitmix64's finalizer)."""
+    """The random key of one token of one seed: two 32-bit words (splitmix64's finalizer)."""
     x = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.engine.errors import ChairliftError
-from chairlift.engine.process.lifeline import follow_parent
+from chairlift.engine.lifeline import follow_parent
 from chairlift.engine.workers.job import (
     KEEP_BYTES,
     MEMORY_BYTES,

@@ -1,4 +1,4 @@
-"""A streaming client for OpenAI-compatible servers that costs little and times every chunk."""
+"""A streaming client for OpenAI-compatible servers that is cheap and times every chunk."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from chairlift.api.http.event_parser import SSEParser
 from chairlift.loadtest.bench.metrics import Reply
-from chairlift.loadtest.bench.sse import SSEParser
 from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder, error_text, shorten
 from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
 
-# A whole reply, in seconds; vLLM's value: no load test of interest takes longer.
+# Seconds for a complete reply; vLLM's value, longer than any reply of interest.
 DEFAULT_TIMEOUT = 6 * 60 * 60.0
 _CONNECT_TIMEOUT = 30.0
 _FETCH_TIMEOUT = aiohttp.ClientTimeout(total=30.0)
-# Servers close idle connections (llama.cpp's after 5 s), and a request sent at that moment is
-# lost. So ours are closed first, after these seconds.
+# Seconds until the client closes an idle connection. It must do so before the server does
+# (llama.cpp: after 5 s), because a request sent at that moment would be lost.
 _KEEPALIVE = 1.0
-# What lies between a slow reader and the server is kept small, or the server would never notice.
-# Linux gives a socket twice what it is asked for.
+# Receive buffer of a slow reader, in bytes. With a larger one, the server would not notice that the
+# client reads slowly. Linux doubles the requested size.
 _SLOW_BUFFER = 2048
-# A slow reader reads so many times a second.
+# Reads per second of a slow reader.
 _SLOW_READS = 4
 
 
 class OpenAIClient:
-    """Sends requests to one endpoint of one server.
+    """Sends requests to one endpoint of one server. Use it as an asynchronous context manager.
 
-    ``base_url`` has no path; an ``endpoint`` that ends with /chat/completions gets the prompt as a
-    user message. ``body`` is added to every request. ``timeout`` is seconds for a whole reply. Use
-    it as an asynchronous context manager.
+    ``base_url`` has no path. An ``endpoint`` that ends with /chat/completions gets the prompt as a
+    user message. The fields of ``body`` are added to every request. ``timeout`` is the limit for a
+    complete reply, in seconds.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class OpenAIClient:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT_TIMEOUT),
         )
-        # The concurrency of a run is its own affair: the pools must not add a limit.
+        # The run limits its concurrency itself; the connection pools must not.
         self._session = session(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE)
         )
         self._slow_session = session(
             connector=aiohttp.TCPConnector(
-                limit=0, force_close=True, socket_factory=_narrow_socket
+                limit=0, force_close=True, socket_factory=_small_buffer_socket
             ),
             read_bufsize=_SLOW_BUFFER,
         )
@@ -88,9 +88,9 @@ class OpenAIClient:
         await self._slow_session.close()
 
     async def complete(self, request: Request, on_chunk: ChunkListener = lambda now: None) -> Reply:
-        """Sends a request and reads its reply to the end, or for as long as the request says.
+        """Sends a request and reads its reply to the end, or until the request's cancellation.
 
-        Never raises for what the server does: a failure is the reply's ``error``.
+        Never raises because of the server: a failure is reported in the reply's ``error``.
         """
         payload = self._payload(request)
         slow = request.bytes_per_s is not None
@@ -113,17 +113,17 @@ class OpenAIClient:
                         builder.add(data, now)
                         if len(reply.chunk_times) == request.cancel_after and reply.ok:
                             reply.cancelled = True
-                            response.close()  # the connection is gone, as a client's that left
+                            response.close()  # closes the connection, as a client that leaves
                             return builder.build()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reply.error = reply.error or f"{type(error).__name__}: {error}"
         return builder.build()
 
     async def fetch(self, url: str) -> str:
-        """The text at an address of the server's.
+        """Returns the body of GET ``url``.
 
         Raises:
-            ServerError: it cannot be reached, or refuses.
+            ServerError: the server cannot be reached, or the status is not 200.
         """
         try:
             async with self._session.get(url, timeout=_FETCH_TIMEOUT) as response:
@@ -146,10 +146,10 @@ class OpenAIClient:
         return msgspec.json.encode({**body, **self._body, **request.body})
 
     async def first_model(self) -> str:
-        """The id of the first model the server lists.
+        """Returns the id of the first model that the server lists.
 
         Raises:
-            ServerError: it cannot be reached, or lists none.
+            ServerError: the server cannot be reached, or lists no model.
         """
         url = f"{self.base_url}/v1/models"
         try:
@@ -158,9 +158,9 @@ class OpenAIClient:
             raise ServerError(f"GET {url} lists no model; name one with --model") from error
 
     async def count_tokens(self, text: str) -> int | None:
-        """How many tokens the server makes of a text; None when it has no /tokenize.
+        """Counts the tokens of a text with the server's tokenizer; None if it has no /tokenize.
 
-        ``prompt`` is vLLM's and Chairlift's name for the text, ``content`` llama.cpp's.
+        The field of the text is ``prompt`` for vLLM and Chairlift, ``content`` for llama.cpp.
         """
         for name in ("prompt", "content"):
             tokens = await self._tokenize({name: text, "add_special_tokens": True})
@@ -169,9 +169,9 @@ class OpenAIClient:
         return None
 
     async def count_prompt(self, request: Request) -> int | None:
-        """How many tokens the request's prompt has, its chat's template included.
+        """Counts the tokens of the request's prompt, including those of the chat template.
 
-        None when the server has no /tokenize that tells.
+        Returns None if the server has no /tokenize for such a prompt.
         """
         if not self._chat:
             return await self.count_tokens(request.prompt)
@@ -183,7 +183,7 @@ class OpenAIClient:
             async with self._session.post(f"{self.base_url}/tokenize", data=data) as response:
                 if response.status != 200:
                     return None
-                # llama.cpp answers a field it does not know with no tokens.
+                # llama.cpp replies with no tokens if it does not know the field.
                 return len((await response.json(content_type=None))["tokens"]) or None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             return None
@@ -199,10 +199,10 @@ async def _read_slowly(content: aiohttp.StreamReader, bytes_per_s: float) -> Asy
         await asyncio.sleep(len(chunk) / bytes_per_s)
 
 
-def _narrow_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    narrow = socket.socket(*address[:3])
-    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER)
-    return narrow
+def _small_buffer_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER)
+    return made
 
 
 async def _http_error(response: aiohttp.ClientResponse) -> str:

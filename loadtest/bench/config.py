@@ -1,4 +1,4 @@
-"""What one run of the load test does. The command line is a thin layer that builds this."""
+"""The configuration of one run of the load test, which the command line builds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from chairlift.loadtest.errors import UsageError
 Backend = Literal["openai", "openai-chat"]
 DatasetName = Literal["random", "prefix_repetition", "sharegpt", "custom", "trace"]
 
-# These are read from a file.
+# Data sets that are read from --dataset-path.
 FILE_DATASETS = ("sharegpt", "custom", "trace")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """The flags of ``vllm bench serve`` that apply, under their names, and some of our own.
+    """The settings of a run, named like the flags of ``vllm bench serve``, and some additions.
 
-    Lengths are tokens, ``request_rate`` is requests a second (inf: all at once), ``duration`` is
-    seconds in which requests are sent, ``cancel_rate`` and ``slow_reader_rate`` are parts of 1,
-    ``goodput`` maps ttft, tpot or e2el to the most milliseconds a good request takes.
+    Lengths are in tokens. ``request_rate`` is in requests per second (inf: all at once),
+    ``duration`` is the time in seconds during which requests are sent. ``cancel_rate`` and
+    ``slow_reader_rate`` are fractions from 0 to 1. ``goodput`` maps ttft, tpot or e2el to the
+    maximum in milliseconds for a good request.
 
     Raises:
         UsageError: a value is out of range, or two contradict each other.
@@ -163,7 +164,7 @@ class BenchConfig:
 
     @property
     def ramp(self) -> Ramp | None:
-        """The climb of the rate, if it is not constant."""
+        """The increase of the request rate, or None if it is constant."""
         strategy, start, end = self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps
         if strategy is None or start is None or end is None:
             return None
@@ -171,7 +172,7 @@ class BenchConfig:
 
     @property
     def loops(self) -> bool:
-        """Whether requests follow upon each other until the duration is over."""
+        """Whether each client sends one request after the other until ``duration`` is over."""
         return (
             self.duration is not None
             and math.isinf(self.request_rate)
@@ -181,7 +182,7 @@ class BenchConfig:
 
     @property
     def request_count(self) -> int:
-        """How many requests are made: what the duration takes at the given rates, if they are."""
+        """The number of requests to build: from duration and rate if both are given."""
         if self.duration is None or self.loops or self.dataset_name == "trace":
             return self.num_prompts
         if self.ramp is not None:
@@ -190,7 +191,7 @@ class BenchConfig:
 
     @property
     def load(self) -> str:
-        """Rate and concurrency in a few words."""
+        """Rate and concurrency as a short text."""
         if self.dataset_name == "trace":
             rate = "trace"
         elif self.ramp is not None:
@@ -202,7 +203,7 @@ class BenchConfig:
 
     @property
     def metrics_address(self) -> str:
-        """Where the server's metrics are read."""
+        """The URL of the server's metrics."""
         return self.metrics_url or f"{self.base_url.rstrip('/')}/metrics"
 
     @property
@@ -217,7 +218,8 @@ class BenchConfig:
 
     @property
     def ignores_eos(self) -> bool:
-        """Random prompts always run to the wanted length, as in vLLM: they end nowhere sensible."""
+        """Whether replies run to full length; as in vLLM, always so for random prompts, whose
+        replies end at random."""
         return self.ignore_eos or self.dataset_name in ("random", "prefix_repetition", "trace")
 
 

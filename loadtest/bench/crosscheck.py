@@ -1,7 +1,7 @@
-"""Do the server's metrics and its clients agree on what happened?
+"""Compares the server's metrics with what its clients saw.
 
-What a client saw to its end is compared exactly. Of a reply that it left, or that failed, the
-client knows the least and the most that the server may have counted; the server must be between.
+Complete replies are compared exactly. For a reply that was cancelled or failed, the client knows a
+minimum and a maximum of what the server may have counted, and the server's number must lie between.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTLE_PERIOD = 0.1
 
 
 class Check(NamedTuple):
-    """One number: what the clients know of it, from ``low`` to ``high``, and the server's."""
+    """One compared number: the range that the clients expect, and the server's value."""
 
     name: str
     low: float
@@ -44,18 +44,18 @@ class Check(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What the clients know, in words."""
+        """The expected range as text."""
         if self.low == self.high:
             return f"{self.low:.0f}"
-        most = "" if math.isinf(self.high) else f", at most {self.high:.0f}"
-        return f"at least {self.low:.0f}{most}"
+        upper = "" if math.isinf(self.high) else f", at most {self.high:.0f}"
+        return f"at least {self.low:.0f}{upper}"
 
 
 class CrossCheck:
-    """Reads the server's counters before a run, and afterwards compares them with the replies.
+    """Reads the server's counters before a run and compares them with the replies after it.
 
     Raises:
-        ServerError: the metrics cannot be read, or vLLM's names are not among them.
+        ServerError: the metrics cannot be read, or lack one of vLLM's names.
     """
 
     def __init__(self, client: OpenAIClient, address: str, before: Scrape) -> None:
@@ -65,7 +65,7 @@ class CrossCheck:
 
     @classmethod
     async def begin(cls, client: OpenAIClient, address: str) -> CrossCheck:
-        """Reads the counters now."""
+        """Reads the counters before the run."""
         before = parse_scrape(await client.fetch(address))
         missing = [n for n in (ENDED, PROMPT_TOKENS, GENERATED_TOKENS) if n not in before.samples]
         if missing:
@@ -75,11 +75,11 @@ class CrossCheck:
     async def end(
         self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
     ) -> list[Check]:
-        """Compares, once the server has settled: at once if all agrees, after seconds if not.
+        """Compares counters and replies, waiting up to 10 s until they agree.
 
-        ``shown`` is whether progress is.
+        ``shown`` says whether to show progress.
         """
-        prompts = await self._untold_prompts(requests, replies, shown)
+        prompts = await self._count_missing_prompts(requests, replies, shown)
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             after = parse_scrape(await self._client.fetch(self._address))
@@ -89,23 +89,23 @@ class CrossCheck:
                 return checks
             await asyncio.sleep(_SETTLE_PERIOD)
 
-    async def _untold_prompts(
+    async def _count_missing_prompts(
         self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
     ) -> dict[int, int | None]:
-        """The prompt tokens of each reply that has not told them itself, by /tokenize."""
-        untold = [i for i, reply in enumerate(replies) if not _told(reply)]
+        """Counts with /tokenize the prompt tokens of each reply without usage, by its index."""
+        missing = [i for i, reply in enumerate(replies) if not _has_usage(reply)]
         counts = {}
         progress = Progress(
-            len(untold), "left and failed", unit="prompts", shown=shown and bool(untold)
+            len(missing), "left and failed", unit="prompts", shown=shown and bool(missing)
         )
         async with progress:
-            for i in untold:
+            for i in missing:
                 counts[i] = await self._client.count_prompt(requests[i])
                 progress.add_done()
         return counts
 
 
-def _told(reply: Reply) -> bool:
+def _has_usage(reply: Reply) -> bool:
     return reply.ok and reply.usage_tokens is not None
 
 
@@ -116,9 +116,9 @@ def compare(
     replies: Sequence[Reply],
     prompts: Mapping[int, int | None],
 ) -> list[Check]:
-    """What must be true of the difference of two readings around a run.
+    """Compares the growth of the counters from ``before`` to ``after`` with the replies.
 
-    ``prompts`` has, by number, the prompt tokens of replies without usage; None is unknown.
+    ``prompts`` maps the index of a reply without usage to its prompt tokens, or None if unknown.
     """
 
     def grown(name: str, **labels: str) -> float:
@@ -126,7 +126,7 @@ def compare(
 
     completed = sum(reply.ok for reply in replies)
     cancelled = sum(reply.cancelled for reply in replies)
-    # Some of the failed may never have reached the engine.
+    # Some failed requests may never have reached the engine.
     failed = len(replies) - completed - cancelled
     prompt_low = prompt_high = generated_low = generated_high = 0.0
     for i, (request, reply) in enumerate(zip(requests, replies, strict=True)):
@@ -139,7 +139,7 @@ def compare(
         prompt = prompts[i]
         prompt_low += 0 if reply.error or prompt is None else prompt
         prompt_high += math.inf if prompt is None else prompt
-        # Every chunk has a token at least; tokens that were on their way are in none.
+        # Every chunk has at least one token. The client never saw tokens that were in transit.
         generated_low += len(reply.chunk_times)
         generated_high += request.output_len
     return [
@@ -161,7 +161,7 @@ def compare(
 
 
 def check_report(checks: Sequence[Check]) -> str:
-    """Each number and whether it agrees."""
+    """A text that lists each number and whether it agrees."""
     agree = all(check.holds for check in checks)
     verdict = "agree" if agree else "DISAGREE (or others use the server, too)"
     lines = [f"Client and server {verdict}:"]

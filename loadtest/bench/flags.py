@@ -11,7 +11,7 @@ from chairlift.loadtest.bench.metrics import METRIC_NAMES
 
 
 class Add(Protocol):
-    """``ArgumentParser.add_argument``."""
+    """The type of ``ArgumentParser.add_argument``."""
 
     def __call__(self, *names: str, **options: Any) -> argparse.Action: ...
 
@@ -19,18 +19,22 @@ class Add(Protocol):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``chairlift bench``."""
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add(
+        "--base-url",
+        default="http://127.0.0.1:8000",
+        help="the server's address (default: %(default)s)",
+    )
     add(
         "--endpoint",
         default="/v1/completions",
-        help="path to send to; /v1/chat/completions sends chats (default: %(default)s)",
+        help="path of the requests; /v1/chat/completions sends chats (default: %(default)s)",
     )
-    add("--model", help="model name to ask for (default: the first of GET /v1/models)")
-    add("--api-key", help="bearer token (default: the environment's OPENAI_API_KEY)")
-    add("--label", help="a name for this run, kept in the result file")
-    _add_dataset(parser.add_argument_group("what is sent").add_argument)
-    _add_load(parser.add_argument_group("when, and by whom").add_argument)
-    _add_report(parser.add_argument_group("what is told of it").add_argument)
+    add("--model", help="model name in the requests (default: the first of GET /v1/models)")
+    add("--api-key", help="bearer token (default: the variable OPENAI_API_KEY)")
+    add("--label", help="a name for this run, stored in the result file")
+    _add_dataset(parser.add_argument_group("Data set").add_argument)
+    _add_load(parser.add_argument_group("Load").add_argument)
+    _add_report(parser.add_argument_group("Results").add_argument)
 
 
 def _add_dataset(add: Add) -> None:
@@ -38,10 +42,10 @@ def _add_dataset(add: Add) -> None:
     add(
         "--dataset-path",
         metavar="FILE",
-        help='custom: a JSONL file of {"prompt": text, "output_tokens": n (optional)}; its lines'
-        " are sent in order, and again from the first if there are too few. sharegpt: a JSON file"
-        " of conversations; first turns are sent. trace: JSON lines or CSV of arrivals and token"
-        " counts, also Azure's and Mooncake's; random prompts are sent at those times",
+        help='custom: a JSONL file of {"prompt": text, "output_tokens": n (optional)}, sent in'
+        " order and repeated if it has too few lines. sharegpt: a JSON file of conversations, of"
+        " which the first turns are sent. trace: JSON lines or CSV of arrival times and token"
+        " counts, also in Azure's and Mooncake's format; random prompts are sent at those times",
     )
     add("--num-prompts", type=int, default=1000, help="requests to send (default: %(default)s)")
     add("--random-input-len", type=int, default=1024, help="prompt tokens (default: %(default)s)")
@@ -54,9 +58,9 @@ def _add_dataset(add: Add) -> None:
         help="both lengths vary uniformly in [len*(1-R), len*(1+R)] (default: %(default)s)",
     )
     for name, default, meaning in (
-        ("prefix-len", 256, "tokens of each shared beginning"),
-        ("suffix-len", 256, "prompt tokens after it"),
-        ("num-prefixes", 10, "different beginnings"),
+        ("prefix-len", 256, "tokens of each shared prefix"),
+        ("suffix-len", 256, "prompt tokens after the prefix"),
+        ("num-prefixes", 10, "number of different prefixes"),
         ("output-len", 128, "reply tokens"),
     ):
         add(
@@ -66,77 +70,84 @@ def _add_dataset(add: Add) -> None:
             metavar="N",
             help=f"{meaning} (default: %(default)s)",
         )
-    add("--sharegpt-output-len", type=int, help="reply tokens (default: the answers' own)")
+    add("--sharegpt-output-len", type=int, help="reply tokens (default: those of the file)")
     add(
         "--custom-output-len",
         type=int,
-        help="reply tokens of the custom data set (default: the file's own, else 256)",
+        help="reply tokens of the custom data set (default: those of the file, else 256)",
     )
     add(
         "--ignore-eos",
         action="store_true",
-        help="replies go on to their full length; always so with random, prefix_repetition, trace",
+        help="generate replies of full length; always on with random, prefix_repetition, trace",
     )
     add("--temperature", type=float, help="sampling temperature (default: left to the server)")
-    add("--seed", type=int, default=0, help="of prompts, lengths, arrivals and who misbehaves")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of prompts, lengths, arrivals, cancellations and slow readers"
+        " (default: %(default)s)",
+    )
 
 
 def _add_load(add: Add) -> None:
-    add("--num-warmups", type=int, default=0, help="requests sent before, not measured")
+    add("--num-warmups", type=int, default=0, help="unmeasured requests before the run")
     add(
         "--duration",
         type=float,
         metavar="SECONDS",
-        help="send for so long, instead of --num-prompts: at the given rate, else as many as"
-        " --max-concurrency lets; what runs then is awaited",
+        help="send requests for this long instead of --num-prompts, at the given rate or as many"
+        " as --max-concurrency allows; running requests are then completed",
     )
     add(
         "--request-rate",
         type=float,
         default=math.inf,
-        help="requests a second; inf sends all at once (default: %(default)s)",
+        help="requests per second; inf sends all at once (default: %(default)s)",
     )
     add(
         "--burstiness",
         type=float,
         default=1.0,
-        help="shape of the gamma-distributed gaps between arrivals: 1 is a Poisson process, less"
-        " is burstier, more is more regular (default: %(default)s)",
+        help="shape of the gamma-distributed gaps between arrivals: 1 is a Poisson process, lower"
+        " is burstier, higher is more regular (default: %(default)s)",
     )
-    add("--max-concurrency", type=int, help="most requests in flight (default: no limit)")
+    add("--max-concurrency", type=int, help="maximum requests in flight (default: no limit)")
     add(
         "--ramp-up-strategy",
         choices=["linear", "exponential"],
-        help="the rate climbs from request to request: by the same number, or the same factor",
+        help="increase the rate from request to request, by a constant difference or factor",
     )
-    add("--ramp-up-start-rps", type=float, metavar="RATE", help="from so many requests a second")
-    add("--ramp-up-end-rps", type=float, metavar="RATE", help="to so many")
+    add("--ramp-up-start-rps", type=float, metavar="RATE", help="initial requests per second")
+    add("--ramp-up-end-rps", type=float, metavar="RATE", help="final requests per second")
     add(
         "--sweep",
         metavar="FLAG=A,B,...",
-        help="one run after the other, with these values of request-rate or max-concurrency, and"
-        " one report; each run's seed is one more than the last one's",
+        help="one run for each of these values of request-rate or max-concurrency, and one report;"
+        " the seed increases by one from run to run",
     )
     add(
         "--cancel-rate",
         type=float,
         default=0.0,
         metavar="PART",
-        help="part of the clients that leave at a random token, such as 0.2 (default: %(default)s)",
+        help="fraction of clients that disconnect at a random token, such as 0.2"
+        " (default: %(default)s)",
     )
     add(
         "--slow-reader-rate",
         type=float,
         default=0.0,
         metavar="PART",
-        help="part of the clients that read slowly, in no latency (default: %(default)s)",
+        help="fraction of clients that read slowly; excluded from latencies (default: %(default)s)",
     )
     add(
         "--slow-reader-bytes-per-s",
         type=float,
         default=512.0,
         metavar="N",
-        help="how slowly (default: %(default)s)",
+        help="speed of slow readers (default: %(default)s)",
     )
 
 
@@ -146,30 +157,34 @@ def _add_report(add: Add) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="objectives a good request meets, of ttft, tpot and e2el: ttft:500 tpot:50 e2el:5000",
+        help="latency objectives of a good request, such as ttft:500 tpot:50 e2el:5000",
     )
     add(
         "--percentile-metrics",
         default="ttft,tpot,itl",
         help=f"latencies to print, of {','.join(METRIC_NAMES)} (default: %(default)s)",
     )
-    add("--metric-percentiles", default="99", help="such as 50,95,99 (default: %(default)s)")
+    add(
+        "--metric-percentiles",
+        default="99",
+        help="percentiles, such as 50,95,99 (default: %(default)s)",
+    )
     add("--save-result", action="store_true", help="write the result to a JSON file")
-    add("--save-detailed", action="store_true", help="with every request's times and text")
-    add("--result-dir", help="folder of the result file (default: this one)")
-    add("--result-filename", help="its name (default: made of label, rate, model and date)")
-    add("--html", metavar="FILE", help="write a report with plots, one file that needs no other")
+    add("--save-detailed", action="store_true", help="include each request's times and text")
+    add("--result-dir", help="folder of the result file (default: the current one)")
+    add("--result-filename", help="name of the result file (default: label, rate, model and date)")
+    add("--html", metavar="FILE", help="write a report with plots as one self-contained file")
     add(
         "--check-metrics",
         action="store_true",
-        help="exit code 1 if the server's metrics do not agree with what the clients saw; the"
-        " comparison is printed anyway",
+        help="exit with code 1 if the server's metrics disagree with what the clients saw; the"
+        " comparison is always printed",
     )
-    add("--metrics-url", metavar="URL", help="where they are (default: /metrics of --base-url)")
+    add("--metrics-url", metavar="URL", help="the metrics' URL (default: /metrics of --base-url)")
     add(
         "--verify",
         action="store_true",
-        help="temperature 0, and afterwards every request is sent again alone: the two replies"
-        " must be equal",
+        help="use temperature 0 and afterwards send every request again, alone: both replies must"
+        " be equal",
     )
-    add("--disable-tqdm", action="store_true", help="no live progress line")
+    add("--disable-tqdm", action="store_true", help="do not show progress")

@@ -1,4 +1,4 @@
-"""One run: requests go out as they arrive, and every reply comes back with its times."""
+"""Sends the requests of a run at their arrival times and collects the timed replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chairlift.loadtest.data.workload import Request
 
 
 class LoadResult(NamedTuple):
-    """The replies in the order of their requests, and the seconds the whole run took."""
+    """The replies in the order of their requests, and the duration of the run in seconds."""
 
     replies: list[Reply]
     duration: float
@@ -29,7 +29,7 @@ async def run_load(
     max_concurrency: int | None,
     progress: Progress,
 ) -> LoadResult:
-    """Sends request i at ``offsets[i]`` seconds, or once fewer than ``max_concurrency`` run."""
+    """Sends request i at ``offsets[i]`` seconds, or when fewer than ``max_concurrency`` run."""
     slot = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
 
     async def send(request: Request) -> Reply:
@@ -60,14 +60,14 @@ async def run_loop(
     seconds: float,
     progress: Progress,
 ) -> LoadResult:
-    """Keeps ``concurrency`` requests in flight until ``seconds`` are over, and awaits the last.
+    """Keeps ``concurrency`` requests in flight for ``seconds``, then waits for the last ones.
 
-    Request i is followed by i + 1, and the last by the first: so many replies come back.
+    Requests are sent in order, and again from the first after the last.
     """
     replies: dict[int, Reply] = {}
     numbers = itertools.count()
 
-    async def send_on(end: float) -> None:
+    async def send_until(end: float) -> None:
         while time.perf_counter() < end:
             number = next(numbers)
             reply = await client.complete(requests[number % len(requests)], progress.add_chunk)
@@ -78,6 +78,6 @@ async def run_loop(
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(send_on(start + seconds))
+                group.create_task(send_until(start + seconds))
         duration = time.perf_counter() - start
     return LoadResult([replies[number] for number in sorted(replies)], duration)

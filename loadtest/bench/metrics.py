@@ -1,4 +1,4 @@
-"""What a run's replies amount to: vLLM's definitions, computed from times alone."""
+"""Computes the metrics of a run from the times of its replies, with vLLM's definitions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 @dataclass(slots=True)
 class Reply:
-    """One request as its client saw it. All times are seconds of ``time.perf_counter()``.
+    """One request as its client saw it. All times are ``time.perf_counter()`` seconds.
 
-    ``chunk_times`` holds the arrival of every chunk that carried a token; ``end`` is when the
-    reply was complete. ``queue_time`` is what the client itself held the request back for the sake
-    of ``--max-concurrency``. The token counts are the server's usage where it sends one; else the
-    workload's own and the number of chunks. ``error`` says how it failed. ``cancelled``: the client
-    left in the middle, as it was told to; ``slow``: it read slowly, so that its times are its own
-    doing.
+    ``chunk_times`` holds the arrival of every chunk with a token; ``end`` is when the reply was
+    complete. ``queue_time`` is how long the client delayed the request because of
+    ``--max-concurrency``. Token counts are the server's usage or, without one, the workload's
+    prompt length and the number of chunks. ``error`` describes a failure. ``cancelled`` means that
+    the client disconnected on purpose. ``slow`` means that the client read slowly on purpose, so
+    that the times do not describe the server.
     """
 
     prompt_tokens: int
@@ -36,19 +36,19 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Whether the reply is whole."""
+        """Whether the reply is complete."""
         return not self.error and not self.cancelled
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the reply; 0 when it is not whole."""
+        """The number of tokens of the reply; 0 if it is not complete."""
         if not self.ok:
             return 0
         return len(self.chunk_times) if self.usage_tokens is None else self.usage_tokens
 
     @property
     def ttft(self) -> float:
-        """Seconds from sending to the first token; 0 when none came."""
+        """Seconds from sending to the first token; 0 if there was none."""
         return self.chunk_times[0] - self.start if self.chunk_times else 0.0
 
     @property
@@ -70,7 +70,7 @@ class Reply:
 
 
 class MetricName(NamedTuple):
-    """How a latency is printed: on its own line, and as the head of its section."""
+    """The printed names of a latency: ``short`` in its lines, ``header`` above its section."""
 
     short: str
     header: str
@@ -99,9 +99,12 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class BenchMetrics:
-    """A whole run. Throughputs are per second of ``duration`` (seconds); failed and cancelled
-    replies count neither their tokens nor their times, and those of slow readers, who are among
-    the completed, count their tokens only. ``request_goodput`` is None without an objective."""
+    """The metrics of a run. Throughputs are per second of ``duration``, which is in seconds.
+
+    Failed and cancelled replies contribute neither tokens nor times. Replies to slow readers are
+    among the completed ones and contribute only tokens. ``request_goodput`` is None without
+    objectives.
+    """
 
     duration: float
     completed: int
@@ -134,9 +137,9 @@ def compute_metrics(
     goodput: dict[str, float],
     percentiles: Sequence[float],
 ) -> BenchMetrics:
-    """Sums up the replies of a run of ``duration`` seconds; ``goodput`` limits are milliseconds."""
-    whole = [reply for reply in replies if reply.ok]
-    timed = [reply for reply in whole if not reply.slow]
+    """The metrics of a run of ``duration`` seconds; ``goodput`` limits are in milliseconds."""
+    complete = [reply for reply in replies if reply.ok]
+    timed = [reply for reply in complete if not reply.slow]
     samples = {
         "ttft": [reply.ttft for reply in timed],
         "tpot": [tpot for reply in timed if (tpot := reply.tpot) is not None],
@@ -147,15 +150,15 @@ def compute_metrics(
     good = sum(_is_good(reply, goodput) for reply in timed)
     return BenchMetrics(
         duration=duration,
-        completed=len(whole),
+        completed=len(complete),
         failed=sum(bool(reply.error) for reply in replies),
         cancelled=sum(reply.cancelled for reply in replies),
-        slow=len(whole) - len(timed),
-        total_input_tokens=sum(reply.prompt_tokens for reply in whole),
-        total_output_tokens=sum(reply.output_tokens for reply in whole),
+        slow=len(complete) - len(timed),
+        total_input_tokens=sum(reply.prompt_tokens for reply in complete),
+        total_output_tokens=sum(reply.output_tokens for reply in complete),
         request_goodput=good / duration if goodput else None,
-        max_output_tokens_per_s=_busiest_second(whole),
-        max_concurrent_requests=_most_at_once(whole),
+        max_output_tokens_per_s=_max_chunks_per_second(complete),
+        max_concurrent_requests=_max_concurrent(complete),
         latencies={name: distribution(values, percentiles) for name, values in samples.items()},
     )
 
@@ -172,24 +175,24 @@ def distribution(seconds: Sequence[float], percentiles: Sequence[float]) -> Dist
 
 
 def _is_good(reply: Reply, goodput: dict[str, float]) -> bool:
-    # A reply of one token has no time per token, so it cannot miss that objective.
+    # A reply of one token has no TPOT, so it cannot miss that objective.
     measured = {"ttft": reply.ttft, "tpot": reply.tpot or 0.0, "e2el": reply.latency}
     return all(measured[name] * 1000 <= limit for name, limit in goodput.items())
 
 
-def _busiest_second(whole: list[Reply]) -> float:
-    """The most chunks that came in one second, in seconds counted from the first request."""
-    if not whole:
+def _max_chunks_per_second(replies: list[Reply]) -> float:
+    """The maximum number of chunks in one second, counting seconds from the first request."""
+    if not replies:
         return 0.0
-    origin = min(reply.start for reply in whole)
-    seconds = [math.floor(t - origin) for reply in whole for t in reply.chunk_times]
+    origin = min(reply.start for reply in replies)
+    seconds = [math.floor(t - origin) for reply in replies for t in reply.chunk_times]
     return float(np.bincount(seconds).max())
 
 
-def _most_at_once(whole: list[Reply]) -> int:
-    """The most requests in flight at one moment; one that ends as another starts does not count."""
-    # -1 sorts before +1: at the same moment, departures come first.
+def _max_concurrent(replies: list[Reply]) -> int:
+    """The maximum number of requests in flight; of one moment, ends come before starts."""
+    # -1 sorts before +1, so at the same moment ends come before starts.
     events = sorted(
-        [(reply.start, 1) for reply in whole] + [(reply.end, -1) for reply in whole],
+        [(reply.start, 1) for reply in replies] + [(reply.end, -1) for reply in replies],
     )
     return max(np.cumsum([change for _, change in events]).tolist(), default=0)

@@ -1,4 +1,4 @@
-"""The live line: a bar on a terminal, a line every few seconds anywhere else."""
+"""Shows progress on stderr: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LOG_PERIOD = 5.0
 
 
 class Progress:
-    """Counts what a run has done so far and shows it on stderr while the ``async with`` lasts.
+    """Counts what a run has done and shows it on stderr during the ``async with``.
 
-    A task of its own shows it, so that a server that hangs is seen to hang, and the clients only
-    ever add to a counter. ``total`` is None where the end is a matter of time.
+    A separate task shows it, so that a hanging server is visible and clients only increase
+    counters. ``total`` is None if the run ends after a time instead of a number.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Progress:
         self._task: asyncio.Task[None] | None = None
 
     def add_chunk(self, now: float) -> None:
-        """A chunk with a token came in, at ``now``."""
+        """Counts a chunk with a token, which arrived at ``now``."""
         self.chunks += 1
 
     def add_done(self) -> None:
-        """One of the ``unit`` is done."""
+        """Counts one finished ``unit``."""
         self.done += 1
 
     def add_reply(self, reply: Reply) -> None:
-        """A request ended."""
+        """Counts a finished request."""
         self.done += 1
         self.failed += bool(reply.error)
         self.cancelled += reply.cancelled
@@ -86,15 +86,15 @@ class Progress:
 
     def _show(self) -> None:
         elapsed = max(time.perf_counter() - self._started, 1e-9)
-        told = [f"{self.chunks / elapsed:.0f} chunks/s"] if self.chunks else []
+        details = [f"{self.chunks / elapsed:.0f} chunks/s"] if self.chunks else []
         for count, name in ((self.failed, "failed"), (self.cancelled, "cancelled")):
             if count:
-                told.append(f"{count} {name}")
+                details.append(f"{count} {name}")
         if self._bar is None:
             done = self.done if self.total is None else f"{self.done}/{self.total}"
             rate = f"{self.done / elapsed:.1f} {self.unit}/s"
-            line = ", ".join([f"{done} {self.unit} in {elapsed:.0f} s", rate, *told])
+            line = ", ".join([f"{done} {self.unit} in {elapsed:.0f} s", rate, *details])
             print(f"{self.what}: {line}", file=sys.stderr, flush=True)
         else:
             self._bar.n = self.done
-            self._bar.set_postfix_str(", ".join(told))
+            self._bar.set_postfix_str(", ".join(details))

@@ -1,4 +1,4 @@
-"""What is printed of a run, under vLLM's labels, and of several."""
+"""The printed report of a run, with vLLM's labels, and of a sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH = 50
 
 
 def result_block(config: BenchConfig, metrics: BenchMetrics) -> str:
-    """What is printed at the end of a run."""
+    """The metrics of a run as text, printed at its end."""
     rows: list[tuple[str, int | float]] = [
         ("Successful requests:", metrics.completed),
         ("Failed requests:", metrics.failed),
@@ -59,7 +59,7 @@ def _row(row: tuple[str, int | float]) -> str:
 
 
 def failures(replies: Sequence[Reply]) -> str:
-    """How many failed and why the first one did, as a line; nothing if none did."""
+    """One line with the number of failed requests and the first error; empty if none failed."""
     errors = [reply.error for reply in replies if reply.error]
     if not errors:
         return ""
@@ -67,7 +67,7 @@ def failures(replies: Sequence[Reply]) -> str:
 
 
 def sweep_table(runs: Sequence[BenchRun]) -> str:
-    """The runs of a sweep, a line each."""
+    """A table with one line for each run of a sweep."""
     head = ("load", "req/s", "tok/s", "TTFT p50", "ITL p50", "E2EL p50", "failed")
     rows = [
         (

@@ -1,4 +1,4 @@
-"""What came of one run of ``chairlift bench``."""
+"""The result of one run of ``chairlift bench``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from chairlift.loadtest.bench.verify import Verification
 
 
 class BenchRun(NamedTuple):
-    """All that is known of a run.
+    """The configuration, replies and metrics of a run.
 
-    ``date`` is when it began; ``samples`` are rows and queue while it ran, where a report wants
-    them. ``checks`` is None where the server has no such metrics, ``verification`` where none was
-    asked for.
+    ``date`` is its start. ``samples`` holds rows and queue length over time, if a report needs
+    them. ``checks`` is None if the server lacks the metrics, ``verification`` if not requested.
     """
 
     config: BenchConfig
@@ -31,12 +30,12 @@ class BenchRun(NamedTuple):
 
     @property
     def checked(self) -> bool:
-        """Whether client and server agree, as far as they were compared."""
+        """Whether all comparisons of client and server agree."""
         return all(check.holds for check in self.checks or ())
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed of what the flags ask for."""
+        """Whether no request and none of the requested checks failed."""
         return (
             not self.metrics.failed
             and (self.verification is None or self.verification.passed)

@@ -1,4 +1,4 @@
-"""The result file, under vLLM's keys."""
+"""Writes the result file, with vLLM's keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from chairlift.loadtest.errors import UsageError
 
 
 def result_json(run: BenchRun) -> dict[str, Any]:
-    """The result under vLLM's keys; what --save-detailed adds is one list entry a request.
+    """The result with vLLM's keys. The lists of --save-detailed have one entry per request.
 
-    Times that end in ``_ms`` are milliseconds, all others seconds.
+    Times are in milliseconds if their key ends in ``_ms``, else in seconds.
     """
     config, metrics, replies = run.config, run.metrics, run.replies
     result: dict[str, Any] = {
@@ -75,10 +75,10 @@ def result_json(run: BenchRun) -> dict[str, Any]:
 
 
 def save_result(config: BenchConfig, result: dict[str, Any]) -> Path:
-    """Writes the result file and returns its path; the folder is made if need be.
+    """Writes the result file, creating its folder if necessary; returns its path.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     concurrency = (
         f"-concurrency{config.max_concurrency}" if config.max_concurrency is not None else ""

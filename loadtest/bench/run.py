@@ -1,4 +1,4 @@
-"""One run of ``chairlift bench``: makes the workload, sends it, and prints what came of it."""
+"""One run of ``chairlift bench``: builds the workload, sends it and prints the results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.crosscheck import Check, CrossCheck, check_report
+from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.bench.load import LoadResult, run_load, run_loop
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.progress import Progress
@@ -18,17 +19,16 @@ from chairlift.loadtest.bench.report import failures, result_block
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
 from chairlift.loadtest.bench.verify import verification_report, verify_replies
-from chairlift.loadtest.data.dataset import Workload, build_workload
 from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import ServerError
 
 
 async def perform(config: BenchConfig) -> BenchRun:
-    """Sends the load that ``config`` describes and sums it up.
+    """Sends the load that ``config`` describes, and computes and prints its results.
 
     Raises:
         UsageError: the data set cannot be used.
-        ServerError: the server cannot be used, or has no metrics that must be checked.
+        ServerError: the server cannot be used, or lacks metrics that the flags require.
     """
     body: dict[str, Any] = {}
     if config.sent_temperature is not None:
@@ -48,10 +48,10 @@ async def perform(config: BenchConfig) -> BenchRun:
         check = await _begin_check(config, client)
         date = datetime.now()
         (replies, duration), samples = await _send(config, client, workload, check is not None)
-        # A loop may have sent only the first requests, or all of them several times.
+        # A loop sends only some requests, or all of them several times.
         sent = list(itertools.islice(itertools.cycle(workload.requests), len(replies)))
         metrics = compute_metrics(replies, duration, config.goodput, config.metric_percentiles)
-        # What is known is printed before anything else is asked of a server that may not answer.
+        # Print these results before further requests to a server that may have stopped responding.
         print(result_block(config, metrics))
         print(failures(replies), end="")
         checks = None if check is None else await _end_check(config, check, sent, replies)
@@ -68,7 +68,7 @@ async def _prepare(config: BenchConfig, client: OpenAIClient) -> Workload:
         print("The server has no /tokenize: prompts have that many words, not tokens.")
     count = None if config.dataset_name == "trace" else config.request_count
     progress = Progress(count, "workload", unit="prompts", shown=not config.disable_tqdm)
-    # A file of prompts is read at once, and needs no tokenizer.
+    # A file of prompts needs no tokenizer, so it is read at once, without progress.
     async with progress if config.dataset_name != "custom" else contextlib.nullcontext():
         return await build_workload(config, client.count_tokens, progress.add_done)
 

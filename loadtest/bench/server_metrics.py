@@ -1,4 +1,4 @@
-"""What the server says of itself: its Prometheus metrics, read before, during and after a run."""
+"""Reads the server's Prometheus metrics before, during and after a run."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from chairlift.loadtest.errors import ServerError
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 
-# Fine enough for a plot of a few seconds, and nothing to a server.
+# Seconds; fine enough for a plot of a few seconds, and negligible load for a server.
 _POLL_PERIOD = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One reading: the samples of each name."""
+    """One reading of the metrics: the samples by metric name."""
 
     samples: Mapping[str, list[Sample]]
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over all samples of a name that carry these labels; 0 if there are none."""
+        """The sum of all samples of a name that have these labels; 0 if there are none."""
         found = self.samples.get(name, [])
         return sum(sample.value for sample in found if labels.items() <= sample.labels.items())
 
 
 def parse_scrape(text: str) -> Scrape:
-    """A reading out of Prometheus' text format.
+    """Parses Prometheus' text format.
 
     Raises:
-        ServerError: it is not in that format.
+        ServerError: the text is not in that format.
     """
     samples: dict[str, list[Sample]] = {}
     try:
@@ -52,7 +52,7 @@ def parse_scrape(text: str) -> Scrape:
 
 
 class QueueSample(NamedTuple):
-    """Rows that run and requests that wait at ``time``, in seconds of ``time.perf_counter()``."""
+    """Running rows and waiting requests at ``time``, in ``time.perf_counter()`` seconds."""
 
     time: float
     running: float
@@ -60,9 +60,9 @@ class QueueSample(NamedTuple):
 
 
 class QueuePoller:
-    """Reads rows and queue a few times a second while the ``async with`` lasts.
+    """Samples rows and queue four times a second during the ``async with``.
 
-    ``samples`` has what was read; a reading that fails is left out.
+    Failed readings are missing in ``samples``.
     """
 
     def __init__(self, client: OpenAIClient, address: str) -> None:
@@ -90,7 +90,7 @@ class QueuePoller:
         while True:
             with contextlib.suppress(ServerError):
                 text = await self._client.fetch(self._address)
-                # To parse all of it would cost the clients' processor more than to fetch it.
+                # Parsing all lines would take more of the clients' CPU than fetching them.
                 lines = [line for line in text.splitlines() if line.startswith((RUNNING, WAITING))]
                 scrape = parse_scrape("\n".join(lines) + "\n")
                 running, waiting = scrape.total(RUNNING), scrape.total(WAITING)

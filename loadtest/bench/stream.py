@@ -1,4 +1,4 @@
-"""A reply, put together from the events of its stream and the times they came at."""
+"""Builds a reply from the events of its stream and their arrival times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The fields of a chunk that the load test reads; msgspec skips the others unparsed."""
+    """The fields of a chunk that the load test reads; msgspec skips all others."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -45,7 +45,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ReplyBuilder:
-    """Puts a reply together from the events of its stream."""
+    """Builds a reply from the events of its stream."""
 
     def __init__(self, reply: Reply, on_chunk: ChunkListener) -> None:
         self.reply = reply
@@ -85,10 +85,10 @@ class ReplyBuilder:
             text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
         if choice.finish_reason is not None:
             self.finished = True
-        # NOTE: the role's chunk comes before any token, and the chunk that only says why the
-        # reply ended comes after all of them: counting either would flatter TTFT or ITL. A token
-        # without text of its own (half a character, a special token) does count; and so does
-        # the closing chunk of a reply whose tokens had no text at all.
+        # NOTE: do not count the role's chunk, which precedes all tokens, nor a final chunk with
+        # only a finish reason: they would make TTFT and ITL look better. Do count a chunk whose
+        # token has no text (half a character, a special token), and the final chunk of a reply
+        # whose tokens had no text at all.
         only_role = delta is not None and delta.role is not None
         only_end = choice.finish_reason is not None and bool(self.reply.chunk_times)
         if text or not (only_role or only_end):
@@ -99,7 +99,7 @@ class ReplyBuilder:
             self.texts.append(text)
 
     def build(self) -> Reply:
-        """The reply, with an error if its stream broke off."""
+        """Completes the reply, with an error if its stream broke off."""
         self.reply.text = "".join(self.texts)
         if self.reply.ok and not self.finished:
             self.reply.error = "the stream ended before the reply did"
@@ -109,12 +109,12 @@ class ReplyBuilder:
 
 
 def error_text(error: Any) -> str:
-    """What an OpenAI-compatible server's error says, cut to a line's length."""
+    """The message of an OpenAI-compatible error, shortened to one line."""
     if isinstance(error, dict):
         error = error.get("message", error)
     return shorten(str(error))
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text of whatever length."""
+    """The text, cut to ``_ERROR_LENGTH`` characters."""
     return text if len(text) <= _ERROR_LENGTH else text[:_ERROR_LENGTH] + "…"

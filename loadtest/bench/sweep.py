@@ -1,4 +1,4 @@
-"""Several runs of the same load test, at different rates or with different numbers of clients."""
+"""Sweeps: several runs of a load test with different request rates or concurrency limits."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ FLAGS = ("request-rate", "max-concurrency")
 
 
 class Sweep(NamedTuple):
-    """``flag`` takes one of ``values`` after the other."""
+    """A run for each of ``values`` of ``flag``."""
 
     flag: str
     values: tuple[float, ...]
 
     def arguments(self, args: argparse.Namespace) -> list[argparse.Namespace]:
-        """The arguments of each run: run i has the seed of ``args`` plus i.
+        """The arguments of each run. Run i has the seed of ``args`` plus i.
 
-        With the same prompts in every run, a prefix cache would answer all but the first. A name
-        of a result file gets the value behind it.
+        If all runs had the same prompts, a prefix cache would serve all but the first. The value is
+        appended to the name of a result file.
 
         Raises:
-            UsageError: ``args`` sets the flag itself, too.
+            UsageError: ``args`` also sets the flag itself.
         """
         name = self.flag.replace("-", "_")
         if getattr(args, name) not in (None, math.inf):
@@ -41,10 +41,10 @@ class Sweep(NamedTuple):
 
 
 def parse_sweep(text: str) -> Sweep:
-    """``FLAG=VALUE,VALUE,...`` as a sweep.
+    """Parses ``FLAG=VALUE,VALUE,...``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text does not have that form.
     """
     flag, _, listed = text.partition("=")
     if flag not in FLAGS:

@@ -1,4 +1,4 @@
-"""Does a greedy reply depend on who else was in the batch? It must not."""
+"""Verifies that greedy replies do not depend on the other requests in the batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DIFFERENCES_SHOWN = 5
 
 
 class Difference(NamedTuple):
-    """A reply that is not what its request gets alone.
+    """A reply that differs from the reply to the same request sent alone.
 
-    ``number`` counts requests from 0, ``at`` is the first differing character.
+    ``number`` is the index of the request; ``at`` is the index of the first differing character.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """``failed`` counts requests that got no whole reply alone: nothing is known of those."""
+    """``failed`` counts requests that got no complete reply when sent alone."""
 
     compared: int
     failed: int
@@ -43,8 +43,8 @@ class Verification(NamedTuple):
         return not self.differences and not self.failed
 
 
-def _afresh(request: Request, index: int) -> Request:
-    """The request under a cache salt of its own: what its first reply left behind gives nothing."""
+def _uncached(request: Request, index: int) -> Request:
+    """The request with a unique cache salt, so that it reuses no prefix of its first run."""
     salt = {"cache_salt": f"verify-{uuid.uuid4().hex}-{index}"}
     return replace(request.behaved, body={**request.body, **salt})
 
@@ -55,9 +55,9 @@ async def verify_replies(
     replies: Sequence[Reply],
     progress: Progress,
 ) -> Verification:
-    """Sends every request again, one at a time to a quiet server, and compares text and length.
+    """Sends every request again, one at a time to an idle server, and compares text and length.
 
-    Requests whose first reply is not whole are left out: the run has reported them already.
+    Requests whose first reply is incomplete are skipped; the run has reported them already.
     """
     compared = failed = 0
     differences = []
@@ -65,7 +65,7 @@ async def verify_replies(
         for index, (request, reply) in enumerate(zip(requests, replies, strict=True)):
             if not reply.ok:
                 continue
-            alone = await client.complete(_afresh(request, index), progress.add_chunk)
+            alone = await client.complete(_uncached(request, index), progress.add_chunk)
             progress.add_reply(alone)
             if not alone.ok:
                 failed += 1
@@ -82,7 +82,7 @@ def _first_difference(a: str, b: str) -> int:
 
 
 def verification_report(result: Verification) -> str:
-    """The verdict, and what the first differing replies look like."""
+    """The result as text, with excerpts of the first differing replies."""
     lines = [
         f"Replies that differ from their solo run: {len(result.differences)} of {result.compared}"
     ]

@@ -1,6 +1,6 @@
-"""When requests arrive: a gamma process, of which Poisson is the case of burstiness 1.
+"""Arrival times of requests: a gamma process, which is a Poisson process for burstiness 1.
 
-Its rate is constant, or climbs from one request to the next.
+Its rate is constant, or increases from one request to the next.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def arrival_offsets(
 ) -> list[float]:
     """Seconds from the start of the run to each arrival, ascending.
 
-    ``request_rate`` is requests a second; inf means all at once. The gaps have mean 1/rate and a
-    squared coefficient of variation of 1/``burstiness``: below 1 bursty, above 1 regular, inf a
-    fixed rhythm.
+    ``request_rate`` is in requests per second; inf means all at once. The gaps have mean 1/rate and
+    a squared coefficient of variation of 1/``burstiness``: bursty below 1, regular above 1, and
+    constant for inf.
     """
     if math.isinf(request_rate):
         return [0.0] * count
@@ -28,10 +28,10 @@ def arrival_offsets(
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Rates that climb from ``start`` to ``end`` requests a second, as vLLM's.
+    """A request rate that increases from ``start`` to ``end`` requests per second, as in vLLM.
 
-    From one request to the next the rate grows by the same number of requests a second (linear) or
-    by the same factor (exponential).
+    From one request to the next, the rate grows by a constant difference (linear) or a constant
+    factor (exponential).
     """
 
     strategy: Literal["linear", "exponential"]
@@ -39,12 +39,12 @@ class Ramp:
     end: float
 
     def offsets(self, count: int, burstiness: float, rng: np.random.Generator) -> list[float]:
-        """As ``arrival_offsets``; the last request arrives after the mean gaps of all."""
+        """Like ``arrival_offsets``; the last request arrives after the sum of the mean gaps."""
         space = np.linspace if self.strategy == "linear" else np.geomspace
         return _at_rates(space(self.start, self.end, count), burstiness, rng)
 
     def count(self, seconds: float) -> int:
-        """How many requests such a climb takes that is over after ``seconds``; at least 1."""
+        """The number of requests with which the ramp takes ``seconds``; at least 1."""
         growth = math.log(self.end / self.start) / (self.end - self.start)
         mean_gap = growth if self.strategy == "linear" else 1 / (self.start * self.end * growth)
         return max(1, round(seconds / mean_gap))
@@ -53,14 +53,14 @@ class Ramp:
 def _at_rates(
     rates: np.typing.NDArray[np.float64], burstiness: float, rng: np.random.Generator
 ) -> list[float]:
-    """An arrival for each of the rates, which hold for the gap before it."""
+    """One arrival for each rate, which determines the gap before it."""
     if math.isinf(burstiness):
         gaps = np.full(len(rates), 1.0)
     else:
         gaps = rng.gamma(shape=burstiness, size=len(rates))
     offsets = np.cumsum(gaps / rates)
-    # The sum of a few random gaps is off its mean by percents, which would show as throughput. So
-    # the last request arrives when it would with mean gaps, whatever the seed (vLLM does the same
-    # at a constant rate).
+    # The sum of a few random gaps deviates from its mean by percents, which would distort the
+    # throughput. Scale it, so that the last request arrives as with mean gaps for every seed (vLLM
+    # does the same at a constant rate).
     scaled: list[float] = (offsets * ((1 / rates).sum() / offsets[-1])).tolist()
     return scaled

@@ -1,4 +1,4 @@
-"""Clients that do not behave: they leave in the middle of a reply, or hardly read it."""
+"""Misbehaving clients: some disconnect in the middle of a reply, some read it slowly."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def misbehaving(
     bytes_per_s: float,
     rng: np.random.Generator,
 ) -> list[Request]:
-    """The same requests, of which ``cancel_rate`` are cancelled and ``slow_rate`` read slowly.
+    """The requests, of which ``cancel_rate`` are cancelled and ``slow_rate`` read slowly.
 
-    Both are parts of 1. A cancelled one is left after a random token that is not its last, so one
-    of a single token is not cancelled. Whoever reads slowly may leave, too.
+    Both are fractions from 0 to 1, and a request may be in both. A request is cancelled after a
+    random token that is not its last, so one with a single token is never cancelled.
     """
     leaving, slow = (
         frozenset(rng.permutation(len(requests))[: round(rate * len(requests))].tolist())

@@ -1,4 +1,4 @@
-"""The custom data set: prompts out of a file, as in ``vllm bench serve``."""
+"""The data set custom: prompts from a file, as in ``vllm bench serve``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from chairlift.loadtest.data.workload import Request
 from chairlift.loadtest.errors import UsageError
 
-# As vLLM's: the length of a reply where neither flag nor file gives one.
+# Tokens of a reply if neither flag nor file gives a number; vLLM's value.
 DEFAULT_CUSTOM_OUTPUT_LEN = 256
 
 
 def custom_requests(path: Path, count: int, output_len: int | None) -> list[Request]:
     """The first ``count`` prompts of a JSONL file of ``{"prompt": …, "output_tokens": …}``.
 
-    A file with fewer lines is gone through again. ``output_len`` overrides the file's own.
+    A file with fewer lines is repeated. ``output_len`` overrides the lengths in the file.
 
     Raises:
-        UsageError: the file cannot be read, is empty, or a line is not as above.
+        UsageError: the file cannot be read, is empty, or a line has another format.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -43,8 +43,8 @@ def _parse_line(line: str, where: str, output_len: int | None) -> Request:
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise UsageError(f'{where}: no "prompt" text')
-    wanted = output_len or entry.get("output_tokens", DEFAULT_CUSTOM_OUTPUT_LEN)
-    if not isinstance(wanted, int) or wanted < 1:
+    num_tokens = output_len or entry.get("output_tokens", DEFAULT_CUSTOM_OUTPUT_LEN)
+    if not isinstance(num_tokens, int) or num_tokens < 1:
         raise UsageError(f'{where}: "output_tokens" must be a whole number of at least 1')
-    # Its own words count as tokens until the server's usage tells better.
-    return Request(prompt, len(prompt.split()), wanted)
+    # Words approximate tokens until the server's usage gives the number.
+    return Request(prompt, len(prompt.split()), num_tokens)

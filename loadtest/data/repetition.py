@@ -1,4 +1,4 @@
-"""The data set prefix_repetition: many prompts over few beginnings, as in ``vllm bench serve``."""
+"""The data set prefix_repetition: many prompts with few prefixes, as in ``vllm bench serve``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def prefix_repetition_requests(
     count_tokens: TokenCounter,
     built: Callable[[], None],
 ) -> list[Request]:
-    """``count`` prompts in random order: one of ``prefixes`` beginnings, and an end of its own.
+    """``count`` prompts in random order, each with one of ``prefixes`` prefixes and its own suffix.
 
-    Lengths are tokens. Every beginning is used as often as the others, or once more.
+    Lengths are in tokens. The prefixes are used equally often, up to a difference of one.
     """
     heads = await random_requests(
         [prefix_len] * prefixes, [output_len] * prefixes, rng, count_tokens

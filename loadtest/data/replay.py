@@ -1,4 +1,4 @@
-"""The data set trace: what arrived somewhere, at the times it arrived, with words of our own."""
+"""The data set trace: the recorded arrival times and lengths of real traffic, with random words."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chairlift.scheduler.simulate import trace
 
 
 def read_requests(path: Path, count: int, seconds: float | None) -> list[trace.Request]:
-    """The first ``count`` requests of a trace, of its first ``seconds`` if they are given.
+    """The first ``count`` requests of a trace, limited to its first ``seconds`` unless None.
 
     Raises:
-        UsageError: the file cannot be read, is no trace, or has none.
+        UsageError: the file cannot be read, is not a trace, or has no requests.
     """
     try:
         rows = trace.read_trace(path)
@@ -38,9 +38,9 @@ async def replayed(
     count_tokens: TokenCounter,
     built: Callable[[], None],
 ) -> list[Request]:
-    """Random prompts of the trace's lengths, with its priorities, each to its output's end.
+    """Random prompts with the lengths and priorities of the trace.
 
-    A priority of 0 is not sent: few servers know the field.
+    A priority of 0 is not sent, since few servers know the field.
     """
     requests = await random_requests(
         [row.prompt_tokens for row in rows],

@@ -1,4 +1,4 @@
-"""The data set sharegpt: how people begin conversations, and how long they were answered."""
+"""The data set sharegpt: first questions of real conversations, with the lengths of the answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from chairlift.loadtest.data.workload import Request, TokenCounter
 from chairlift.loadtest.errors import UsageError
 
-# In tokens, vLLM's: what is shorter tells nothing, what is longer costs too much time.
+# Limits in tokens, as in vLLM. Shorter ones measure nothing, longer ones take too much time.
 MIN_LEN = 4
 MAX_PROMPT_LEN = 1024
 MAX_TOTAL_LEN = 2048
 
-# Conversations whose tokens are counted at the same time.
-_COUNTED_AT_ONCE = 16
+# Conversations whose tokens are counted concurrently.
+_COUNT_CONCURRENCY = 16
 
 
 class _Turn(msgspec.Struct):
@@ -40,19 +40,19 @@ async def sharegpt_requests(
 ) -> list[Request]:
     """``count`` first turns of a ShareGPT file, drawn at random, with the lengths of their answers.
 
-    Left out are conversations of one turn, and what vLLM leaves out: prompts, or answers where they
-    tell the length, of less than 4 tokens, prompts of more than 1,024, and both together of more
-    than 2,048. ``output_len`` (tokens) overrides the answers' own. Where too few are left, they are
-    drawn again. Where the server cannot count tokens, a word stands for one. ``built`` is called
-    after each that is taken.
+    Skipped are conversations of one turn and, as in vLLM, prompts of less than 4 or more than 1,024
+    tokens, answers of less than 4 tokens unless ``output_len`` is given, and pairs of more than
+    2,048 tokens. ``output_len`` (tokens) overrides the lengths of the answers. If too few remain,
+    they are drawn again. If the server cannot count tokens, words are counted instead. ``built`` is
+    called after each request.
 
     Raises:
-        UsageError: the file cannot be read, is no such file, or nothing of it is left.
+        UsageError: the file cannot be read, is not a ShareGPT file, or no conversation remains.
     """
     turns = _first_turns(path)
     order = iter(rng.permutation(len(turns)).tolist())
     taken: list[Request] = []
-    while len(taken) < count and (some := list(itertools.islice(order, _COUNTED_AT_ONCE))):
+    while len(taken) < count and (some := list(itertools.islice(order, _COUNT_CONCURRENCY))):
         for request in await asyncio.gather(
             *(_measured(turns[i], output_len, count_tokens) for i in some)
         ):
@@ -101,10 +101,10 @@ async def _length(text: str, count_tokens: TokenCounter) -> int:
 
 
 def _fits(request: Request, output_len: int | None) -> bool:
-    # An answer's length that was asked for may be as short as one likes.
-    least = 1 if output_len is not None else MIN_LEN
+    # A length set by the flag may be shorter.
+    min_output_len = 1 if output_len is not None else MIN_LEN
     return (
         MIN_LEN <= request.prompt_len <= MAX_PROMPT_LEN
-        and request.output_len >= least
+        and request.output_len >= min_output_len
         and request.prompt_len + request.output_len <= MAX_TOTAL_LEN
     )

@@ -1,4 +1,4 @@
-"""What is sent: prompts and how many tokens each reply shall have."""
+"""Requests, and the data set random: prompts of random words with given numbers of tokens."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import numpy as np
 
 from chairlift.loadtest.data.words import WORDS
 
-# Text is sized by adding or dropping the words that as many tokens as are wrong take on average.
-# Two rounds mostly do it; where a tokenizer never gets there, a few tokens off are no matter.
+# A prompt gets its length in rounds: each adds or removes the average number of words for the
+# missing or extra tokens. Two rounds are mostly enough; with some tokenizers a prompt stays a few
+# tokens off, which does not matter.
 _SIZING_ROUNDS = 4
 _SIZING_CONCURRENCY = 16
 
-# Tokens the server makes of a text, its special tokens included; None where it cannot tell.
+# Counts the tokens of a text, including special tokens, with the server's tokenizer; returns None
+# if the server cannot.
 TokenCounter = Callable[[str], Awaitable[int | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to be sent. ``prompt_len`` is tokens, as well as it is known before sending.
+    """One request. ``prompt_len`` is in tokens, as well as it is known before sending.
 
-    ``body`` holds fields of its own, which go before those its client adds to every request. The
-    client leaves after ``cancel_after`` tokens, and reads ``bytes_per_s`` bytes a second at most;
-    None: it stays, and reads what comes.
+    The fields in ``body`` override those that the client adds to every request. The client
+    disconnects after ``cancel_after`` tokens and reads at most ``bytes_per_s`` bytes per second;
+    None means no cancellation and no limit.
     """
 
     prompt: str
@@ -39,12 +41,12 @@ class Request:
 
     @property
     def behaved(self) -> Request:
-        """The same, sent by a client that reads what comes to its end."""
+        """The same request without cancellation and slow reading."""
         return replace(self, cancel_after=None, bytes_per_s=None)
 
 
 def draw_lengths(mean: int, ratio: float, count: int, rng: np.random.Generator) -> list[int]:
-    """Lengths uniform over the integers of [mean·(1-ratio), mean·(1+ratio)], never below 1."""
+    """Lengths drawn uniformly from [mean·(1-ratio), mean·(1+ratio)], at least 1."""
     low = max(1, math.floor(mean * (1 - ratio)))
     high = math.ceil(mean * (1 + ratio))
     return [int(n) for n in rng.integers(low, high + 1, size=count)]
@@ -57,12 +59,12 @@ async def random_requests(
     count_tokens: TokenCounter,
     built: Callable[[], None] = lambda: None,
 ) -> list[Request]:
-    """Prompts of random words, the same for the same lengths, generator and tokenizer.
+    """Prompts of random words, determined by the lengths, the generator and the tokenizer.
 
-    They are text, not token ids, so that any server takes them. Where the server cannot count
-    tokens, a word stands for one. ``built`` is called after each.
+    They are text instead of token ids, so that any server accepts them. If the server cannot count
+    tokens, words are counted instead. ``built`` is called after each request.
     """
-    # Each prompt has its own generator, so that its words do not depend on which is sized first.
+    # Each prompt has its own generator, so that its words do not depend on the order of sizing.
     streams = rng.spawn(len(input_lens))
     limit = asyncio.Semaphore(_SIZING_CONCURRENCY)
 

@@ -1,1 +1,6 @@
-"""TODO."""
+"""Servers that the load test starts itself: Chairlift, its peers, and Chairlift with a null model.
+
+``ChildServer`` runs one as a child process and waits until it is healthy; ``peers`` has the
+commands, ``procfs`` reads CPU time and memory. Only ``null_model`` and ``null_code`` import MLX:
+they run in other processes than the client.
+"""

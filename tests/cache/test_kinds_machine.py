@@ -25,7 +25,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.kinds import make_batch
 from chairlift.cache.quantized import Quantization
-from chairlift.cache.snapshot import KVPiece, Piece, Snapshot, StatePiece
+from chairlift.cache.snapshot import KVPiece, LayerState, Snapshot, StatePiece
 
 HEADS, KEY_DIM, VALUE_DIM, TAIL = 2, 64, 32, 3
 GROUP = 32
@@ -235,7 +235,7 @@ class KindMachine(RuleBasedStateMachine):
             for piece, cache in zip(pieces, _flat(row.caches), strict=True):
                 self._compare_layer(piece, cache, len(row.tokens))
 
-    def _compare_layer(self, piece: Piece | None, cache: Any, tokens: int) -> None:
+    def _compare_layer(self, piece: LayerState | None, cache: Any, tokens: int) -> None:
         if isinstance(cache, ArraysCache):
             slots = piece.slots if isinstance(piece, StatePiece) else [None] * len(cache.cache)
             _assert_same_states(slots, cache.cache)

@@ -23,7 +23,7 @@ from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import (
     KVPiece,
     LayerKind,
-    Piece,
+    LayerState,
     Snapshot,
     StatePiece,
     merged,
@@ -78,7 +78,7 @@ def _snap(
 ) -> Snapshot:
     """``tokens[start:]``, of windows only the last ``window`` tokens, with states or without."""
     tokens = tuple(tokens)
-    layers: list[Piece | None] = []
+    layers: list[LayerState | None] = []
     for i, kind in enumerate(kinds):
         oldest = start
         if kind.window is not None and window is not None:
@@ -152,9 +152,9 @@ def test_full_attention_stops_anywhere() -> None:
     _assert_matches(tree, TWO, 8)
     _assert_matches(tree, ONE, 12)
     _assert_matches(tree, (*ONE, 5), 12)
-    _assert_matches(tree, ONE, 5, most=5)
+    _assert_matches(tree, ONE, 5, max_tokens=5)
     for most in (0, -1):
-        _assert_matches(tree, ONE, 0, most=most)
+        _assert_matches(tree, ONE, 0, max_tokens=most)
     _assert_matches(tree, (9, *ONE), 0)
     _assert_matches(tree, (), 0)
     assert (len(tree), tree.tokens, tree.nbytes) == (1, 12, 12 * TOKEN)
@@ -171,12 +171,12 @@ def test_a_window_reaches_only_to_where_its_newest_tokens_are() -> None:
     assert _put(tree, ONE, window=5)  # positions 7 to 11
     _assert_matches(tree, TWO, 0)
     _assert_matches(tree, ONE, 12)
-    _assert_matches(tree, ONE, 10, most=10)
-    _assert_matches(tree, ONE, 0, most=9)  # 6 would have to be there
+    _assert_matches(tree, ONE, 10, max_tokens=10)
+    _assert_matches(tree, ONE, 0, max_tokens=9)  # 6 would have to be there
     assert _put(tree, SYSTEM, window=3)
-    _assert_matches(tree, ONE, 9, most=9)  # 6 and 7 are now held as well
+    _assert_matches(tree, ONE, 9, max_tokens=9)  # 6 and 7 are now held as well
     _assert_matches(tree, TWO, 8)
-    _assert_matches(tree, ONE, 0, most=7)
+    _assert_matches(tree, ONE, 0, max_tokens=7)
 
 
 def test_a_window_of_one_token_never_hinders() -> None:
@@ -189,7 +189,7 @@ def test_the_shorter_window_does_not_stand_in_for_the_longer() -> None:
     tree, _ = _tree([WINDOW, LayerKind(window=7)])
     assert _put(tree, ONE, window=6)
     _assert_matches(tree, ONE, 12)
-    _assert_matches(tree, ONE, 0, most=11)
+    _assert_matches(tree, ONE, 0, max_tokens=11)
 
 
 def test_a_run_before_a_gap_has_to_be_long_enough_itself() -> None:
@@ -205,7 +205,7 @@ def test_of_layers_of_one_window_the_one_that_holds_least_counts() -> None:
     tree, _ = _tree([WINDOW, WINDOW])
     assert tree.insert(ONE, Snapshot(0, 12, (_kv(0, ONE, 0), _kv(1, ONE, 9))))
     _assert_matches(tree, ONE, 12)
-    _assert_matches(tree, ONE, 0, most=11)
+    _assert_matches(tree, ONE, 0, max_tokens=11)
 
 
 def test_layers_that_fall_back_in_turn_agree_in_the_end() -> None:
@@ -244,8 +244,8 @@ def test_a_recurrent_layer_falls_back_to_the_checkpoint_before() -> None:
     assert _put(tree, ONE, 6)
     _assert_matches(tree, ONE, 12)
     _assert_matches(tree, TWO, 6)
-    _assert_matches(tree, ONE, 6, most=11)
-    _assert_matches(tree, ONE, 0, most=5)
+    _assert_matches(tree, ONE, 6, max_tokens=11)
+    _assert_matches(tree, ONE, 0, max_tokens=5)
 
 
 def test_a_checkpoint_inside_an_edge_splits_it() -> None:
@@ -259,7 +259,7 @@ def test_a_checkpoint_inside_an_edge_splits_it() -> None:
     # One that covers no tokens at all: a state only.
     assert _put(tree, ONE[:10], 10)
     assert len(tree) == 3
-    _assert_matches(tree, ONE, 10, most=11)
+    _assert_matches(tree, ONE, 10, max_tokens=11)
 
 
 def test_what_the_tree_has_is_not_stored_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 from chairlift.cache.snapshot import (
     KVPiece,
     LayerKind,
-    Piece,
+    LayerState,
     Snapshot,
     StatePiece,
     merged,
@@ -42,7 +42,7 @@ def _state(position: int) -> StatePiece:
 def _snapshot(start: int, stop: int, window: int | None = None, state: bool = True) -> Snapshot:
     """[start, stop) of ``KINDS``; of the window's layer only the last ``window`` tokens."""
     oldest = start if window is None else stop - window
-    layers: list[Piece | None] = [
+    layers: list[LayerState | None] = [
         _kv(0, start, stop),
         _kv(1, oldest, stop) if window != 0 else None,
     ]

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from support.fake_server import SMALL, FakeServer, bench, serving
 from support.paths import TESTS
 
-from chairlift.loadtest import compare, scenarios
-from chairlift.loadtest.bench import cli
+from chairlift.api.http.event_parser import SSEParser
+from chairlift.loadtest import cli, compare, scenarios
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
-from chairlift.loadtest.bench.sse import SSEParser
 from chairlift.loadtest.bench.verify import Difference, Verification, verification_report
 from chairlift.loadtest.comparison import Comparison, ServerResult, comparison_report
 from chairlift.loadtest.data.arrivals import arrival_offsets

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from support.fake_server import FakeServer, bench, serving
 
-from chairlift.loadtest.bench import cli
+from chairlift.loadtest import cli
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.data.dataset import Workload, build_workload
+from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.servers.child import free_port
 
 

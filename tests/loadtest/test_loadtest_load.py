@@ -13,7 +13,8 @@ import pytest
 from support.api.api_server import until
 from support.fake_server import SMALL, FakeServer, bench, serving
 
-from chairlift.loadtest.bench import cli, crosscheck
+from chairlift.loadtest import cli
+from chairlift.loadtest.bench import crosscheck
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.crosscheck import compare
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics

@@ -37,6 +37,8 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     recorder.record_restart("crash")
     recorder.record_reload("failure")
     recorder.record_canary(diverged=True)
+    recorder.record_lag(0.1)
+    recorder.record_job("done")
     families = {
         family.name: family
         for family in text_string_to_metric_families(generate_latest(recorder.registry).decode())
@@ -169,3 +171,11 @@ def test_recording_a_step_of_256_rows_is_cheap(recorder: Recorder) -> None:
     for _ in range(20):
         recorder.record_step(stats)
     assert (time.perf_counter() - started) / 20 < 0.01
+
+
+def test_every_metric_names_its_source() -> None:
+    """Fields exist in StepStats, methods in Recorder; a new metric without either fails here."""
+    for metric in (*SERVER, *MODEL, *ENGINE):
+        assert bool(metric.fields) != bool(metric.recorded_by), metric.key
+        assert set(metric.fields) <= set(StepStats.__struct_fields__), metric.key
+        assert not metric.recorded_by or hasattr(Recorder, metric.recorded_by), metric.key

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from chairlift.loadtest.bench import cli
+from chairlift.loadtest import cli
 from chairlift.loadtest.servers.child import free_port
 
 

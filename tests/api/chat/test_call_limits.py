@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
-from chairlift.api.chat.json_text import ObjectText, is_whole, partial_object
+from chairlift.api.chat.json_text import ObjectText, is_complete_object, partial_object
 from chairlift.api.text.choice import CallDelta, CallOpening
 
 values = st.recursive(
@@ -90,7 +90,7 @@ def test_where_an_object_ends(
     follower = ObjectText()
     assert "".join(map(follower.add, parts(text + after, sizes))) == text
     assert follower.ended
-    assert all(is_whole(text[:end]) == (end == len(text)) for end in range(len(text) + 1))
+    assert all(is_complete_object(text[:end]) == (end == len(text)) for end in range(len(text) + 1))
 
 
 def begins(part: Any, whole: Any) -> bool:

@@ -29,7 +29,7 @@ from support.api.tool_calls import (
     writing,
 )
 
-from chairlift.api.chat.tool_plan import MAX_HELD_CALLS
+from chairlift.api.chat.tool_plan import MAX_CONSTRAINED_CALLS
 from chairlift.engine.grammar.language import compiled, lexicon
 from chairlift.engine.messages import Grammar
 
@@ -117,14 +117,14 @@ def calling(number: int) -> str:
 
 
 async def test_how_many_calls_a_grammar_allows() -> None:
-    calls = [calling(number) for number in range(MAX_HELD_CALLS + 1)]
+    calls = [calling(number) for number in range(MAX_CONSTRAINED_CALLS + 1)]
     for tokenizer in (TOKENIZER, JSON):
         async with held("\n".join(calls), tokenizer) as server:
             for choice in ("required", "auto"):
                 form = {"response_format": {"type": "json_object"}}
                 body = {**BODY, "tool_choice": choice, **(form if choice == "auto" else {})}
                 reply = await both(server, body)
-                assert len(reply.calls) == MAX_HELD_CALLS
+                assert len(reply.calls) == MAX_CONSTRAINED_CALLS
                 assert (reply.content, reply.finish) == ("", "tool_calls")
                 assert allows(asked(server), "\n".join(calls[:-1]), tokenizer)
                 assert not allows(asked(server), "\n".join(calls), tokenizer)

@@ -16,7 +16,7 @@ from support.api.api_server import until
 from support.engine.bench import Bench
 from support.tiny import tiny_model, tiny_model_dir
 
-from chairlift.api.observe.canary import ATTEMPTS, MOST_TOKENS, POLL_SECONDS, Canary, FinishedRow
+from chairlift.api.observe.canary import ATTEMPTS, MAX_TOKENS, POLL_SECONDS, Canary, FinishedRow
 from chairlift.engine.client.interface import TokenStream
 from chairlift.engine.client.local import LocalClient
 from chairlift.engine.config import EngineConfig
@@ -159,7 +159,7 @@ async def test_it_counts_in_no_metric_of_the_users_and_leaves_no_prefix(model: P
 async def test_it_gives_way_and_a_full_engine_takes_as_many(model: Path) -> None:
     async with watched(model) as engine:
         await until(lambda: engine.canary._wanted)
-        await tokens_of(engine.canary.submit(request("theirs", max_tokens=MOST_TOKENS)))
+        await tokens_of(engine.canary.submit(request("theirs", max_tokens=MAX_TOKENS)))
         for attempt in range(ATTEMPTS):
             await until(lambda: any(s.replay for s in engine.client._streams.values()))
             assert len(engine.replays) == attempt + 1
@@ -204,10 +204,10 @@ async def test_it_waits_until_nobody_else_runs(model: Path) -> None:
 
 def test_a_kept_row_is_bounded() -> None:
     assert FinishedRow(request("a"), "id", 0, [1, 2]).divergence([1, 2]) is None
-    row = FinishedRow(request("a", max_tokens=10**6), "id", 0, [5] * MOST_TOKENS)
+    row = FinishedRow(request("a", max_tokens=10**6), "id", 0, [5] * MAX_TOKENS)
     replay = row.replay()
-    assert replay.params.max_tokens == MOST_TOKENS
-    assert row.divergence([5] * (MOST_TOKENS - 1)) == MOST_TOKENS - 1
+    assert replay.params.max_tokens == MAX_TOKENS
+    assert row.divergence([5] * (MAX_TOKENS - 1)) == MAX_TOKENS - 1
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])

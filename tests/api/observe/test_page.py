@@ -18,8 +18,8 @@ import pytest
 from support.api.api_server import CHAT, Running, ending, running, until
 from support.api.fake_engine import FakeEngine, model_info, step_stats
 
-from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
-from chairlift.api.cli.network_flags import add_arguments, door_settings
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
+from chairlift.api.cli.network_flags import add_arguments, network_settings
 from chairlift.api.observe import live, page
 from chairlift.engine.messages import StepStats
 from chairlift.metrics.window import Percentiles, Tally
@@ -174,10 +174,9 @@ async def test_there_need_not_be_a_page() -> None:
 
 def test_the_flag() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int)
     add_arguments(parser)
-    assert door_settings(parser.parse_args([]))["ui"]
-    assert not door_settings(parser.parse_args(["--no-ui"]))["ui"]
+    assert network_settings(parser.parse_args([]), KeyLimits())["ui"]
+    assert not network_settings(parser.parse_args(["--no-ui"]), KeyLimits())["ui"]
 
 
 # What is told

@@ -212,7 +212,7 @@ async def test_who_stores_most_loses_the_oldest_first() -> None:
     put("bob", "b0", 0)
     for number in range(4):
         put("alice", f"a{number}", ENTRY_BYTES)
-    assert store.size <= store.most_bytes
+    assert store.size <= store.max_bytes
     put("bob", "b1", ENTRY_BYTES)
     put("bob", "b2", 9 * ENTRY_BYTES + 1)  # more than all there may be
     assert kept("alice") == ["a1", "a2", "a3"]
@@ -220,7 +220,7 @@ async def test_who_stores_most_loses_the_oldest_first() -> None:
     put("bob", "b3", 9 * ENTRY_BYTES - 2)
     assert kept("alice") == []
     assert kept("bob") == ["b3"]
-    assert (len(store), store.size) == (1, store.most_bytes)
+    assert (len(store), store.size) == (1, store.max_bytes)
     store.delete("bob", "b3")
     assert (len(store), store.size) == (0, 0)
 

@@ -148,7 +148,7 @@ def test_the_store_finds_exactly_what_it_holds(seed: int) -> None:
                     else:
                         with pytest.raises(UnknownItem):
                             store.holding(name, [item])
-            assert store.size <= store.most_bytes
+            assert store.size <= store.max_bytes
 
     asyncio.run(play())
 

@@ -171,20 +171,20 @@ def test_only_the_newest_keys_are_let_in(turns: list[set[str]]) -> None:
         return tuple(ApiKey(name, digest_of(name * 9), NO_LIMITS) for name in sorted(names))
 
     accounts = Accounts(keys({"a", "z"}), NO_LIMITS)
-    seen: dict[str, Account] = {"a": accounts.of(bearer("a" * 9))}
+    seen: dict[str, Account] = {"a": accounts.account_for(bearer("a" * 9))}
     before = {"a", "z"}
     for names in turns:
         accounts.replace(keys(names))
         for name in "abcdez":
             if name in names:
-                account = accounts.of(bearer(name * 9))
+                account = accounts.account_for(bearer(name * 9))
                 assert account.name == name
                 # The same account as long as its key was always there.
                 assert (account is seen.get(name)) or name not in before
                 seen[name] = account
             else:
                 with pytest.raises(Exception, match="not known here"):
-                    accounts.of(bearer(name * 9))
+                    accounts.account_for(bearer(name * 9))
         before = names
 
 
@@ -204,7 +204,7 @@ async def test_signals_that_come_while_files_are_read_have_them_read_once_more(
         await asyncio.sleep(0.002 * (turn % 5))
     key = bearer(f"{ALICE}19")
     await until(lambda: service.accounts._keys[0].digest == digest_of(f"{ALICE}19"))
-    assert service.accounts.of(key).name == "alice"
+    assert service.accounts.account_for(key).name == "alice"
     task.cancel()
 
 

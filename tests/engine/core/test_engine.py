@@ -235,7 +235,7 @@ def test_waiting_for_a_step_computes_nothing_of_the_next() -> None:
         bench.step()
         buffers = [array for cache in bench.core.prompts._caches.values() for array in cache.state]
         assert buffers
-        assert not set(map(id, buffers)) & set(map(id, bench.core._running.written))
+        assert not set(map(id, buffers)) & set(map(id, bench.core.pipeline.running.written))
     bench.drain()
 
 

@@ -44,7 +44,7 @@ class MemoryBench(Bench):
             *(_model(kind), core.requests.vocabulary, self.limits, False, prefix),
             swap=core.swap,
         )
-        assert self.core.forward.packs == (kind != "lfm2")  # a state takes no padding
+        assert self.core.pipeline.forward.packs == (kind != "lfm2")  # a state takes no padding
         self.grown = 0
         make = self.core.prompts._make_cache
 

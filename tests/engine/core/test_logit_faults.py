@@ -70,7 +70,7 @@ class Run:
         self.core = build_core(
             *(model, vocabulary, limits, path == "cpu"), layers=layers, compiler=compiler()
         )
-        assert self.core.forward.packs
+        assert self.core.pipeline.forward.packs
         assert self.core.batch.queued == (path == "queued")
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], tuple[FinishReason, str | None, int]] = {}
@@ -144,7 +144,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_at_once(
     expected = undisturbed(path, bad)
     run = Run(path)
     failing = "bad", KINDS_OF_BAD[bad].get("n", 1) - 1
-    run.core.forward = faults = Faults(run.core, failing, at, kind)  # type: ignore[assignment]
+    run.core.pipeline.forward = faults = Faults(run.core, failing, at, kind)  # type: ignore[assignment]
     run.serve(KINDS_OF_BAD[bad])
     assert faults.struck is not None
     finish, error, step = run.ends.pop(failing)
@@ -166,7 +166,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_at_once(
 def test_tokens_that_a_model_rules_out_are_no_fault(path: str, on_cuda: None) -> None:
     """Single logits of -inf; a grammar that allows only such tokens leaves nothing to choose."""
     run = Run(path)
-    forward = run.core.forward
+    forward = run.core.pipeline.forward
     ruled_out = mx.arange(VOCAB_SIZE) >= 100
 
     def some(*given: Any) -> Any:
@@ -174,7 +174,7 @@ def test_tokens_that_a_model_rules_out_are_no_fault(path: str, on_cuda: None) ->
         logits = None if outcome.logits is None else mx.where(ruled_out, -mx.inf, outcome.logits)
         return outcome._replace(logits=logits)
 
-    run.core.forward = some  # type: ignore[assignment]
+    run.core.pipeline.forward = some  # type: ignore[assignment]
     # The letters' tokens are below 100, and those of "é" are not.
     run.submit("letters", BAD, temperature=1.0, grammar=Grammar("regex", "[a-c]{9}"), logprobs=20)
     run.submit("none", BAD, temperature=1.0, grammar=Grammar("regex", "ab\u00e9"), min_p=0.5)

@@ -173,7 +173,7 @@ def test_logits_of_a_prompt_that_are_none_end_their_request_alone(
     model = tiny_model("llama", seed=2)
     one, two = _prompts(6, [8, 11])
     bench = Bench(model)
-    forward = bench.core.forward
+    forward = bench.core.pipeline.forward
     spoils: list[float] = [-mx.inf]
 
     def spoiled(*given: Any) -> Any:
@@ -187,7 +187,7 @@ def test_logits_of_a_prompt_that_are_none_end_their_request_alone(
         }
         return outcome._replace(scored=scored)
 
-    monkeypatch.setattr(bench.core, "forward", spoiled)
+    monkeypatch.setattr(bench.core.pipeline, "forward", spoiled)
     bench.submit("ruled out", one, 0, reading={"prompt_logprobs": TOP})
     bench.drain()
     [told] = bench.outputs["ruled out", 0]

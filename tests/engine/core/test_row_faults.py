@@ -154,7 +154,7 @@ def test_a_step_that_fails_ends_the_engine_and_its_message_is_in_no_log(
     def failing(*arguments: Any) -> Any:
         raise RuntimeError(f"cannot compute {PROMPT}")
 
-    monkeypatch.setattr(bench.core, "forward", failing)
+    monkeypatch.setattr(bench.core.pipeline, "forward", failing)
     monkeypatch.setattr(loop, "start_core", lambda *arguments: (bench.core, model_info()))
     inbox = Inbox(Submit("bad", PROMPT, SamplingParams(max_tokens=4, seed=1)))
     source = ModelSource("tiny", "directory", Path("nowhere"))

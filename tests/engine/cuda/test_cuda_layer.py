@@ -68,7 +68,7 @@ def test_prompts_in_chunks_are_written_where_they_are(on_cuda: None) -> None:
     (cache,) = core.prompts._caches.values()
     before = [_memory(array).__array_interface__["data"] for array in cache.state]
     core.step()
-    assert core._running.queued
+    assert core.pipeline.running.queued
     assert [_memory(array).__array_interface__["data"] for array in cache.state] == before
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.engine.cache_dir import cache_dir
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub import fetch
-from chairlift.engine.hub.fetch import SMOLLM2, PinnedFile, cache_dir, fetch_default_model
+from chairlift.engine.hub.fetch import SMOLLM2, PinnedFile, fetch_default_model
 from chairlift.engine.hub.source import ModelSource, resolve
 
 CONTENT = bytes(range(256)) * 4096

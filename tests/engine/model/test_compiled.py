@@ -95,7 +95,7 @@ def _assert_gives_up_in_time() -> None:
     tokens: list[int] = []
     while not core.idle:
         tokens += [token for output in core.step().outputs for token in output.token_ids]
-    assert core.forward._rows._gives_up
+    assert core.pipeline.forward._rows._gives_up
     assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
 
 
@@ -107,7 +107,7 @@ def test_a_shape_is_traced_once_and_right_in_every_step(
     monkeypatch.setattr(cuda_attention, "decode_attention", _traceable)
     TRACES.clear()
     core = _core(kind)
-    core.forward._rows = beside = _Beside(core.forward._model)
+    core.pipeline.forward._rows = beside = _Beside(core.pipeline.forward._model)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():

@@ -30,7 +30,7 @@ class Faults:
 
     def __init__(self, core: EngineCore, choice: tuple[str, int], at: int, kind: str) -> None:
         self._core = core
-        self._forward = core.forward
+        self._forward = core.pipeline.forward
         self._choice = choice
         self._at = at
         self._kind = kind

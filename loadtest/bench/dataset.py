@@ -1,4 +1,4 @@
-"""The workload that the flags ask for: what is sent, and when."""
+"""Builds the workload of a run: its requests and their arrival times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.loadtest.data.workload import Request, TokenCounter, draw_lengths
 
 
 class Workload(NamedTuple):
-    """Requests, and the seconds from the start at which each arrives, ascending."""
+    """The requests, and the arrival of each in seconds from the start, ascending."""
 
     requests: list[Request]
     offsets: list[float]
@@ -28,7 +28,9 @@ class Workload(NamedTuple):
 async def build_workload(
     config: BenchConfig, count_tokens: TokenCounter, built: Callable[[], None]
 ) -> Workload:
-    """The same for the same flags and tokenizer. ``built`` is called after each request made.
+    """Builds the workload; it is determined by the configuration and the server's tokenizer.
+
+    ``built`` is called after each request.
 
     Raises:
         UsageError: the data set cannot be used.
@@ -42,7 +44,7 @@ async def build_workload(
     else:
         requests = await _requests(config, rng, count_tokens, built)
         offsets = _offsets(config, rng)
-    # Last, so that the same prompts arrive at the same times whoever misbehaves.
+    # Drawn last, so that prompts and arrivals do not depend on how many clients misbehave.
     requests = misbehaving(
         requests,
         config.cancel_rate,

@@ -1,4 +1,4 @@
-"""``chairlift bench``: the flags of ``vllm bench serve``, and some of our own."""
+"""``chairlift bench``: a load test with the flags of ``vllm bench serve`` and some additions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ EXIT_INTERRUPTED = 130
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the load test of these flags.
+    """Runs the load test that the flags describe.
 
-    Returns 0; 1 when a request failed, replies differ, metrics that are checked disagree or the
-    server is unusable; 2 for wrong flags.
+    Returns the exit code: 0; 1 if a request failed, replies differ, checked metrics disagree or the
+    server is unusable; 2 for wrong flags; 130 after Ctrl-C.
     """
     try:
         points = parse_sweep(args.sweep).arguments(args) if args.sweep else [args]
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def config_from_args(args: argparse.Namespace) -> BenchConfig:
-    """The flags as a checked configuration.
+    """Builds the configuration from the flags and validates it.
 
     Raises:
-        UsageError: a flag makes no sense.
+        UsageError: the value of a flag is invalid.
     """
     values: dict[str, Any] = {
         name: getattr(args, name) for name in BenchConfig.__slots__ if hasattr(args, name)
@@ -64,7 +64,7 @@ def config_from_args(args: argparse.Namespace) -> BenchConfig:
     except ValueError as error:
         raise UsageError(f"--metric-percentiles {args.metric_percentiles}: {error}") from error
     goodput = {}
-    # One argument of several pairs, as from a quoted string, is fine too.
+    # Also accept several pairs in one argument, as from a quoted string.
     for pair in " ".join(args.goodput).split():
         name, _, limit = pair.partition(":")
         try:
@@ -87,7 +87,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
         if config.save_result:
             print(f"Result saved to {save_result(config, result_json(runs[-1]))}")
         if html:
-            # After each: what a long sweep has found is there even if it is interrupted.
+            # Saved after each run, so that an interrupted sweep leaves a report.
             save_page(html, runs)
     if len(runs) > 1:
         print(sweep_table(runs))
@@ -97,7 +97,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
 
 
 def main() -> int:
-    """``python -m chairlift.loadtest.bench.cli``: the same as ``chairlift bench``."""
+    """``python -m chairlift.loadtest.cli``: the same as ``chairlift bench``."""
     parser = argparse.ArgumentParser(description="Load test of an OpenAI-compatible server.")
     add_arguments(parser)
     return run(parser.parse_args())

@@ -1,4 +1,4 @@
-"""The Shape of /v1/messages."""
+"""The ReplyFormatter of /v1/messages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from chairlift.api.schemas.replies import Finish, Usage
 from chairlift.api.text.choice import Piece
 
 
-class MessageShape:
-    """Makes a reply of what ``generation``, of one choice, generates.
+class MessageFormatter:
+    """Formats the reply of ``generation``, which has one choice.
 
-    ``max_tokens`` is what the client asked for, be there room for it or not. Without
-    ``shows_thoughts`` the text of thoughts is left out.
+    ``max_tokens`` is the client's limit, which may exceed the context. Without ``shows_thoughts``,
+    the text of reasoning is omitted.
     """
 
     framing = MESSAGES
@@ -40,7 +40,7 @@ class MessageShape:
     ) -> None:
         self._generation = generation
         self._request_id = request_id
-        self._room_is_less = generation.prompts[0].params.max_tokens < max_tokens
+        self._limited_by_context = generation.prompts[0].params.max_tokens < max_tokens
         self._message = AnthropicMessage(
             generation.id, generation.model.name, [], _usage(generation.usage())
         )
@@ -48,7 +48,7 @@ class MessageShape:
         self._sections = Sections(self._writer)
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
-        # Only now it is known what of the prompt was cached.
+        # How much of the prompt was cached is known only now.
         usage = _usage(self._generation.usage())
         self._writer.emit(
             MessageStart(msgspec.structs.replace(self._message, content=[], usage=usage))
@@ -82,7 +82,7 @@ class MessageShape:
 
     def _stop_reason(self, finish: Finish) -> StopReason:
         if finish == "length":
-            return "model_context_window_exceeded" if self._room_is_less else "max_tokens"
+            return "model_context_window_exceeded" if self._limited_by_context else "max_tokens"
         if self._message.stop_sequence is not None:
             return "stop_sequence"
         return "tool_use" if finish == "tool_calls" else "end_turn"

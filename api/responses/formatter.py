@@ -1,4 +1,4 @@
-"""The Shape of /v1/responses."""
+"""The ReplyFormatter of /v1/responses."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ from chairlift.api.text.logprobs import Scored, chat_logprobs
 from chairlift.api.text.vocabulary import Vocabulary
 
 
-class ResponseShape:
-    """Makes ``response`` whole, piece by piece; then ``keep`` takes it.
+class ResponseFormatter:
+    """Completes ``response`` piece by piece, and passes it to ``keep`` when it is complete.
 
-    ``vocabulary`` None: no log-probabilities are shown. A response that fails is not kept, as none
-    is that its client never had.
+    If ``vocabulary`` is None, the reply has no log-probabilities. A failed response is not kept.
     """
 
     framing = RESPONSES
@@ -71,7 +70,7 @@ class ResponseShape:
         return self._writer.take()
 
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
-        # Clients want to hear of a response before they hear of its failure.
+        # Clients expect an event that creates a response before the one that says it failed.
         opening = [] if self._writer.emitted else self.opening(0)
         self._response.status = "failed"
         self._response.error = ResponseError("server_error", problem.message)
@@ -88,7 +87,7 @@ class ResponseShape:
 
     def _finish(self, cut: bool) -> None:
         if not self._response.output:
-            # Clients look for a message, be there anything in it or not.
+            # Clients expect a message, even an empty one.
             self._writer.text().close(cut)
         self._response.status = "incomplete" if cut else "completed"
         if cut:
@@ -107,7 +106,7 @@ class ResponseShape:
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
-    """The usage under the names that it has here."""
+    """The usage with the field names of the Responses API."""
     details = usage.completion_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,

@@ -1,13 +1,13 @@
-"""Server-sent events, read as they come in."""
+"""A streaming parser of server-sent events."""
 
 from __future__ import annotations
 
 
 class SSEParser:
-    """Turns a byte stream, cut anywhere, into the data of its events.
+    """Extracts the data of events from a byte stream that arrives in arbitrary chunks.
 
-    Comments (keep-alives) and the fields ``event``, ``id`` and ``retry`` are skipped; several
-    data lines of one event are joined by newlines; lines may end with LF or CRLF.
+    It skips comments (keep-alives) and the fields ``event``, ``id`` and ``retry``, and joins the
+    data lines of one event with newlines. Lines may end with LF or CRLF.
     """
 
     __slots__ = ("_data", "_tail")
@@ -17,7 +17,7 @@ class SSEParser:
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of the events that ``chunk`` completes, in order."""
+        """Returns the data of the events that ``chunk`` completes, in order."""
         lines = (self._tail + chunk).split(b"\n")
         self._tail = lines.pop()
         events = []

@@ -1,0 +1,124 @@
+"""The flags of ``serve`` for batches, KV cache, prefix cache and swap."""
+
+from __future__ import annotations
+
+import argparse
+
+from chairlift.api.cli.flags import (
+    byte_size,
+    byte_size_or_zero,
+    directory,
+    positive,
+    positive_seconds,
+)
+from chairlift.engine.config import KV_BITS, KV_GROUP_SIZES, EngineConfig
+
+_DEFAULTS = EngineConfig()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the group "Batching and memory"."""
+    group = parser.add_argument_group("Batching and memory")
+    _add_batching(group)
+    _add_kv_cache(group)
+    _add_prefix_cache(group)
+    _add_swap(group)
+
+
+def _add_batching(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="CPU threads for matrix products (default: one per core, fewer while other processes "
+        "want the cores)",
+    )
+    add("--max-rows", type=positive, metavar="N", help="maximum number of sequences in one batch")
+    add("--max-step-tokens", type=positive, metavar="N", help="maximum tokens computed in one step")
+    add(
+        "--max-step-ms",
+        type=positive,
+        metavar="MS",
+        help="target duration of a step while streams are running; prompts are cut into chunks "
+        "that fit",
+    )
+    add(
+        "--priority-ageing",
+        type=positive_seconds,
+        default=_DEFAULTS.priority_ageing,
+        metavar="S",
+        help="a request that has waited this much longer goes before one of the next more urgent "
+        "priority class (default: %(default)g)",
+    )
+
+
+def _add_kv_cache(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--kv-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="memory for the KV cache: bytes, like 4G or 512M (default: a share of free memory)",
+    )
+    add(
+        "--kv-bits",
+        type=int,
+        choices=KV_BITS,
+        help="quantize the KV cache to this many bits per value (default: not quantized)",
+    )
+    add(
+        "--kv-group-size",
+        type=int,
+        choices=KV_GROUP_SIZES,
+        help=f"values that share one scale with --kv-bits (default: {_DEFAULTS.kv_group_size})",
+    )
+
+
+def _add_prefix_cache(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--prefix-cache-bytes",
+        type=byte_size_or_zero,
+        metavar="SIZE",
+        help="memory for the KV of earlier prompts, which later prompts with the same beginning "
+        "reuse: bytes, like 4G or 512M; 0 turns it off (default: a share of free memory)",
+    )
+    add(
+        "--prefix-cache-dir",
+        type=directory,
+        metavar="DIR",
+        help="also store prefixes in this directory, so that they survive a restart "
+        "(default: in memory only)",
+    )
+    add(
+        "--prefix-cache-dir-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="maximum size of --prefix-cache-dir: bytes, like 4G or 512M (default: 10G)",
+    )
+
+
+def _add_swap(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--swap-memory",
+        type=byte_size_or_zero,
+        metavar="SIZE",
+        help="host memory for the KV of preempted sequences, which then continue without being "
+        "computed again: bytes, like 4G or 512M; 0 recomputes them (default: 4G, or an eighth of "
+        "free memory)",
+    )
+    add(
+        "--swap-dir",
+        type=directory,
+        metavar="DIR",
+        help="when half of --swap-memory is full, move some of it to unnamed files in this "
+        "directory (default: in memory only)",
+    )
+    add(
+        "--swap-dir-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="maximum size of --swap-dir: bytes, like 4G or 512M (default: 10G)",
+    )

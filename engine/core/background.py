@@ -1,0 +1,105 @@
+"""Work of other threads that requests wait for: disk reads, swapped states, grammars.
+
+The core asks every ``Background`` the same questions and knows nothing of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+from chairlift.cache.swap.swap import Swap
+from chairlift.engine.grammar.pending import Grammars
+from chairlift.scheduler.sequence import Sequence
+
+
+class Collected(NamedTuple):
+    """What finished work changes for the scheduler.
+
+    Attributes:
+        blocked: waiting sequences that cannot begin until something has been read from disk.
+        failed: by request id, why a request cannot be served.
+    """
+
+    blocked: Seq[Sequence] = ()
+    failed: Mapping[str, BaseException] = {}
+
+
+NOTHING_NEW = Collected()
+
+
+class Background(Protocol):
+    """One kind of work that runs beside the steps."""
+
+    @property
+    def due(self) -> bool:
+        """Whether ``collect`` or the next step's stats have something new."""
+        ...
+
+    def on_due(self, wake: Callable[[], None]) -> None:
+        """Registers ``wake``, which other threads call whenever this may have become ``due``."""
+        ...
+
+    def collect(self) -> Collected:
+        """Takes over what has finished, and starts the next piece of work."""
+        ...
+
+    def is_awaited(self, sequence: Sequence) -> bool:
+        """Whether a sequence cannot begin before some of this work has finished."""
+        ...
+
+    def drop(self, sequence: Sequence, last: bool) -> None:
+        """Forgets a sequence that has ended; ``last``: no choice of its request is left."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Ends the work and keeps what outlives the process, within ``timeout`` seconds."""
+        ...
+
+
+class SwapWork:
+    """The ``Background`` of a swap: states of preempted rows on their way to and from disk."""
+
+    def __init__(self, swap: Swap[Sequence]) -> None:
+        self._swap = swap
+        self.on_due = swap.on_due
+        self.is_awaited = swap.fetching
+
+    @property
+    def due(self) -> bool:
+        return self._swap.due
+
+    def collect(self) -> Collected:
+        filed = self._swap.work()
+        return Collected(blocked=filed) if filed else NOTHING_NEW
+
+    def drop(self, sequence: Sequence, last: bool) -> None:
+        self._swap.drop(sequence)
+
+    def close(self, timeout: float) -> None:
+        self._swap.close()
+
+
+class GrammarWork:
+    """The ``Background`` of grammars: their compilation."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self.on_due = grammars.on_due
+        self.is_awaited = grammars.awaited
+
+    @property
+    def due(self) -> bool:
+        return self._grammars.due
+
+    def collect(self) -> Collected:
+        failed = self._grammars.take_failed()
+        return Collected(failed=failed) if failed else NOTHING_NEW
+
+    def drop(self, sequence: Sequence, last: bool) -> None:
+        if last:
+            self._grammars.drop(sequence.request_id)
+
+    def close(self, timeout: float) -> None:
+        """A compilation leaves nothing behind."""

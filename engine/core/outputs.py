@@ -1,0 +1,145 @@
+"""Turns the results of a computed step into token outputs, and ends the sequences that are done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Seq
+
+from chairlift.engine.core.background import Background
+from chairlift.engine.core.requests import Requests
+from chairlift.engine.core.stats import StepRecorder
+from chairlift.engine.core.step import Step
+from chairlift.engine.failures import explained, failed, refusal, refused
+from chairlift.engine.grammar.constraints import Constraints
+from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.messages import (
+    FinishReason,
+    PrefillTimes,
+    Submit,
+    TokenLogprobs,
+    TokenOutput,
+)
+from chairlift.engine.sampling.outcomes import token_of
+from chairlift.engine.sampling.readout import cut, read_logprobs
+from chairlift.scheduler.scheduler import Scheduler
+from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+class Outputs:
+    """Reads steps, and ends sequences: because they are finished, aborted, or have failed.
+
+    Args:
+        background: forgets each sequence that ends.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        scheduler: Scheduler,
+        constraints: Constraints,
+        recorder: StepRecorder,
+        background: Seq[Background],
+    ) -> None:
+        self._requests = requests
+        self._scheduler = scheduler
+        self._constraints = constraints
+        self._recorder = recorder
+        self._background = background
+        # Last outputs of failed choices, which the next ``read`` returns.
+        self._failed: list[TokenOutput] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether failures are still to be returned by ``read``."""
+        return bool(self._failed)
+
+    def read(self, step: Step) -> list[TokenOutput]:
+        """Reads a computed step's tokens, ends the sequences that they end, and adds failures."""
+        now = time.monotonic()
+        logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
+        outcomes = step.outcomes
+        outputs = []
+        for row, sequence in enumerate((*step.rows, *step.ended)):
+            if sequence.finished:
+                continue
+            try:
+                token = (
+                    token_of(outcomes[row], self._requests.vocabulary) if sequence.rows else None
+                )
+                output = self._output(sequence, token, logprobs.get(row), now)
+                if sequence in step.readings:
+                    step.readings[sequence].tell(output)
+                if output.finish is not None:
+                    self.finish(sequence, output.finish)
+                outputs.append(output)
+            except Exception as error:  # of any type: the others have tokens of their own
+                self.fail(sequence, error)
+        outputs += self._failed
+        self._failed = []
+        return outputs
+
+    def refuse(self, request: Submit, error: Exception) -> None:
+        """Ends a request that could not be queued."""
+        log.error("request %s cannot be served: %s", request.request_id, trace_of(error))
+        self._failed += refusal(request, explained(error))
+        self._recorder.current.finished += refused(request, time.monotonic())
+
+    def fail(self, sequence: Sequence, error: BaseException) -> None:
+        """Ends one choice whose own part of a step has failed."""
+        self._failed += failed(sequence, error, self._recorder.current)
+        self.finish(sequence, "error")
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence and reports it to the metrics."""
+        request = self._requests.of(sequence)
+        finished = request.finished(sequence, reason, time.monotonic())
+        self._recorder.current.finished.extend(finished)
+        self.remove(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out of all parts of the engine without reporting it."""
+        self._scheduler.finish(sequence)
+        self._requests.end(sequence)
+        self._constraints.drop(sequence)
+        last = sequence.request_id not in self._requests
+        for work in self._background:
+            work.drop(sequence, last)
+
+    def _output(
+        self, sequence: Sequence, token: int | None, logprobs: TokenLogprobs | None, now: float
+    ) -> TokenOutput:
+        """The output for one row's token; without one, for a prompt that no token was to follow."""
+        new = sequence.first_token_at is None
+        request = self._requests.of(sequence)
+        reason: FinishReason | None = "length"
+        if token is not None:
+            self._scheduler.token(sequence, token)
+            self._time_token(sequence, now)
+            reason = request.finish_reason(sequence, token)
+            if self._constraints.complete(sequence):
+                reason = "stop"
+        wanted = request.submit.params.logprobs
+        return TokenOutput(
+            sequence.request_id,
+            sequence.index,
+            [] if token is None else [token],
+            None if wanted is None or logprobs is None else [cut(logprobs, wanted)],
+            reason,
+            token in request.stop_ids,
+            cached_tokens=(sequence.cached or 0) if new else 0,
+            begun=PrefillTimes(sequence.chunks, now) if new else None,
+        )
+
+    def _time_token(self, sequence: Sequence, now: float) -> None:
+        last, sequence.last_token_at = sequence.last_token_at, now
+        sequence.first_token_at = sequence.first_token_at or now
+        if sequence.replay:
+            return
+        stats = self._recorder.current
+        if last is None:
+            stats.first_token_latencies.append(now - sequence.arrival)
+        else:
+            stats.inter_token_latencies.append(now - last)

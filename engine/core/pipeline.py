@@ -1,0 +1,200 @@
+"""Two steps at a time: the next one is launched before the tokens of the one before are read.
+
+NOTE: in which order the next step may be built and dispatched depends on who writes to the cache
+buffers; see ``LaunchOrder`` here and the note in ``step``.
+"""
+
+from __future__ import annotations
+
+import time
+from copy import copy
+from enum import Enum
+
+import mlx.core as mx
+
+from chairlift.cache.swap.swap import Swap
+from chairlift.engine.core.decode import DecodeBatch
+from chairlift.engine.core.phase_timer import Laps
+from chairlift.engine.core.prefill import Prompts
+from chairlift.engine.core.prefix_cache import Prefixes
+from chairlift.engine.core.prepared_model import PreparedModel
+from chairlift.engine.core.prompt_outputs import Readings
+from chairlift.engine.core.stats import StepRecorder
+from chairlift.engine.core.step import Step
+from chairlift.engine.grammar.constraints import Constraints
+from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
+from chairlift.scheduler.sequence import Sequence
+
+
+class LaunchOrder(Enum):
+    """When a step may be built and dispatched while the one before is running."""
+
+    # Wait, build, dispatch: the model computes while its graph is built.
+    EAGER = "eager"
+    # Build, wait, dispatch: MLX writes in place only to buffers that nothing else holds.
+    SEQUENTIAL = "sequential"
+    # Build, dispatch, wait: the cache layers write to their buffers without MLX.
+    QUEUED = "queued"
+
+
+class Pipeline:
+    """Launches steps, and holds the one that is running.
+
+    A step is ``launch(plan)``, then ``finish_previous()``.
+    """
+
+    def __init__(
+        self,
+        model: PreparedModel,
+        batch: DecodeBatch,
+        prompts: Prompts,
+        readings: Readings,
+        prefixes: Prefixes,
+        swap: Swap[Sequence],
+        constraints: Constraints,
+        scheduler: Scheduler,
+        recorder: StepRecorder,
+    ) -> None:
+        self.forward = model.forward
+        self._batch = batch
+        self._prompts = prompts
+        self._readings = readings
+        self._prefixes = prefixes
+        self._swap = swap
+        self._constraints = constraints
+        self._scheduler = scheduler
+        self._recorder = recorder
+        if model.eager:
+            self.order = LaunchOrder.EAGER
+        else:
+            self.order = LaunchOrder.QUEUED if batch.queued else LaunchOrder.SEQUENTIAL
+        self._launch = {
+            LaunchOrder.EAGER: self._launch_eager,
+            LaunchOrder.SEQUENTIAL: self._launch_sequential,
+            LaunchOrder.QUEUED: self._launch_queued,
+        }[self.order]
+        # The step whose tokens are read next, and the one launched after it.
+        self.running = Step()
+        self._launched = Step()
+        # The work of the running step until it is computed, and when the step before it was.
+        self._work = self._launched_work = NO_WORK
+        self._computed_at = 0.0
+
+    def launch(self, plan: Plan, timer: Laps) -> None:
+        """Builds the step of a plan and hands it to the device."""
+        if self._work == NO_WORK:
+            self._computed_at = timer.start
+        self._launched, self._launched_work = self._launch(plan, timer), plan.work
+
+    def finish_previous(self, timer: Laps) -> Step:
+        """Waits for the step before the one just launched, and returns it."""
+        timer.end("launch")
+        self._wait(timer)
+        previous, self.running = self.running, self._launched
+        self._work = self._launched_work
+        return previous
+
+    def _launch_eager(self, plan: Plan, timer: Laps) -> Step:
+        self._wait(timer)
+        return self._launch_sequential(plan, timer)
+
+    def _launch_sequential(self, plan: Plan, timer: Laps) -> Step:
+        step = self._build(plan)
+        timer.end("launch")
+        self.running.release()
+        self._wait(timer)
+        return self._dispatch(step, timer)
+
+    def _launch_queued(self, plan: Plan, timer: Laps) -> Step:
+        step = self._build(plan)
+        timer.end("launch")
+        return self._dispatch(step, timer)
+
+    def _dispatch(self, step: Step, timer: Laps) -> Step:
+        """Hands a step to the device; one with constrained rows is sampled after its masks."""
+        step.dispatch()
+        if step.logits is not None:
+            timer.end("launch")
+            self._wait(timer)
+            masks = self._constraints.masks(step.rows)
+            timer.end("mask")
+            step.sample(self._batch.sample(step.logits, masks))
+        return step
+
+    def _wait(self, timer: Laps) -> None:
+        """Waits until the running step is computed.
+
+        The first time, the scheduler learns how long it took after the step before, and the
+        constraints of its rows advance by their tokens.
+        """
+        running = self.running
+        running.wait()
+        if self._work != NO_WORK:
+            now = time.monotonic()
+            seconds, self._computed_at = now - self._computed_at, now
+            self._scheduler.learn(self._work, seconds)
+            stats = self._recorder.current
+            stats.ended_prefill_tokens = self._work.tokens
+            stats.ended_rows = self._work.rows
+            stats.ended_seconds = seconds
+            self._work = NO_WORK
+            if self._constraints.constrains(running.rows):
+                self._constraints.advance(zip(running.rows, running.outcomes, strict=True))
+        timer.end("wait")
+
+    def _build(self, plan: Plan) -> Step:
+        """Builds a plan's graph: rows leave and join, chunks of prompts, a token for each row."""
+        now = time.monotonic()
+        for sequence in (*plan.chunks, *plan.joins, *plan.ends):
+            sequence.scheduled_at = sequence.scheduled_at or now
+        for sequence, tokens in plan.chunks.items():
+            if sequence.first_token_at is None:
+                sequence.chunks.append((now, tokens))
+        self._recorder.begin(plan)
+        batch, prefixes = self._batch, self._prefixes
+        for sequence in plan.preempted:
+            state = self._prompts.state(sequence) or batch.state(sequence)
+            self._swap.put(sequence, sequence.tokens, state)
+        # First, since what is kept next may evict the prefixes that the plan begins with.
+        chunks = self._prompts.chunks(plan)
+        if prefixes.active:
+            for sequence, band, row in batch.leaving(plan.decode):
+                if not self._swap.covers(sequence):
+                    prefixes.keep(sequence, band, row)
+        first = self._move_rows(plan)
+        self._constraints.join(plan.joins)
+        outcome = self.forward(batch.bands, batch.tokens, chunks)
+        logits = outcome.logits
+        read = self._readings.take(plan, chunks, outcome)
+        batch.arriving = self._prompts.states(plan)
+        rows = list(batch.rows)
+        constrained = self._constraints.constrains(rows)
+        sampled = None if logits is None or constrained else batch.sample(logits)
+        # NOTE: MLX updates arrays in place, and the Python object stays the same. Waiting on the
+        # originals would also compute what the next step writes: so the handles are copied.
+        written = [copy(array) for chunk in chunks for array in chunk.cache.state]
+        written += [*read, *prefixes.take_pending(), *batch.states]
+        return Step(
+            rows=rows,
+            sampled=sampled,
+            logits=logits if constrained else None,
+            first=first,
+            written=written,
+            queued=self.order is LaunchOrder.QUEUED,
+            computed=[*plan.decode, *plan.chunks],
+            ended=list(plan.ends),
+            readings=self._readings.ended(plan),
+        )
+
+    def _move_rows(self, plan: Plan) -> list[mx.array]:
+        """Makes the batch's rows those of a plan; returns what to evaluate before the dispatch."""
+        batch = self._batch
+        first = [*self._prefixes.take_pending(), *self._swap.pending]
+        mx.async_eval(first)
+        if plan.capacities != batch.capacities:
+            # Pending copies hold the old buffers of all layers while the new ones are made.
+            mx.eval(first)
+        first += batch.arrange(plan.decode, plan.capacities, list(plan.joins))
+        if self.order is LaunchOrder.EAGER:
+            mx.eval(first)
+        return first

@@ -1,0 +1,150 @@
+"""Metrics of the engine that vLLM does not have."""
+
+from __future__ import annotations
+
+from chairlift.metrics.metric import RATIO, ROWS, STEP, Metric
+
+ENGINE: tuple[Metric, ...] = (
+    Metric(
+        "step_duration",
+        "chairlift_step_duration_seconds",
+        "histogram",
+        'Seconds of a step by phase; phase "total" is the whole step.',
+        ("phase",),
+        STEP,
+        ("schedule", "launch", "wait", "mask", "output", "total"),
+        recorded_by="record_step",
+    ),
+    Metric(
+        "grammar_seconds",
+        "chairlift_grammar_compile_seconds",
+        "histogram",
+        "Seconds the engine took to compile a grammar that it did not have.",
+        buckets=STEP,
+        fields=("grammar_seconds",),
+    ),
+    Metric(
+        "grammar_hits",
+        "chairlift_grammar_hits",
+        "counter",
+        "Requests whose grammar was compiled already.",
+        fields=("grammar_hits",),
+    ),
+    Metric(
+        "rows_failed",
+        "chairlift_rows_failed",
+        "counter",
+        "Choices that ended as error because their own part of a step failed: logits or hidden "
+        "states that are not finite, no token that may be chosen, a token outside of the "
+        "vocabulary, a grammar, or anything else.",
+        ("reason",),
+        values=(
+            *("nonfinite_logits", "nonfinite_hidden", "no_choice", "bad_token"),
+            *("grammar", "other"),
+        ),
+        fields=("rows_failed",),
+    ),
+    Metric(
+        "rows",
+        "chairlift_batch_rows",
+        "histogram",
+        "Rows computed in a step.",
+        buckets=ROWS,
+        recorded_by="record_step",
+    ),
+    Metric(
+        "padding",
+        "chairlift_batch_padding_ratio",
+        "histogram",
+        "Padded columns of a step's batch divided by the columns it holds.",
+        buckets=RATIO,
+        recorded_by="record_step",
+    ),
+    Metric(
+        "kv_bytes",
+        "chairlift_kv_bytes",
+        "gauge",
+        "KV memory: reserved by buffers, used by tokens in them, and held by cached prefixes.",
+        ("state",),
+        values=("reserved", "used", "prefix"),
+        fields=("kv_reserved_bytes", "kv_used_bytes", "prefix_bytes"),
+    ),
+    Metric(
+        "prefix_evictions",
+        "chairlift_prefix_evictions",
+        "counter",
+        "Entries of the prefix cache dropped to make room.",
+        fields=("prefix_evictions",),
+    ),
+    Metric(
+        "resumed",
+        "chairlift_resumed_rows",
+        "counter",
+        "Preempted rows that began again, by where their state was kept: in memory or on disk, or "
+        "nowhere, so that they were computed again; so are those of an engine that died.",
+        ("source",),
+        values=("memory", "disk", "recompute"),
+        fields=("resumed",),
+    ),
+    Metric(
+        "swapped_bytes",
+        "chairlift_swapped_bytes",
+        "gauge",
+        "Bytes of preempted rows' states kept in memory and on disk.",
+        ("place",),
+        values=("memory", "disk"),
+        fields=("swapped_bytes",),
+    ),
+    Metric(
+        "store_files",
+        "chairlift_prefix_store_files",
+        "counter",
+        "Files of prefixes on disk: written, read, dropped as the queue was full, failed to be "
+        "written, evicted to make room, broken and therefore removed.",
+        ("event",),
+        values=("written", "read", "dropped", "failed", "evicted", "broken"),
+        fields=("store_files",),
+    ),
+    Metric(
+        "store_io_bytes",
+        "chairlift_prefix_store_io_bytes",
+        "counter",
+        "Bytes of these files written and read.",
+        ("direction",),
+        values=("written", "read"),
+        fields=("store_io_bytes",),
+    ),
+    Metric(
+        "store_read_seconds",
+        "chairlift_prefix_store_read_seconds",
+        "counter",
+        "Seconds in which they were read, while running requests went on.",
+        fields=("store_read_seconds",),
+    ),
+    Metric(
+        "store_bytes",
+        "chairlift_prefix_store_bytes",
+        "gauge",
+        "Bytes of these files on disk, and bytes in memory that wait to be written.",
+        ("place",),
+        values=("disk", "queue"),
+        fields=("store_bytes",),
+    ),
+    Metric(
+        "memory",
+        "chairlift_memory_bytes",
+        "gauge",
+        "MLX's memory in the engine process.",
+        ("kind",),
+        values=("active", "peak", "cache"),
+        fields=("memory_active", "memory_peak", "memory_cache"),
+    ),
+    Metric(
+        "build_info",
+        "chairlift_build_info",
+        "gauge",
+        "What is running; always 1.",
+        ("version", "architecture", "dtype", "device"),
+        recorded_by="model_loaded",
+    ),
+)

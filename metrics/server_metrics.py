@@ -1,0 +1,95 @@
+"""Metrics of the HTTP server; they exist before the model is loaded."""
+
+from __future__ import annotations
+
+from chairlift.metrics.metric import LAG, LAT, Metric
+
+SERVER: tuple[Metric, ...] = (
+    Metric(
+        "http_requests",
+        "chairlift_http_requests",
+        "counter",
+        "Replies by route, method and status; 499 is a client that left before its reply.",
+        ("route", "method", "status"),
+        recorded_by="record_http",
+    ),
+    Metric(
+        "http_duration",
+        "chairlift_http_request_duration_seconds",
+        "histogram",
+        "Seconds from a request's head to the end of its reply, streams included.",
+        ("route",),
+        LAT,
+        recorded_by="record_http",
+    ),
+    Metric(
+        "rejected",
+        "chairlift_requests_rejected",
+        "counter",
+        "Requests refused before they reached the engine.",
+        ("reason",),
+        values=(
+            *("invalid", "malformed", "context_length", "too_large", "unauthorized"),
+            *("rate_limit", "queue_full", "unavailable", "draining", "connections"),
+        ),
+        recorded_by="record_rejected",
+    ),
+    Metric(
+        "disconnects",
+        "chairlift_client_disconnects",
+        "counter",
+        "Clients that left before their reply was complete.",
+        recorded_by="record_disconnect",
+    ),
+    Metric(
+        "loop_lag",
+        "chairlift_event_loop_lag_seconds",
+        "histogram",
+        "How late the API process's event loop was, ten times a second: no stream goes on then.",
+        buckets=LAG,
+        recorded_by="record_lag",
+    ),
+    Metric(
+        "worker_jobs",
+        "chairlift_worker_jobs",
+        "counter",
+        "Grammars, large bodies and long texts read in worker processes, and what came of it.",
+        ("outcome",),
+        values=("done", "refused", "ended", "queue_full"),
+        recorded_by="record_job",
+    ),
+    Metric(
+        "restarts",
+        "chairlift_engine_restarts",
+        "counter",
+        "Engine processes started in place of one that crashed, that hung, or that ended before it "
+        "was ready.",
+        ("reason",),
+        values=("crash", "hang", "start"),
+        recorded_by="record_restart",
+    ),
+    Metric(
+        "reloads",
+        "chairlift_reloads",
+        "counter",
+        "Times that API keys or the certificate were read again (SIGHUP); after a failure, those "
+        "from before stay.",
+        ("outcome",),
+        values=("success", "failure"),
+        recorded_by="record_reload",
+    ),
+    Metric(
+        "canary_checked",
+        "chairlift_canary_rows_checked",
+        "counter",
+        "Finished rows whose tokens were compared with those of a replay alone.",
+        recorded_by="record_canary",
+    ),
+    Metric(
+        "canary_diverged",
+        "chairlift_canary_rows_diverged",
+        "counter",
+        "Of these, rows whose replay alone gave other tokens.",
+        recorded_by="record_canary",
+    ),
+)
