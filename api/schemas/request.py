@@ -67,7 +67,7 @@ def _parts(value: object) -> list[Request]:
                 parts.append(one)
             # Either all entries of a list are objects or none is.
             elif isinstance(one, list) and one and isinstance(one[0], Request):
-                parts += one
+                parts += [item for item in one if isinstance(item, Request)]
         found += parts
         level = [inner for part in parts for inner in part.__dict__.values()]
     return found
