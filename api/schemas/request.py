@@ -65,8 +65,8 @@ def _parts(value: object) -> list[Request]:
         for one in level:
             if isinstance(one, Request):
                 parts.append(one)
-            # Either all entries of a list are objects or none is.
-            elif isinstance(one, list) and one and isinstance(one[0], Request):
+            # A list of numbers or texts has no objects, and may be long.
+            elif isinstance(one, list) and one and not isinstance(one[0], int | float | str):
                 parts += [item for item in one if isinstance(item, Request)]
         found += parts
         level = [inner for part in parts for inner in part.__dict__.values()]
