@@ -31,8 +31,8 @@ from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.backend import BackendError
+from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.logs.setup import set_up_logs
-from chairlift.engine.open_files import import_mlx_lm
 
 logger = logging.getLogger(__name__)
 

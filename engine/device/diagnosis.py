@@ -15,8 +15,8 @@ from pathlib import Path
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.device.backend import BackendError, conflict, install
 from chairlift.engine.device.backend import advice as backend_advice
+from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.hub.fetch import SMOLLM2
-from chairlift.engine.open_files import import_mlx_lm
 
 _PACKAGES = ("chairlift", "mlx", "mlx-lm")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

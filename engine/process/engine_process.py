@@ -22,11 +22,11 @@ import zmq
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.device.backend import BackendError
+from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ToEngine
-from chairlift.engine.open_files import import_mlx_lm
 from chairlift.engine.process.blackbox import BlackBox
 from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
 
