@@ -53,7 +53,7 @@ endef
 SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
 DEV := $(VENV)/.dev
 
-.PHONY: serve test lint docs reference conformance setup dev clean chromium
+.PHONY: serve test test-fast lint docs reference dist conformance setup dev clean chromium
 
 setup: $(SERVE)
 
@@ -75,6 +75,10 @@ serve: setup
 
 test: dev $(PROMETHEUS) $(CHROMIUM)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+# Without servers, browsers and GPUs: for the inner loop.
+test-fast: dev
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not system and not gpu' $(ARGS)
 
 $(VENV)/prometheus: | dev
 	rm -rf $@.deb && mkdir $@.deb
@@ -102,6 +106,10 @@ reference: dev
 # The site; fails on a broken link. Its pages are in build/site.
 docs: dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# An sdist, and the wheel that is built from it, in dist.
+dist: dev
+	$(BIN)/python -m build
 
 lint: dev docs
 	$(BIN)/ruff check .
