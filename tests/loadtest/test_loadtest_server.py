@@ -15,6 +15,8 @@ from support.tiny import tiny_model_dir
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
+pytestmark = pytest.mark.system
+
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 PATIENCE = 120.0
 

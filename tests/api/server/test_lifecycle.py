@@ -31,6 +31,8 @@ from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.loadtest.servers.child import free_port
 
+pytestmark = pytest.mark.system
+
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
 PATIENCE = 30.0
 LONG = "x" * 100_000
