@@ -12,8 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
+IGNORED = "Taken, and without effect."
+NOT_SUPPORTED = "Not supported."
+
 # A field that cannot change the reply.
-Ignored = Annotated[Any, WithJsonSchema({"description": "Taken, and without effect."})]
+Ignored = Annotated[Any, WithJsonSchema({"description": IGNORED})]
 
 
 def only(*neutral_values: object) -> tuple[BeforeValidator, WithJsonSchema]:
@@ -23,7 +26,7 @@ def only(*neutral_values: object) -> tuple[BeforeValidator, WithJsonSchema]:
     """
     return (
         BeforeValidator(_check_of(neutral_values)),
-        WithJsonSchema({"enum": [*neutral_values, None], "description": "Not supported."}),
+        WithJsonSchema({"enum": [*neutral_values, None], "description": NOT_SUPPORTED}),
     )
 
 

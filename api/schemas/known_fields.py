@@ -192,6 +192,7 @@ _TEXTS: Mapping[Api, Mapping[str, str]] = {
             model output_config service_tier speed stop_sequences stream system thinking thread
             tool_choice tools user_profile_id workspace_id
         """,
+        "Anthropic, beta": "output_format",
         "vLLM": """
             cache_salt chat_template_kwargs ec_transfer_params kv_transfer_params max_tokens
             messages metadata mm_payload model output_config return_mm_kwargs stop_sequences stream

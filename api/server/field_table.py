@@ -9,8 +9,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from pydantic import WithJsonSchema
+
 from chairlift.api.anthropic.request import MessagesRequest
 from chairlift.api.responses.request import ResponsesRequest
+from chairlift.api.schemas.field_types import IGNORED, NOT_SUPPORTED
 from chairlift.api.schemas.harmless_fields import HARMLESS
 from chairlift.api.schemas.known_fields import KNOWN, Api
 from chairlift.api.schemas.request import Request
@@ -83,7 +86,7 @@ def outcome(api: Api, name: str) -> Outcome:
     """What becomes of a field of an API."""
     own = declared(ENDPOINTS[api][1])
     if name in own:
-        return Outcome("done", _NOTES.get(name, ""))
+        return _declared_outcome(ENDPOINTS[api][1], name)
     if name in HARMLESS:
         return Outcome("ignored", HARMLESS[name])
     # 1 and 1.0 are shown once.
@@ -92,6 +95,21 @@ def outcome(api: Api, name: str) -> Outcome:
     if (instead := INSTEAD.get(name)) in own:
         notes.append(f"use `{instead}`")
     return Outcome("refused", "; ".join(notes))
+
+
+def _declared_outcome(kind: type[Request], name: str) -> Outcome:
+    """What becomes of a declared field; ``field_types`` marks those without effect."""
+    field = next(field for own, field in kind.model_fields.items() if name in (own, field.alias))
+    for mark in field.metadata:
+        if isinstance(mark, WithJsonSchema) and mark.json_schema is not None:
+            description = mark.json_schema.get("description")
+            if description == IGNORED:
+                return Outcome("ignored", "it changes nothing here")
+            if description == NOT_SUPPORTED:
+                values = [json.dumps(v) for v in mark.json_schema.get("enum", ()) if v is not None]
+                note = f"except {', '.join(f'`{value}`' for value in values)}" if values else ""
+                return Outcome("refused", note)
+    return Outcome("done", _NOTES.get(name, ""))
 
 
 def page() -> str:

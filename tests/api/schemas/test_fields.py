@@ -191,6 +191,8 @@ async def test_what_is_done_has_an_effect(server: Running, api: Api) -> None:
     idle = []
     for name in names(api, "done"):
         sample = DONE.get(f"{api}.{name}") or DONE.get(name)
+        if sample is None and api in ("responses", "messages"):
+            continue  # test_declared_fields tries every field of these two
         assert sample is not None, f"a value of {name} that has an effect"
         base = {**BASES[api], **sample.needs}
         without = await seen(server, api, base)
@@ -201,7 +203,7 @@ async def test_what_is_done_has_an_effect(server: Running, api: Api) -> None:
         if with_it == without or with_it[0] not in (200, 400, 404, 504):
             idle.append((name, with_it))
         if with_it[0] == 400:
-            assert name == "best_of", with_it
+            assert name in ("best_of", "previous_response_id"), with_it
     assert not idle
 
 
@@ -218,7 +220,8 @@ async def test_what_is_ignored_changes_nothing(server: Running, api: Api) -> Non
 @pytest.mark.parametrize("api", ENDPOINTS)
 async def test_what_is_refused_is_refused_by_name(server: Running, api: Api) -> None:
     base = await seen(server, api, BASES[api])
-    for name in names(api, "refused"):
+    # Fields that the request itself refuses have tests of their own: test_declared_fields.
+    for name in set(names(api, "refused")) - declared(ENDPOINTS[api][1]):
         nothings = neutral(name)
         for value in VALUES:
             if any(type(value) is type(one) and value == one for one in nothings):

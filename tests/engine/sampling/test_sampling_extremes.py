@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.core.checks import MOST, check_params
+from chairlift.engine.core.checks import MAX_REAL, check_params
 from chairlift.engine.errors import RowFailed
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.draw import PARTS, chosen_part, sample_categorical
@@ -25,7 +25,7 @@ from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 VOCABULARY = 64
 SUBNORMAL = (5e-324, 1e-320, 1e-45, 1e-40, 1.17549435e-38, 1e-38, 1e-30, 1e-10, 1e-7)
 SHARES = st.one_of(st.sampled_from((*SUBNORMAL, 0.5, 0.9999999, 1.0)), st.floats(0, 1))
-PENALTIES = st.one_of(st.sampled_from((0.0, -0.0, 2.0, -2.0, MOST, -MOST, *SUBNORMAL)))
+PENALTIES = st.one_of(st.sampled_from((0.0, -0.0, 2.0, -2.0, MAX_REAL, -MAX_REAL, *SUBNORMAL)))
 TOKENS = st.integers(0, VOCABULARY - 1)
 
 
@@ -37,7 +37,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
         min_tokens=draw(st.sampled_from((0, 1, 2**31 - 1))),
         temperature=draw(
             st.one_of(
-                st.sampled_from((*SUBNORMAL, 0.0, 9.99e-6, 1e-5, 1.01e-5, 1.0, 2.0, MOST)),
+                st.sampled_from((*SUBNORMAL, 0.0, 9.99e-6, 1e-5, 1.01e-5, 1.0, 2.0, MAX_REAL)),
                 st.floats(0, 2),
             )
         ),
@@ -45,12 +45,14 @@ def params(draw: st.DrawFn) -> SamplingParams:
         top_p=draw(SHARES),
         min_p=draw(SHARES),
         repetition_penalty=draw(
-            st.one_of(st.sampled_from((1 / MOST, 0.01, 1.0, 100.0, MOST)), st.floats(0.01, 100))
+            st.one_of(
+                st.sampled_from((1 / MAX_REAL, 0.01, 1.0, 100.0, MAX_REAL)), st.floats(0.01, 100)
+            )
         ),
         presence_penalty=draw(PENALTIES),
         frequency_penalty=draw(PENALTIES),
         logit_bias=draw(
-            st.dictionaries(TOKENS, st.sampled_from((100.0, -100.0, MOST, -MOST, 5e-324)))
+            st.dictionaries(TOKENS, st.sampled_from((100.0, -100.0, MAX_REAL, -MAX_REAL, 5e-324)))
         ),
         logprobs=draw(st.sampled_from((None, 0, 1, 20))),
         stop_token_ids=tuple(draw(st.lists(st.one_of(TOKENS, st.just(2**31 - 1)), max_size=70))),
