@@ -108,7 +108,7 @@ async def test_the_schema_of_an_output_is_held_to(talking: Talking) -> None:
     assert json.loads(reply.content[0].text) == {"a": 1}
     grammar = talking.server.engine.submitted[0].params.grammar
     assert grammar is not None
-    assert json.loads(grammar.text) == schema
+    assert json.loads(grammar.text) == {**schema, "additionalProperties": False}
 
 
 # Thoughts and calls
