@@ -216,7 +216,7 @@ def test_whatever_is_written_fits_the_schema_that_was_given(schema: Any, seed: i
         try:
             compiled_schema = matcher(limited)
         except GrammarError as error:
-            # Bounds can leave nothing that fits a required property; that is a 400, not a wrong text.
+            # Bounds can leave nothing that fits a required property: that is a 400.
             assert "nsatisfiable" in str(error)  # noqa: PT017
             continue
         if (written := walk(compiled_schema, chance)) is not None:
