@@ -151,25 +151,19 @@ async def test_a_costly_body_is_refused_by_name_beside_the_loop(
     assert len(error["message"]) < 1000
 
 
-async def test_blank_lines_of_a_grammar_end_in_their_time(server: Running) -> None:
-    """The converter takes the square of them: 340 s."""
+async def test_blank_lines_of_a_grammar_hold_up_nothing(server: Running) -> None:
+    """The library's own guess of a grammar's notation takes the square of them: 340 s."""
     grammar = 'root ::= "a"\n' + "\n" * 131_000
     asked = asyncio.create_task(
         server.post("/v1/chat/completions", {**CHAT, "guided_grammar": grammar})
     )
-    await asyncio.sleep(0.5)
     began = time.monotonic()
     while not asked.done():
         assert (await server.get("/health"))[0] == 200
         await asyncio.sleep(0.05)
         assert time.monotonic() - began < 60
-    status, reply = await asked
-    assert (status, reply["error"]["param"]) == (400, "guided_grammar")
-    assert "takes longer than 2 s" in reply["error"]["message"]
-    assert server.metric("chairlift_worker_jobs_total", outcome="ended") == 1
-    # The next one is served by a process that is there.
-    again = {**CHAT, "guided_grammar": 'root ::= "a"\n\n'}
-    assert (await server.post("/v1/chat/completions", again))[0] == 200
+    status, _ = await asked
+    assert status == 200
 
 
 @pytest.mark.parametrize("extra", [b"", b',"unknown":' + repeated("[]", MIB)])
