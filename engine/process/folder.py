@@ -14,6 +14,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import zmq
+
 _PREFIX = "chairlift-engine-"
 _NAME = re.compile(re.escape(_PREFIX) + r"\w+")
 SOCKET = "socket"
@@ -71,13 +73,18 @@ def remove_abandoned() -> None:
 
 
 def _root() -> Path:
-    """The temporary folder, also one on a disk that is full: ``tempfile`` takes none in which it
-    cannot write a file, and ours may stay empty.
+    """The temporary folder, or ``/tmp`` if a socket's path in it would be too long.
+
+    A folder on a full disk is used, too: ``tempfile`` takes none in which it cannot write a file,
+    and ours may stay empty.
     """
     try:
-        return Path(tempfile.gettempdir())
+        root = Path(tempfile.gettempdir())
     except FileNotFoundError:
-        return Path(os.environ.get("TMPDIR") or "/tmp")
+        root = Path(os.environ.get("TMPDIR") or "/tmp")
+    # ``mkdtemp`` adds eight characters.
+    socket = os.fsencode(root / f"{_PREFIX}{'x' * 8}" / SOCKET)
+    return root if len(socket) <= zmq.IPC_PATH_MAX_LEN else Path("/tmp")
 
 
 def _remove_if_abandoned(path: Path) -> None:

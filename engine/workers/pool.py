@@ -55,6 +55,7 @@ class Workers:
         self._processes = [WorkerProcess(modules) for _ in range(processes)]
         self._turns: Turns[_Waiting] = Turns()
         self._changed = threading.Condition()
+        # Threads without a job, also those whose process still starts.
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -98,7 +99,9 @@ class Workers:
         with self._changed:
             self._closed = True
             while len(self._turns):
-                self._turns.take().future.set_exception(WorkerFailed("the server stops"))
+                future = self._turns.take().future
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(WorkerFailed("the server stops"))
             self._changed.notify_all()
         for process in self._processes:
             process.kill()
@@ -126,6 +129,7 @@ class Workers:
             target=self._work, args=(process,), name="chairlift-worker", daemon=True
         )
         self._threads.append(thread)
+        self._idle += 1
         thread.start()
 
     def _work(self, process: WorkerProcess) -> None:
@@ -138,17 +142,18 @@ class Workers:
                 if process.start():
                     ready = time.monotonic()
             with self._changed:
-                self._idle += 1
                 while not len(self._turns) and not self._closed:
                     self._changed.wait()
-                self._idle -= 1
                 if self._closed:
                     process.close()
                     return
                 job, since, future = self._turns.take()
+                self._idle -= 1
             if future.set_running_or_notify_cancel():
                 # The start of a process is no reason to refuse a job.
                 _fulfil(future, process, job, time.monotonic() - max(since, ready))
+            with self._changed:
+                self._idle += 1
 
 
 def _fulfil(future: Future[Any], process: WorkerProcess, job: Job, waited: float) -> None:

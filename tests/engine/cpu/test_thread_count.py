@@ -171,8 +171,8 @@ def test_what_others_use_is_seen() -> None:
     assert cores.available() >= 1
 
 
-# Times its fair share that a step may take (measured on a loaded machine: 0.6 to 0.8; with two
-# threads throughout 2.3 to 3.5 with OpenBLAS).
+# Times its fair share that a step may take (measured on a loaded machine: 0.4 to 1.1; with two
+# threads throughout 2.3 to 3.8).
 WANTED = 2.0
 
 # Decodes with one row and prints, for each second, wall and processor seconds of a step; first on

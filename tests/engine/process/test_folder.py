@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import zmq
+from support.api.server_process import short_folder
 
 from chairlift.engine.process.folder import (
     BLACK_BOX,
@@ -34,8 +36,26 @@ time.sleep(600)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    folder = short_folder(tmp_path / "tmp")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("length", [20, 40, 60, 70, 71, 72, 73, 74, 75, 76, 80, 130])
+@pytest.mark.parametrize("letter", ["a", "é"])
+def test_a_socket_fits_in_the_folder_however_long_the_temporary_folder_is(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, length: int, letter: str
+) -> None:
+    long = temporary / (letter * (length - len(str(temporary)) - 1))
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = EngineFolder()
+    try:
+        with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+            socket.bind(f"ipc://{folder.path / SOCKET}")
+    finally:
+        folder.close()
+    assert not folder.path.exists()
 
 
 def test_a_folder_is_for_its_user_and_goes_with_what_is_in_it() -> None:

@@ -219,6 +219,28 @@ async def test_closing_ends_the_processes_whatever_they_do() -> None:
         os.kill(pid, 0)
 
 
+async def test_closing_takes_jobs_whose_callers_have_left() -> None:
+    workers = Workers((), processes=1)
+    running = asyncio.create_task(workers.run(Job(wait, (60,))))
+    waiting = [asyncio.create_task(workers.run(Job(same, (1,)))) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    workers.close()
+    results = await asyncio.wait_for(asyncio.gather(running, *waiting, return_exceptions=True), 30)
+    assert isinstance(results[2], asyncio.CancelledError)
+    for result in (results[0], results[1], results[3]):
+        assert isinstance(result, TooExpensive | WorkerFailed)
+
+
+async def test_a_job_waits_for_a_process_that_starts() -> None:
+    workers = Workers((), processes=2)
+    workers.warm()
+    assert await workers.run(Job(same, (1,))) == 1
+    assert len(workers.pids) == 1
+    workers.close()
+
+
 @given(st.lists(st.sampled_from("abc"), max_size=30))
 def test_clients_take_turns_and_keep_their_order(owners: list[str]) -> None:
     turns: Turns[tuple[str, int]] = Turns()

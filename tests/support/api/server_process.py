@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,6 +72,17 @@ class ServerProcess:
         raise AssertionError(self.said)
 
 
+def short_folder(link: Path) -> Path:
+    """A folder whose path is short enough for a local socket, the same for the same ``link``; it
+    goes when the tests end.
+    """
+    if not link.exists():
+        folder = tempfile.mkdtemp(prefix="t-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        link.symlink_to(folder)
+    return link.resolve()
+
+
 async def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -114,8 +128,7 @@ def server_process(
     """Starts a server of ``model``, whose temporary folder and log are in ``folder``, and ends it
     with all it has started.
     """
-    temporary = folder / "tmp"
-    temporary.mkdir(exist_ok=True)
+    temporary = short_folder(folder / "tmp")
     port = port or free_port()
     log = folder / f"{port}-{time.monotonic_ns()}.log"
     environment = {**os.environ, "TMPDIR": str(temporary), **options.pop("env", {})}
