@@ -1,7 +1,9 @@
-"""The engine's settings. The command line is a thin layer that builds this."""
+"""The engine's settings, which the command line builds, and its folder on disk."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,3 +92,16 @@ class EngineConfig:
             raise ValueError(
                 f"kv-group-size must be one of {KV_GROUP_SIZES}, not {self.kv_group_size}"
             )
+
+
+def cache_dir() -> Path:
+    """The folder of what Chairlift can make again: models, tokenizers, linked libraries.
+
+    It is ``$CHAIRLIFT_CACHE``, or else a folder in the user's cache.
+    """
+    if chosen := os.environ.get("CHAIRLIFT_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "chairlift"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "chairlift"

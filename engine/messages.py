@@ -194,8 +194,8 @@ class TokenOutput(msgspec.Struct, array_like=True):
     the reply, which ``ended_by_token`` tells. ``error`` explains a finish of "error".
     ``cached_tokens`` are the request's prompt tokens that were taken from the prefix cache; it is
     told with a choice's first output, to each choice the same, and is 0 in the later ones. So are
-    ``begun`` and ``prompt_logprobs``, which are None in those. ``embedding`` is what pooling gives,
-    float32 as it lies in memory.
+    ``prefill_times`` and ``prompt_logprobs``, which are None in those. ``embedding`` is what
+    pooling gives, float32 as it lies in memory.
     """
 
     request_id: str
@@ -206,7 +206,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     ended_by_token: bool = False
     error: str | None = None
     cached_tokens: int = 0
-    begun: PrefillTimes | None = None
+    prefill_times: PrefillTimes | None = None
     prompt_logprobs: PromptLogprobs | None = None
     embedding: bytes | None = None
 

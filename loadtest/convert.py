@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from chairlift.engine.cache_dir import cache_dir
+from chairlift.engine.config import cache_dir
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.errors import ChairliftError
 

@@ -43,11 +43,14 @@ class CapacityPlanner:
     ) -> None:
         self._limits = limits
         self._now = now
-        wanted = [s.wanted for s in decode]
+        lengths = [s.num_tokens for s in decode]
         # Rows of the batch once all have joined, and the tokens of those that are there already.
         self.rows = len(decode)
-        self.context = sum(wanted)
-        columns = [min(s.most, own + limits.ahead) for s, own in zip(decode, wanted, strict=True)]
+        self.context = sum(lengths)
+        columns = [
+            min(s.max_total_tokens, own + limits.lookahead_columns)
+            for s, own in zip(decode, lengths, strict=True)
+        ]
         others = [self._columns(s) for s in _fitting(coming, limits.max_rows - self.rows)]
         there = [s not in arriving for s in decode]
         taken = {s.band for s in compress(decode, there)}
@@ -57,11 +60,11 @@ class CapacityPlanner:
         self.places = dict(zip(decode, numbers_of(self.bands, columns), strict=True))
         changed = [s for s in compress(decode, there) if s.band != self.places[s]]
         self.places |= {s: s.band for s in changed[moves:]}
-        self.moved = limits.geometry.used(s.wanted for s in changed[:moves])
+        self.moved = limits.geometry.used(s.num_tokens for s in changed[:moves])
         self._besides = self.moved + sum(s.prompt_bytes for s in set(arriving.values()))
         places = list(self.places.values())
         soon = [*places, *numbers_of(self.bands, others)]
-        self._needs = _held(limits.bands, places, wanted)
+        self._needs = _held(limits.bands, places, lengths)
         self._hoped = _held(limits.bands, soon, [*columns, *others])
         for sequence in prefill:
             self.add(sequence, sequence.prompt_bytes)
@@ -98,13 +101,13 @@ class CapacityPlanner:
             return self._needs, self._hoped
         needs, hoped, soon = list(self._needs), list(self._hoped), self._columns(prompt)
         [place] = numbers_of(self.bands, [soon])
-        _widen(needs, place, prompt.rows, prompt.wanted)
+        _widen(needs, place, prompt.rows, prompt.num_tokens)
         _widen(hoped, place, 0, soon)
         return needs, hoped
 
     def _columns(self, sequence: Sequence) -> int:
         """The columns that a sequence's row may be given."""
-        return min(sequence.most, sequence.wanted + self._limits.ahead)
+        return min(sequence.max_total_tokens, sequence.num_tokens + self._limits.lookahead_columns)
 
 
 def _held(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:

@@ -32,7 +32,9 @@ class Chunks:
         """How long a step may take beside these rows."""
         if not rows.rows:
             return math.inf
-        return max(self._limits.step_seconds, self._limits.stretch * self._alone.seconds(rows))
+        return max(
+            self._limits.step_seconds, self._limits.max_step_stretch * self._alone.seconds(rows)
+        )
 
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
         """How many more tokens of a prompt, of which ``begun`` are computed, fit the step.
@@ -47,7 +49,7 @@ class Chunks:
     def size(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
         """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
         room = self.tokens_left(sequence, begun, work, seconds)
-        left = sequence.wanted - begun
+        left = sequence.num_tokens - begun
         if room < left and not self._ends_anyway(left, room, self._most(sequence, work)):
             multiple = self._limits.chunk_multiple
             whole = int(room // multiple) * multiple
@@ -71,4 +73,8 @@ class Chunks:
         another chunk costs launches, which take longer still.
         """
         limits = self._limits
-        return limits.whole and room >= 1 and left <= min(room + limits.chunk_multiple, most)
+        return (
+            limits.avoid_partial_prefill
+            and room >= 1
+            and left <= min(room + limits.chunk_multiple, most)
+        )

@@ -36,20 +36,29 @@ class PromptSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``max_step_tokens`` bounds prompt and decode tokens of one step together.
+    """The limits that each step keeps.
 
-    ``checkpoint`` is the distance in tokens at which a prompt's chunks have to end, so that states
-    which cannot be cut can be kept there; None where there are none. A chunk that does not end its
-    prompt has a multiple of ``chunk_multiple`` tokens, if there is room for that many, and the last
-    one is padded to such a multiple (``cache.capacity.padded``). Of no more than ``max_scored``
-    prompt tokens in a step logits are computed, for their log-probabilities. With ``whole``, a
-    prompt of which a step of its own could hold more is not begun beside others. Rows are given
-    ``ahead`` columns more than they need yet, if there is memory. Beside rows that run, prompts are
-    cut so that a step takes no longer than ``step_seconds``, or ``stretch`` times what the rows
-    alone would take if that is longer, as far as can be foreseen. Rows of unlike length are kept
-    apart, in ``bands`` at most, of which each has to save ``band_bytes``. Who waits is due
-    ``ageing`` seconds later for each step that its priority is above 0. Those due up to ``bypass``
-    seconds after one that finds too few rows free may begin before it.
+    Args:
+        max_rows: rows of the decode batch.
+        max_step_tokens: prompt and decode tokens of one step together.
+        kv_bytes: bytes of all KV caches.
+        geometry: the bytes that a token or a row takes in the model's layers.
+        checkpoint: prompt chunks end at multiples of this many tokens, where recurrent states are
+            kept; None: the model has none.
+        chunk_multiple: a chunk that does not end its prompt has a multiple of this many tokens, if
+            the step has room; the last chunk is padded to one (``cache.capacity.padded``).
+        max_scored: prompt tokens of one step whose logits are computed, for log-probabilities.
+        avoid_partial_prefill: a prompt waits rather than begin with a chunk smaller than a step of
+            its own could hold.
+        lookahead_columns: columns that a row gets beyond those it needs, if memory is left.
+        step_seconds: the predicted time of a step with running rows; prompts are cut to keep it.
+        max_step_stretch: such a step may take this many times what its rows alone take, where
+            that is longer than ``step_seconds``.
+        bands: groups of rows of similar length, each with buffers of its own, at most.
+        band_bytes: bytes that another band has to save.
+        ageing: seconds by which one level of priority delays a request.
+        bypass: requests due up to this many seconds later may start before one that waits for
+            several free rows.
 
     Raises:
         ValueError: a limit that cannot work, with the numbers.
@@ -62,10 +71,10 @@ class Limits:
     checkpoint: int | None = None
     chunk_multiple: int = 1
     max_scored: int = 512
-    whole: bool = False
-    ahead: int = 0
+    avoid_partial_prefill: bool = False
+    lookahead_columns: int = 0
     step_seconds: float = math.inf
-    stretch: float = 0.0
+    max_step_stretch: float = 0.0
     bands: int = 1
     band_bytes: int = 1
     ageing: float = PRIORITY_AGEING
@@ -132,27 +141,27 @@ class Limits:
             f"{self.kv_bytes} ({kinds}); {self.max_context} tokens are the most"
         )
 
-    def prompt_size(self, wanted: int, begun: int) -> PromptSize:
-        """The cache of a prompt of ``wanted`` tokens whose first ``begun`` are not computed.
+    def prompt_size(self, num_tokens: int, computed: int) -> PromptSize:
+        """The size of the cache of a prompt of ``num_tokens`` tokens, ``computed`` of them cached.
 
-        With it no chunk makes the cache grow: the rest may come in one, padded, and a window has to
-        hold a whole chunk beside what its first query sees.
+        No chunk makes a cache of this size grow: the rest may be one padded chunk, and a window
+        holds a whole chunk beside the keys that the chunk's first query sees.
         """
-        rest = padded(wanted - begun, self.chunk_multiple)
-        return PromptSize(begun + rest, min(rest, self._longest_chunk))
+        rest = padded(num_tokens - computed, self.chunk_multiple)
+        return PromptSize(computed + rest, min(rest, self._longest_chunk))
 
-    def prompt_bytes(self, wanted: int, begun: int) -> int:
+    def prompt_bytes(self, num_tokens: int, computed: int) -> int:
         """Bytes that the cache of ``prompt_size`` takes."""
-        size = self.prompt_size(wanted, begun)
+        size = self.prompt_size(num_tokens, computed)
         return self.geometry.reserved(Capacity(1, size.columns), size.step)
 
-    def least_prompt_bytes(self, wanted: int) -> int:
+    def least_prompt_bytes(self, num_tokens: int) -> int:
         """The same, however many tokens are not computed: no less than this."""
-        return self.geometry.reserved(Capacity(1, wanted))
+        return self.geometry.reserved(Capacity(1, num_tokens))
 
-    def most_prompt_bytes(self, wanted: int) -> int:
+    def most_prompt_bytes(self, num_tokens: int) -> int:
         """The same, however many tokens are not computed: no more than this."""
-        columns = wanted + self.chunk_multiple - 1
+        columns = num_tokens + self.chunk_multiple - 1
         return self.geometry.reserved(Capacity(1, columns), self._longest_chunk)
 
     @property

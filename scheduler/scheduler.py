@@ -120,7 +120,7 @@ class Scheduler:
         """Whether nothing is left to compute or read, apart from sequences that are blocked."""
         return not self.prefilling and not self.running and self.waiting.idle
 
-    def of(self, request_id: str) -> list[Sequence]:
+    def sequences_of(self, request_id: str) -> list[Sequence]:
         """The unfinished sequences of a request; none if it is not known."""
         return list(self._by_request.get(request_id, ()))
 
@@ -128,8 +128,8 @@ class Scheduler:
         """Queues a new sequence, or its separate choices where these cannot fit all at once."""
         sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
         sequence.number = next(self._numbers)
-        at_once = Capacity(sequence.rows, sequence.wanted + COLUMN_STEP)
-        prompt = self.limits.most_prompt_bytes(sequence.wanted)
+        at_once = Capacity(sequence.rows, sequence.num_tokens + COLUMN_STEP)
+        prompt = self.limits.most_prompt_bytes(sequence.num_tokens)
         fits = self.limits.choose([at_once], [at_once], [NOTHING], besides=prompt) is not None
         shared = fits and sequence.rows <= self.limits.max_rows
         for queued in [sequence] if shared else sequence.fork():
@@ -163,7 +163,7 @@ class Scheduler:
         Changes nothing but which sequences of the queue are blocked.
         """
         self.waiting.unblock_ready()
-        decode = [s for s in self.running if s.wanted < s.most]
+        decode = [s for s in self.running if s.num_tokens < s.max_total_tokens]
         prefill = list(self.prefilling)
         preempted = []
         room = self._room(decode, prefill, now, MOVES)
@@ -194,7 +194,7 @@ class Scheduler:
                 continue
             if sequence.rows > free or self._sizes.tokens_left(sequence, 0, work, seconds) < 1:
                 break
-            fits = room.capacities(sequence, self.limits.least_prompt_bytes(sequence.wanted))
+            fits = room.capacities(sequence, self.limits.least_prompt_bytes(sequence.num_tokens))
             if fits is None:
                 break
             begin = self._admissible_prefix(sequence, prefill)
@@ -205,10 +205,10 @@ class Scheduler:
             tokens = self._sizes.size(sequence, begin, work, seconds)
             if not tokens:
                 break
-            cut = self.limits.whole and tokens < sequence.wanted - begin
+            cut = self.limits.avoid_partial_prefill and tokens < sequence.num_tokens - begin
             if cut and self._sizes.size(sequence, begin, alone, seconds) > tokens:
                 break
-            prompt_bytes = self.limits.prompt_bytes(sequence.wanted, begin)
+            prompt_bytes = self.limits.prompt_bytes(sequence.num_tokens, begin)
             fits = room.capacities(sequence, prompt_bytes)
             if fits is None:
                 break
@@ -222,7 +222,7 @@ class Scheduler:
             self.waiting.set_behind(sequence, sibling)
         for sequence in begun:
             work = self._continue_prefill(sequence, work, seconds, chunks)
-        ready = [s for s, n in chunks.items() if n == s.wanted - cached.get(s, s.computed)]
+        ready = [s for s, n in chunks.items() if n == s.num_tokens - cached.get(s, s.computed)]
         choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
         joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
         ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
@@ -238,7 +238,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             self.prefilling.append(sequence)
             begin = plan.cached[sequence]
-            sequence.begin(begin, self.limits.prompt_bytes(sequence.wanted, begin))
+            sequence.begin(begin, self.limits.prompt_bytes(sequence.num_tokens, begin))
         for sequence in plan.preempted:
             sequence.start_over()
             self.waiting.add(sequence)
@@ -260,9 +260,9 @@ class Scheduler:
             own.pop(parent, None)
             own[choice] = None
         for sequence in plan.ends:
-            sequence.computed = sequence.wanted
+            sequence.computed = sequence.num_tokens
         for sequence in (*plan.decode, *plan.joins):
-            sequence.computed = sequence.wanted
+            sequence.computed = sequence.num_tokens
             sequence.in_flight += 1
 
     def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
@@ -272,7 +272,7 @@ class Scheduler:
         """
         if swapped := self._swapped(sequence):
             return swapped
-        if self._cached is None or sequence.apart:
+        if self._cached is None or sequence.bypasses_prefix_cache:
             return 0
         cached = self._cached(sequence)
         return sibling_of(sequence, cached, prefill) or cached
@@ -303,7 +303,7 @@ class Scheduler:
         assert {s for own in self._by_request.values() for s in own} == set(everyone)
         assert all(self._by_request.values())
         assert len(set(map(id, everyone))) == len(everyone)
-        assert sum(s.wanted < s.most for s in self.running) <= self.limits.max_rows
+        assert sum(s.num_tokens < s.max_total_tokens for s in self.running) <= self.limits.max_rows
         numbers, ceilings = zip(*self._bands, strict=True)
         assert len(set(numbers)) == len(numbers), self._bands
         assert {*numbers, *(s.band for s in self.running)} <= set(range(self.limits.bands))
@@ -311,10 +311,10 @@ class Scheduler:
         assert ceilings[-1:] == ONE_BAND[0][1:], self._bands
         for sequence in everyone:
             assert not sequence.finished
-            assert 0 <= sequence.computed <= sequence.wanted <= sequence.most
+            assert 0 <= sequence.computed <= sequence.num_tokens <= sequence.max_total_tokens
         for sequence in self.running:
             assert sequence.forked
-            assert sequence.computed == sequence.wanted - (1 if sequence.rows else 0)
+            assert sequence.computed == sequence.num_tokens - (1 if sequence.rows else 0)
         for sequence in self.waiting:
             assert sequence.computed == 0
 

@@ -66,7 +66,7 @@ class Sequence:
         self.forked = self.forked or self.n == 1
 
     @property
-    def wanted(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens of prompt and output so far, those in flight included."""
         return len(self.tokens) + self.in_flight
 
@@ -78,14 +78,14 @@ class Sequence:
         return self._ids
 
     @property
-    def most(self) -> int:
+    def max_total_tokens(self) -> int:
         """The most tokens, prompt and output, that the sequence may reach."""
         return self.prompt_tokens + self.max_tokens
 
     @property
     def generated(self) -> int:
         """Output tokens, those in flight included."""
-        return self.wanted - self.prompt_tokens
+        return self.num_tokens - self.prompt_tokens
 
     @property
     def rows(self) -> int:
@@ -98,7 +98,7 @@ class Sequence:
         return self.prompt_logprobs is not None
 
     @property
-    def apart(self) -> bool:
+    def bypasses_prefix_cache(self) -> bool:
         """Whether each of its positions has to be computed, so no cached prefix helps."""
         return self.scored or self.pooling == "mean"
 

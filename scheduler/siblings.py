@@ -37,7 +37,11 @@ def sibling_of(sequence: Sequence, cached: int, prompts: Iterable[Sequence]) -> 
     """
     best = None
     for other in prompts:
-        if other.cache_salt != sequence.cache_salt or other.apart or other.rank > sequence.rank:
+        if (
+            other.cache_salt != sequence.cache_salt
+            or other.bypasses_prefix_cache
+            or other.rank > sequence.rank
+        ):
             continue
         worth = slice(cached, cached + MIN_SHARED)
         if len(sequence.ids) < worth.stop or sequence.ids[worth] != other.ids[worth]:

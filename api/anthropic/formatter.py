@@ -23,7 +23,7 @@ from chairlift.api.generate.answer import WholeChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import MESSAGES
 from chairlift.api.schemas.replies import Finish, Usage
-from chairlift.api.text.choice import Piece
+from chairlift.api.text.choice import OutputDelta
 
 
 class MessageFormatter:
@@ -55,7 +55,7 @@ class MessageFormatter:
         )
         return self._writer.take()
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
         self._sections.add(piece)
         if piece.finish is not None:
             self._message.stop_sequence = self._generation.choices[0].stop_string

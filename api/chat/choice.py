@@ -10,7 +10,7 @@ from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
 from chairlift.api.chat.calls import Calls
 from chairlift.api.chat.reply_text import ReplyText, ThoughtText
 from chairlift.api.text.chat_format import CALL, THOUGHT, Tag
-from chairlift.api.text.choice import CallDelta, Choice, Piece
+from chairlift.api.text.choice import CallDelta, Choice, OutputDelta
 from chairlift.api.text.logprobs import LogprobQueue, Scored
 from chairlift.api.text.stops import StopMatcher
 from chairlift.api.text.stream import Detokenizer
@@ -86,13 +86,13 @@ class DialogueChoice(Choice):
             in_string = self._in_string
         self._splitter = reading.rules.splitter(detokenizer, in_string)
         self._queue = LogprobQueue() if with_logprobs else None
-        self._pieces: list[Piece] = []
+        self._pieces: list[OutputDelta] = []
 
     @property
     def stop_string(self) -> str | None:
         return self._reply.stop_string
 
-    def take(self, output: TokenOutput) -> list[Piece]:
+    def take(self, output: TokenOutput) -> list[OutputDelta]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         pieces = self._pieces = []
         self._add_tokens(output)
@@ -143,7 +143,7 @@ class DialogueChoice(Choice):
             return
         if state == THOUGHT:
             if thought := self._thought.add(text):
-                self._pieces.append(Piece(self.index, thought, None, None, thought=True))
+                self._pieces.append(OutputDelta(self.index, thought, None, None, thought=True))
         elif state == CALL and self._calls is not None:
             self._pass_on(self._calls.add(text))
         else:
@@ -196,7 +196,7 @@ class DialogueChoice(Choice):
         if ended:
             passed += self._limited.rest()
         for delta in passed:
-            self._pieces.append(Piece(self.index, "", None, None, call=delta))
+            self._pieces.append(OutputDelta(self.index, "", None, None, call=delta))
 
     def _in_string(self) -> bool:
         return self._calls is not None and self._calls.in_string
@@ -204,7 +204,7 @@ class DialogueChoice(Choice):
     def _say(self, text: str) -> None:
         if text:
             scored = None if self._queue is None else self._queue.take(self._reply.sent)
-            self._pieces.append(Piece(self.index, text, scored, None))
+            self._pieces.append(OutputDelta(self.index, text, scored, None))
 
     @property
     def _called(self) -> bool:
@@ -225,4 +225,4 @@ class DialogueChoice(Choice):
         # White space after a call is left out, and so are its log-probabilities.
         if self._queue is not None and not self._reply.stopped and not self._called:
             scored = self._queue.take_rest()
-        self._pieces.append(Piece(self.index, "", scored, self.finish))
+        self._pieces.append(OutputDelta(self.index, "", scored, self.finish))

@@ -21,7 +21,7 @@ from chairlift.api.generate.generation import Generation, TokenPrompt
 from chairlift.api.generate.sampling import sampling_params
 from chairlift.api.schemas.messages import Messages, chars_of, check_arguments
 from chairlift.api.schemas.schemas import ChatRequest
-from chairlift.api.schemas.structured import Wanted
+from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
@@ -67,7 +67,7 @@ async def prepare(
 
     Nothing is submitted yet: ``answer`` submits and closes the Generation, and formats its reply
     for one API. Each piece of a choice is reasoning, text for the user, or part of a call, in the
-    order in which the model wrote them; see ``Piece``. A choice with calls finishes with
+    order in which the model wrote them; see ``OutputDelta``. A choice with calls finishes with
     "tool_calls".
 
     Args:
@@ -124,7 +124,7 @@ async def _grammar_of(
     """The grammar that the reply must follow, or None; checked to compile."""
     if tools is None or tools.grammar is None:
         return await grammar_of(request, model.vocabulary)
-    await check(Wanted("tools", tools.grammar), model.vocabulary)
+    await check(GrammarRequest("tools", tools.grammar), model.vocabulary)
     return tools.grammar
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from chairlift.api.text.choice import CallDelta, CallOpening, Piece
+from chairlift.api.text.choice import CallDelta, CallOpening, OutputDelta
 from chairlift.api.text.logprobs import Scored
 
 
@@ -42,7 +42,7 @@ class Sections:
         self._open: Section | None = None
         self._begun_by: Callable[[], Section] | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: OutputDelta) -> None:
         """Takes the next piece. The choice's last piece closes the last section."""
         if piece.call is not None:
             self._add_call(piece.call)
@@ -53,7 +53,7 @@ class Sections:
         if piece.finish is not None:
             self._close(cut=piece.finish == "length")
 
-    def _add_text(self, begin: Callable[[], Section], piece: Piece) -> None:
+    def _add_text(self, begin: Callable[[], Section], piece: OutputDelta) -> None:
         if self._open is None or self._begun_by != begin:
             self._close()
             self._open, self._begun_by = begin(), begin

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from chairlift.api.schemas.fields import bounded
-from chairlift.api.schemas.structured import Wanted
+from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.tools import Function
 from chairlift.api.text.chat_format import Tag
 from chairlift.engine.errors import RequestError
@@ -28,7 +28,7 @@ def call_grammar(
     *,
     required: bool,
     max_calls: int,
-    reply: Wanted | None,
+    reply: GrammarRequest | None,
 ) -> Grammar:
     """A grammar of 1 to ``max_calls`` calls or, unless ``required``, a reply without calls.
 
@@ -75,7 +75,7 @@ def _regex(text: str) -> str:
     return "".join(c if c.isalnum() or c in "<>_" else f"\\{c}" for c in text)
 
 
-def _reply(wanted: Wanted) -> str:
+def _reply(wanted: GrammarRequest) -> str:
     kind, text = wanted.grammar.kind, wanted.grammar.text
     if kind == "json_schema":
         try:

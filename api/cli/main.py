@@ -124,7 +124,7 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         return 0
     set_up_logs(options.log_level, options.log_format, "api")
     try:
-        certificate = Certificate.of(settings)
+        certificate = Certificate.from_settings(settings)
         sockets = bind_all(settings)
     except OSError as error:
         logger.critical("%s", error)

@@ -21,9 +21,9 @@ from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Finish, Usage
 from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import SERVICE
-from chairlift.api.text.choice import Piece
+from chairlift.api.text.choice import OutputDelta
 from chairlift.api.text.logprobs import Scored
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class WholeChoice:
     """A finished choice with all its ``pieces``, in order."""
 
     index: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[OutputDelta] = field(default_factory=list)
 
     @property
     def finish(self) -> Finish:
@@ -95,7 +95,7 @@ class ReplyFormatter(Protocol):
         """The chunks before a choice's first piece."""
         ...
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
         """The chunks of a piece, including its finish."""
         ...
 
@@ -203,6 +203,6 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 def log_failure(status: int, error: BaseException) -> None:
     """Logs server errors for the operator: bugs with a traceback without user text."""
     if status == 500:
-        logger.error("a request failed: %s", trace_of(error))
+        logger.error("a request failed: %s", redacted_traceback(error))
     elif status > 500:
         logger.warning("a request was not served: %s", error)

@@ -14,7 +14,7 @@ from chairlift.api.observe.timing import Detokenizing, PromptTimes
 from chairlift.api.schemas.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
-from chairlift.api.text.choice import Choice, Piece, TextChoice, VectorChoice
+from chairlift.api.text.choice import Choice, OutputDelta, TextChoice, VectorChoice
 from chairlift.api.text.stops import StopMatcher, Stops
 from chairlift.api.text.stream import Detokenizer, TextStream
 from chairlift.engine.client.interface import TokenStream
@@ -151,7 +151,7 @@ class Generation:
         self._streams.append(self.model.submit(submit))
         self.times.append(PromptTimes(self._arrival))
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+    async def pieces(self) -> AsyncGenerator[list[OutputDelta], None]:
         """Yields each step's new pieces, in order, until all choices have finished.
 
         Raises:
@@ -162,7 +162,7 @@ class Generation:
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
                 now = time.monotonic()
-                pieces: list[Piece] = []
+                pieces: list[OutputDelta] = []
                 for prompt, new in arrived:
                     for output in new:
                         pieces += self._take(prompt, output, now)
@@ -173,7 +173,7 @@ class Generation:
                     return
         raise GenerationFailed("the engine ended this request")
 
-    def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[Piece]:
+    def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[OutputDelta]:
         """The pieces of one output."""
         self.times[prompt].take(output, now)
         choice = self.choices[prompt * self.n + output.index]

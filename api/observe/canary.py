@@ -20,7 +20,7 @@ import msgspec
 from chairlift.api.errors import GenerationFailed
 from chairlift.engine.client.interface import EngineClient, TokenStream
 from chairlift.engine.errors import ChairliftError
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.logs.setup import REQUEST_ID
 from chairlift.engine.messages import MAX_PRIORITY, Submit, TokenOutput
 from chairlift.metrics.recorder import Recorder
@@ -105,7 +105,7 @@ class Canary:
             try:
                 await self._check(row)
             except Exception as error:  # a failed replay must not stop the canary
-                logger.error("a row could not be replayed: %s", trace_of(error))
+                logger.error("a row could not be replayed: %s", redacted_traceback(error))
 
     async def _next_row(self) -> FinishedRow:
         self._wanted = asyncio.get_running_loop().create_future()

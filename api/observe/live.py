@@ -67,7 +67,7 @@ class KVMemory(msgspec.Struct):
     limit: int
 
 
-class Prefixes(msgspec.Struct):
+class PrefixQueries(msgspec.Struct):
     """Prompt tokens looked up in the prefix cache during the window, and those found there."""
 
     queried: int
@@ -92,7 +92,7 @@ class RecentRequest(msgspec.Struct):
     first_token: float | None = None
 
 
-class Snapshot(msgspec.Struct):
+class LiveState(msgspec.Struct):
     """One event. ``reason`` says why requests cannot be served now.
 
     ``running`` counts the rows of the batch, prefilling ones included; ``riders`` are the users'
@@ -110,7 +110,7 @@ class Snapshot(msgspec.Struct):
     ttft: Latency | None
     itl: Latency | None
     kv: KVMemory
-    prefixes: Prefixes
+    prefixes: PrefixQueries
     requests: list[RecentRequest]
 
 
@@ -159,8 +159,9 @@ class _Watched:
             request.prompt_tokens = usage.prompt_tokens
             request.cached_tokens = usage.prompt_tokens_details.cached_tokens
             request.output_tokens = usage.completion_tokens
+            times = ((t.prefill_times, t.arrival) for t in generation.times)
             request.first_token = min(
-                (t.begun.first_token - t.arrival for t in generation.times if t.begun is not None),
+                (prefill.first_token - arrival for prefill, arrival in times if prefill),
                 default=None,
             )
         self.ended.appendleft((record.ended, request))
@@ -214,7 +215,7 @@ class Live:
             if not self._watchers:
                 self._watched = None
 
-    def snapshot(self, server: ServerStatus) -> Snapshot:
+    def snapshot(self, server: ServerStatus) -> LiveState:
         """The current snapshot. Call it only inside ``watching``."""
         watched, stats, now = self._watched, self._latest, time.monotonic()
         assert watched is not None
@@ -224,7 +225,7 @@ class Live:
         model = server.loaded
         reason = server.unhealthy
         limit = 0 if model is None else model.info.kv_limit_bytes
-        return Snapshot(
+        return LiveState(
             "ok" if reason is None else "unavailable",
             reason,
             None if model is None else _facts(model),
@@ -236,7 +237,7 @@ class Live:
             _latency(watched.ttft, now),
             _latency(watched.itl, now),
             KVMemory(stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes, limit),
-            Prefixes(prefixes[_QUERIED], prefixes[_HIT]),
+            PrefixQueries(prefixes[_QUERIED], prefixes[_HIT]),
             [msgspec.structs.replace(request, ago=now - ended) for ended, request in watched.ended],
         )
 

@@ -16,31 +16,32 @@ class PromptTimes:
     """
 
     arrival: float
-    begun: PrefillTimes | None = None
+    prefill_times: PrefillTimes | None = None
     last_token: float | None = None
 
     def take(self, output: TokenOutput, now: float) -> None:
         """Records the arrival of an output."""
         # A restarted engine reports the prefill again; the first report counts.
-        self.begun = self.begun or output.begun
+        self.prefill_times = self.prefill_times or output.prefill_times
         self.last_token = now
 
     @property
     def queue(self) -> float | None:
         """Seconds from arrival to the first step."""
-        return None if self.begun is None else self.begun.scheduled - self.arrival
+        return None if self.prefill_times is None else self.prefill_times.scheduled - self.arrival
 
     @property
     def prefill(self) -> float | None:
         """Seconds from the first step to the first token."""
-        return None if self.begun is None else self.begun.first_token - self.begun.scheduled
+        times = self.prefill_times
+        return None if times is None else times.first_token - times.scheduled
 
     @property
     def decode(self) -> float | None:
         """Seconds from the first token to the last."""
-        if self.begun is None or self.last_token is None:
+        if self.prefill_times is None or self.last_token is None:
             return None
-        return self.last_token - self.begun.first_token
+        return self.last_token - self.prefill_times.first_token
 
 
 @dataclass(slots=True)

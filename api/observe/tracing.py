@@ -91,7 +91,7 @@ class Tracing:
     def _add_prompt(
         self, parent: Context, clock: _WallClock, number: int, times: PromptTimes, ended: float
     ) -> None:
-        begun = times.begun
+        begun = times.prefill_times
         prompt = {"chairlift.prompt.index": number}
         queue = self._start("queue", parent, clock, times.arrival, prompt)
         if begun is None:

@@ -30,7 +30,7 @@ from chairlift.api.schemas.replies import (
     Usage,
 )
 from chairlift.api.schemas.schemas import ChatRequest
-from chairlift.api.text.choice import CallDelta, Piece
+from chairlift.api.text.choice import CallDelta, OutputDelta
 from chairlift.api.text.logprobs import Scored, chat_logprobs
 
 
@@ -54,7 +54,7 @@ class _ChatFormatter:
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         return [self._chunk([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])]
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
         index, text, scored, finish, thought, call = piece
         deltas = []
         if call is not None:

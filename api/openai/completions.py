@@ -30,7 +30,7 @@ from chairlift.api.schemas.replies import (
 )
 from chairlift.api.schemas.schemas import CompletionRequest
 from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.text.choice import Piece, TextChoice
+from chairlift.api.text.choice import OutputDelta, TextChoice
 from chairlift.api.text.grammars import grammar_of
 from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
 from chairlift.engine.errors import RequestError
@@ -62,7 +62,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     echoes = []
     if request.echo:
         given = zip(request.prompt, prompts, strict=True)
-        echoes = [await Echo.of(one, own.tokens, model.vocabulary) for one, own in given]
+        echoes = [await Echo.of_prompt(one, own.tokens, model.vocabulary) for one, own in given]
     formatter = _CompletionFormatter(generation, request, echoes)
     return await answer(http, request, generation, formatter)
 
@@ -109,7 +109,7 @@ class _CompletionFormatter:
         told = CompletionChoice(index, self._echo(index), self._prompt_logprobs(index))
         return [self._completion([told])]
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
         index, text, scored, finish = piece[:4]
         chunks = []
         if text or scored:

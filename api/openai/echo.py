@@ -25,7 +25,7 @@ class Echo:
     tokens: Sequence[int]
 
     @classmethod
-    async def of(cls, prompt: Prompt, tokens: Sequence[int], vocabulary: Vocabulary) -> Echo:
+    async def of_prompt(cls, prompt: Prompt, tokens: Sequence[int], vocabulary: Vocabulary) -> Echo:
         """The echo of a prompt with these tokens."""
         return cls(prompt if isinstance(prompt, str) else await vocabulary.decode(tokens), tokens)
 

@@ -20,7 +20,7 @@ from chairlift.api.responses.replies import CompactedResponse
 from chairlift.api.responses.request import CompactRequest
 from chairlift.api.schemas.replies import Usage
 from chairlift.api.schemas.schemas import ChatRequest
-from chairlift.api.text.choice import Piece
+from chairlift.api.text.choice import OutputDelta
 
 # A longer summary would defeat its purpose.
 MAX_SUMMARY_TOKENS = 4096
@@ -73,7 +73,7 @@ class CompactionFormatter:
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         return ()
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
         return ()
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:

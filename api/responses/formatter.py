@@ -31,7 +31,7 @@ from chairlift.api.responses.replies import (
     ResponseUsage,
 )
 from chairlift.api.schemas.replies import TokenLogprob, Usage
-from chairlift.api.text.choice import Piece
+from chairlift.api.text.choice import OutputDelta
 from chairlift.api.text.logprobs import Scored, chat_logprobs
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
@@ -60,7 +60,7 @@ class ResponseFormatter:
         self._writer.emit(InProgress(replace(self._response, output=[])))
         return self._writer.take()
 
-    def chunks(self, piece: Piece) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
         self._sections.add(piece)
         if piece.finish is not None:
             self._finish(cut=piece.finish == "length")

@@ -84,12 +84,12 @@ class ResponseFormat(Request):
         return self.text if self.json_schema is None else self.json_schema.text
 
     @property
-    def wanted(self) -> Iterator[Wanted]:
+    def wanted(self) -> Iterator[GrammarRequest]:
         """The grammar that this field asks for, if any."""
         if self.schema_text is not None:
-            yield Wanted("response_format", Grammar("json_schema", self.schema_text))
+            yield GrammarRequest("response_format", Grammar("json_schema", self.schema_text))
         elif self.type == "json_object":
-            yield Wanted("response_format", Grammar("json_object"))
+            yield GrammarRequest("response_format", Grammar("json_object"))
 
 
 class StructuredOutputs(Request):
@@ -112,7 +112,7 @@ class StructuredOutputs(Request):
         return self
 
     @property
-    def wanted(self) -> Iterator[Wanted]:
+    def wanted(self) -> Iterator[GrammarRequest]:
         """The grammar that this field asks for; one if the fields are valid."""
         prefix = "structured_outputs."
         yield from _each("json_schema", prefix, json=self.json_text)
@@ -120,10 +120,10 @@ class StructuredOutputs(Request):
         yield from _each("choice", prefix, choice=self.choice)
         yield from _each("lark", prefix, grammar=self.grammar)
         if self.json_object:
-            yield Wanted(f"{prefix}json_object", Grammar("json_object"))
+            yield GrammarRequest(f"{prefix}json_object", Grammar("json_object"))
 
 
-class Wanted(NamedTuple):
+class GrammarRequest(NamedTuple):
     """A requested grammar and the request field it comes from. Kind "lark" may hold GBNF."""
 
     param: str
@@ -159,15 +159,15 @@ class Structured(Request):
         return self
 
     @cached_property
-    def wanted(self) -> Wanted | None:
+    def wanted(self) -> GrammarRequest | None:
         """The grammar that the reply must follow; None means any text."""
         if not self.all_wanted:
             return None
         param, grammar = self.all_wanted[0]
-        return Wanted(param, _closed(grammar) if self._is_strict else grammar)
+        return GrammarRequest(param, _closed(grammar) if self._is_strict else grammar)
 
     @cached_property
-    def all_wanted(self) -> list[Wanted]:
+    def all_wanted(self) -> list[GrammarRequest]:
         """The grammars that the fields ask for. Validation ensures that all are equal."""
         form, outputs = self.response_format, self.structured_outputs
         return [
@@ -194,12 +194,12 @@ def _each(
     kind: Literal["json_schema", "regex", "choice", "lark"],
     prefix: str = "",
     **fields: str | list[str] | None,
-) -> Iterator[Wanted]:
+) -> Iterator[GrammarRequest]:
     """The grammar of each field that is given."""
     for name, value in fields.items():
         if value is not None:
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            yield Wanted(prefix + name, Grammar(kind, text))
+            yield GrammarRequest(prefix + name, Grammar(kind, text))
 
 
 def _closed(grammar: Grammar) -> Grammar:

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from chairlift.api.errors import Problem
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Connection(web.RequestHandler):
                 # NOTE: aiohttp's own message quotes the client's data.
                 problem = Problem(400, "this is not valid HTTP/1.1", code="malformed")
             case _:
-                logger.error("a connection failed: %s", trace_of(exc))
+                logger.error("a connection failed: %s", redacted_traceback(exc))
                 problem = Problem(500, "internal error", type="server_error", code="internal_error")
         if problem.status < 500:
             self._on_rejected("malformed")
@@ -115,7 +115,7 @@ class Connection(web.RequestHandler):
         error = kw.get("exc_info")
         # The rest of a refused body is discarded, and need not be valid.
         level = logging.DEBUG if isinstance(error, web.RequestPayloadError) else logging.ERROR
-        logger.log(level, "a connection failed: %s", trace_of(error))
+        logger.log(level, "a connection failed: %s", redacted_traceback(error))
 
     def _refuse(self, wire: asyncio.Transport) -> None:
         self._refused = True

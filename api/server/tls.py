@@ -23,7 +23,7 @@ class Certificate:
         self.context.sni_callback = self._choose
 
     @classmethod
-    def of(cls, settings: ServerSettings) -> Certificate | None:
+    def from_settings(cls, settings: ServerSettings) -> Certificate | None:
         """The certificate of a server, or None without TLS. Raises OSError as above."""
         if settings.ssl_certfile is None:
             return None

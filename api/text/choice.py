@@ -31,7 +31,7 @@ class CallOpening(NamedTuple):
     name: str
 
 
-class Piece(NamedTuple):
+class OutputDelta(NamedTuple):
     """New output of one choice: text for the user, reasoning text or a part of a call.
 
     ``choice`` is the choice's index in the reply. ``text`` is reasoning if ``thought`` is True.
@@ -67,7 +67,7 @@ class Choice(ABC):
         return None
 
     @abstractmethod
-    def take(self, output: TokenOutput) -> list[Piece]:
+    def take(self, output: TokenOutput) -> list[OutputDelta]:
         """Returns the pieces that ``output`` adds, in order; perhaps none.
 
         Raises:
@@ -94,11 +94,11 @@ class VectorChoice(Choice):
     vector = b""
     stop_string = None
 
-    def take(self, output: TokenOutput) -> list[Piece]:
+    def take(self, output: TokenOutput) -> list[OutputDelta]:
         self.cached_tokens = output.cached_tokens
         self.vector = output.embedding or b""
         self.finish = self.finish_of(output, stopped=False)
-        return [Piece(self.index, "", None, self.finish)]
+        return [OutputDelta(self.index, "", None, self.finish)]
 
 
 class TextChoice(Choice):
@@ -122,7 +122,7 @@ class TextChoice(Choice):
     def stop_string(self) -> str | None:
         return self._text.stop_string
 
-    def take(self, output: TokenOutput) -> list[Piece]:
+    def take(self, output: TokenOutput) -> list[OutputDelta]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         text = self._add_tokens(output)
@@ -132,7 +132,7 @@ class TextChoice(Choice):
         scored = self._scored()
         if not (text or scored or self.finish):
             return []
-        return [Piece(self.index, text, scored, self.finish)]
+        return [OutputDelta(self.index, text, scored, self.finish)]
 
     def _add_tokens(self, output: TokenOutput) -> str:
         text = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from chairlift.api.schemas.structured import Structured, Wanted
+from chairlift.api.schemas.structured import GrammarRequest, Structured
 from chairlift.engine.errors import GrammarError, RequestError, UnsupportedModel
 from chairlift.engine.messages import Grammar
 
@@ -31,11 +31,11 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
             grammar = Grammar("lark", await vocabulary.grammars.as_lark(grammar.text))
         except GrammarError as error:
             raise RequestError(f"{param}: {error}", param) from error
-    await check(Wanted(param, grammar), vocabulary)
+    await check(GrammarRequest(param, grammar), vocabulary)
     return grammar
 
 
-async def check(wanted: Wanted, vocabulary: Vocabulary) -> None:
+async def check(wanted: GrammarRequest, vocabulary: Vocabulary) -> None:
     """Raises as ``grammar_of`` does if the grammar cannot be compiled."""
     try:
         await vocabulary.grammars.check(wanted.grammar)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.errors import EngineDead, ModelError, Overflow, PromptTooLong, QueueFull
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     Abort,
     FinishedChoice,
@@ -131,7 +131,7 @@ class BaseEngineClient:
         try:
             self.on_step(stats)
         except Exception as error:  # an error in metrics must not end streams
-            log.error("a step's statistics could not be taken: %s", trace_of(error))
+            log.error("a step's statistics could not be taken: %s", redacted_traceback(error))
 
     def check_room(self, choices: int, priority: int) -> None:
         """See ``interface.EngineClient.check_room``."""
@@ -204,7 +204,7 @@ class BaseEngineClient:
             try:
                 stream.put(output)
             except Exception as error:
-                log.error("request %s has failed: %s", stream.request_id, trace_of(error))
+                log.error("request %s has failed: %s", stream.request_id, redacted_traceback(error))
                 self.send(Abort(stream.request_id))
                 self.forget(stream.request_id)
                 stream.fail(error)

@@ -17,7 +17,7 @@ from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import STEADY_SECONDS, Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.logs.setup import LogFormat
 from chairlift.engine.messages import (
     FinishedChoice,
@@ -168,7 +168,7 @@ class ProcessClient(BaseEngineClient):
                     break
                 await self._pause(end, failures, self._supervision.delay(early))
         except Exception as error:  # our own bug: waiting requests must still fail
-            log.error("the engine's supervision has failed: %s", trace_of(error))
+            log.error("the engine's supervision has failed: %s", redacted_traceback(error))
             why = f"supervising it failed: {type(error).__name__}"
         finally:
             self.end(why)

@@ -10,7 +10,6 @@ from typing import Protocol
 import msgspec
 
 from chairlift.engine.client.choices import RunningChoice
-from chairlift.engine.failures import failure
 from chairlift.engine.messages import (
     Abort,
     FinishedChoice,
@@ -112,7 +111,7 @@ class Stream:
         running = list(self._running)
         ended = self._finished(running, "error")
         for index in running:
-            self.put(failure(self.request_id, index, why))
+            self.put(TokenOutput(self.request_id, index, [], finish="error", error=why))
         self._client.report(ended)
 
     def fail(self, death: Exception) -> None:

@@ -13,7 +13,7 @@ from chairlift.engine.core.outputs import Outputs
 from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.pipeline import Pipeline
 from chairlift.engine.core.prefill import PrefillBatch
-from chairlift.engine.core.prefix_cache import Prefixes
+from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
@@ -53,7 +53,7 @@ class EngineCore:
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
         self.requests = Requests(model.vocabulary)
-        self.prefixes = Prefixes(model.kinds, prefix_bytes, store)
+        self.prefixes = PrefixCache(model.kinds, prefix_bytes, store)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
         self._background: tuple[Background, ...] = (
@@ -62,7 +62,8 @@ class EngineCore:
             GrammarWork(self.grammars),
         )
         constraints = Constraints(
-            model.vocabulary, lambda s: self.requests.of(s).constraint(self.grammars.matcher(s))
+            model.vocabulary,
+            lambda s: self.requests.request_for(s).constraint(self.grammars.matcher(s)),
         )
         cached = self.prefixes.cached if prefix_bytes else None
         self.scheduler = Scheduler(limits, cached, self._is_awaited, self.swap.covers)
@@ -71,7 +72,7 @@ class EngineCore:
         self.batch = DecodeBatch(
             [model.caches.rows() for _ in range(limits.bands)],
             model.vocabulary,
-            lambda sequence: self.requests.of(sequence).sampler_row(sequence),
+            lambda sequence: self.requests.request_for(sequence).sampler_row(sequence),
         )
         self._recorder = StepRecorder(
             *(limits, self.scheduler, self.batch, self.prefill),
@@ -123,13 +124,13 @@ class EngineCore:
 
     def abort(self, abort: Abort) -> None:
         """Ends what an abort names; its rows leave with the next step. Unknown ids are ignored."""
-        for sequence in self.scheduler.of(abort.request_id):
+        for sequence in self.scheduler.sequences_of(abort.request_id):
             if abort.index is None or not sequence.forked or sequence.index == abort.index:
                 self.outputs.finish(sequence, abort.reason)
 
     def withdraw(self, request_id: str) -> None:
         """Removes a request without reporting it. Unknown ids are ignored."""
-        for sequence in self.scheduler.of(request_id):
+        for sequence in self.scheduler.sequences_of(request_id):
             self.outputs.remove(sequence)
 
     def step(self) -> StepOutput:
@@ -154,7 +155,7 @@ class EngineCore:
             for sequence in blocked:
                 self.scheduler.waiting.block(sequence)
             for request_id, error in failed.items():
-                for sequence in self.scheduler.of(request_id):
+                for sequence in self.scheduler.sequences_of(request_id):
                     self.outputs.fail(sequence, error)
 
     def _is_awaited(self, sequence: Sequence) -> bool:

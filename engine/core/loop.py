@@ -12,7 +12,7 @@ from chairlift.engine.core.start import start_core
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     Abort,
     FromEngine,
@@ -70,7 +70,7 @@ def run(
         try:
             turn(core, inbox, send)
         except Exception as error:  # of any type; its message may quote a user
-            log.error("a step has failed: %s", trace_of(error))
+            log.error("a step has failed: %s", redacted_traceback(error))
             raise EngineDead(f"a step has failed: {type(error).__name__}") from None
         core.close(CLOSE_SECONDS)
 

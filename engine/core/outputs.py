@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence as Seq
 
 from chairlift.engine.core.background import Background
+from chairlift.engine.core.failures import explained, failed, refusal, refused
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import StepRecorder
 from chairlift.engine.core.step import Step
-from chairlift.engine.failures import explained, failed, refusal, refused
 from chairlift.engine.grammar.constraints import Constraints
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     FinishReason,
     PrefillTimes,
@@ -83,7 +83,7 @@ class Outputs:
 
     def refuse(self, request: Submit, error: Exception) -> None:
         """Ends a request that could not be queued."""
-        log.error("request %s cannot be served: %s", request.request_id, trace_of(error))
+        log.error("request %s cannot be served: %s", request.request_id, redacted_traceback(error))
         self._failed += refusal(request, explained(error))
         self._recorder.current.finished += refused(request, time.monotonic())
 
@@ -94,7 +94,7 @@ class Outputs:
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence and reports it to the metrics."""
-        request = self._requests.of(sequence)
+        request = self._requests.request_for(sequence)
         finished = request.finished(sequence, reason, time.monotonic())
         self._recorder.current.finished.extend(finished)
         self.remove(sequence)
@@ -113,7 +113,7 @@ class Outputs:
     ) -> TokenOutput:
         """The output for one row's token; without one, for a prompt that no token was to follow."""
         new = sequence.first_token_at is None
-        request = self._requests.of(sequence)
+        request = self._requests.request_for(sequence)
         reason: FinishReason | None = "length"
         if token is not None:
             self._scheduler.token(sequence, token)
@@ -130,7 +130,7 @@ class Outputs:
             reason,
             token in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if new else 0,
-            begun=PrefillTimes(sequence.chunks, now) if new else None,
+            prefill_times=PrefillTimes(sequence.chunks, now) if new else None,
         )
 
     def _time_token(self, sequence: Sequence, now: float) -> None:

@@ -16,7 +16,7 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.prefill import PrefillBatch
-from chairlift.engine.core.prefix_cache import Prefixes
+from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import StepRecorder
@@ -49,7 +49,7 @@ class Pipeline:
         batch: DecodeBatch,
         prefill: PrefillBatch,
         prompt_outputs: PromptOutputs,
-        prefixes: Prefixes,
+        prefixes: PrefixCache,
         swap: Swap[Sequence],
         constraints: Constraints,
         scheduler: Scheduler,

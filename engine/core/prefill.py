@@ -9,7 +9,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap.swap import Swap
-from chairlift.engine.core.prefix_cache import Prefixes
+from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.model.forward import Chunk
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan
@@ -26,7 +26,7 @@ class PrefillBatch:
     def __init__(
         self,
         make_cache: Callable[[], BatchCache],
-        prefixes: Prefixes,
+        prefixes: PrefixCache,
         swap: Swap[Sequence],
         limits: Limits,
     ) -> None:
@@ -82,7 +82,7 @@ class PrefillBatch:
     def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
         """A cache as large as the prompt needs, filled with its swapped or cached tokens."""
         cache = self._make_cache()
-        size = self._limits.prompt_size(sequence.wanted, cached)
+        size = self._limits.prompt_size(sequence.num_tokens, cached)
         cache.resize(Capacity(1, size.columns), size.step)
         swapped = self._swap.covers(sequence)
         state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)

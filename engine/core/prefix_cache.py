@@ -23,7 +23,7 @@ from chairlift.scheduler.sequence import Sequence
 log = logging.getLogger(__name__)
 
 
-class Prefixes:
+class PrefixCache:
     """Maps sequences, by their tokens and their tenant's salt, to the tree of snapshots.
 
     Args:
@@ -73,7 +73,7 @@ class Prefixes:
         The sequence is ``is_awaited`` until ``collect`` has put it there, or it proves to be
         gone or broken.
         """
-        if sequence.apart:
+        if sequence.bypasses_prefix_cache:
             return
         if segments := self._on_disk(sequence):
             self._fetching[sequence.request_id] = sequence
@@ -161,7 +161,7 @@ class Prefixes:
 
     def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
         """Adds to the tree what is new in the caches of a sequence's row."""
-        if sequence.replay or sequence.apart or sequence.nonfinite:
+        if sequence.replay or sequence.bypasses_prefix_cache or sequence.nonfinite:
             return  # not asked for again, not meant for the cache, or not fit for others
         # A token may have been in flight when the sequence was ended.
         tokens = sequence.ids[: cache.offsets[row]]

@@ -16,7 +16,7 @@ from chairlift.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ActiveRequest:
     """A submitted request with what is looked up for each of its tokens."""
 
     submit: Submit
@@ -41,7 +41,7 @@ class Request:
         """Why a sequence ends with the token just read, if it does."""
         if token in self.stop_ids:
             return "stop"
-        return "length" if len(sequence.tokens) >= sequence.most else None
+        return "length" if len(sequence.tokens) >= sequence.max_total_tokens else None
 
     def finished(
         self, sequence: Sequence, reason: FinishReason, now: float
@@ -71,7 +71,7 @@ class Requests:
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, ActiveRequest] = {}
         self._choices: dict[str, int] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -86,7 +86,7 @@ class Requests:
             Exception: of any type; something that it brings into a step cannot be built.
         """
         check_submit(submit, self.vocabulary)
-        request = Request(submit, frozenset(submit.params.stop_token_ids))
+        request = ActiveRequest(submit, frozenset(submit.params.stop_token_ids))
         sequence = Sequence(
             request_id=submit.request_id,
             tokens=list(submit.prompt),
@@ -105,12 +105,12 @@ class Requests:
         self._choices[submit.request_id] = sum(len(sequence.choices) for sequence in sequences)
         return sequences
 
-    def _check(self, request: Request, sequences: list[Sequence]) -> None:
+    def _check(self, request: ActiveRequest, sequences: list[Sequence]) -> None:
         """Builds alone what each sequence adds to a batch, where it would fail for all rows."""
         for sequence in sequences:
             check_row(request.sampler_row(sequence), self.vocabulary)
 
-    def of(self, sequence: Sequence) -> Request:
+    def request_for(self, sequence: Sequence) -> ActiveRequest:
         """The request that a sequence belongs to."""
         return self._requests[sequence.request_id]
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.prefill import PrefillBatch
-from chairlift.engine.core.prefix_cache import Prefixes
+from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.messages import StepStats
 from chairlift.scheduler.limits import Limits
@@ -26,7 +26,7 @@ class StepRecorder:
         scheduler: Scheduler,
         batch: DecodeBatch,
         prefill: PrefillBatch,
-        prefixes: Prefixes,
+        prefixes: PrefixCache,
         swap: Swap[Sequence],
         grammars: Grammars,
     ) -> None:
@@ -47,7 +47,7 @@ class StepRecorder:
             place = self._swap.place(sequence)
             if sequence.cached is not None:  # it began before
                 stats.resumed[place or "recompute"] += 1
-            if place is None and self._prefixes.active and not sequence.apart:
+            if place is None and self._prefixes.active and not sequence.bypasses_prefix_cache:
                 stats.prefix_queries += len(sequence.tokens)
                 stats.prefix_hits += plan.cached[sequence]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chairlift.engine.cache_dir import cache_dir
+from chairlift.engine.config import cache_dir
 
 # The routines that MLX's CPU backend and ``engine.cpu.gemm`` call.
 _ROUTINES = (

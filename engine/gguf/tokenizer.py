@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import load as load_directory
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
-from chairlift.engine.cache_dir import cache_dir
+from chairlift.engine.config import cache_dir
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.file import GGUFFile
 

@@ -19,7 +19,7 @@ from typing import Never
 
 from tqdm import tqdm
 
-from chairlift.engine.cache_dir import cache_dir
+from chairlift.engine.config import cache_dir
 from chairlift.engine.errors import ModelError
 
 _CHUNK = 1 << 20

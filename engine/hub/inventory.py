@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chairlift.engine.cache_dir import cache_dir
-from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.engine.config import DEFAULT_MODEL, cache_dir
 from chairlift.engine.errors import ModelError
 from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.hub.fetch import SMOLLM2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 
-def trace_of(error: object) -> str:
+def redacted_traceback(error: object) -> str:
     """The types and the frames (innermost last) of an exception and of its causes."""
     lines: list[str] = []
     seen: set[int] = set()

@@ -93,7 +93,7 @@ def _limits(options: argparse.Namespace) -> Limits:
     )
     if options.max_step_ms is None:
         return limits
-    return replace(limits, step_seconds=options.max_step_ms / 1e3, stretch=0.0)
+    return replace(limits, step_seconds=options.max_step_ms / 1e3, max_step_stretch=0.0)
 
 
 def _requests(options: argparse.Namespace) -> Iterable[Request]:

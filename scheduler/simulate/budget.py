@@ -35,17 +35,19 @@ class Budget:
         for sequence in plan.preempted:
             prompts.pop(sequence, None)
         for sequence in plan.cached:
-            prompts[sequence] = limits.prompt_bytes(sequence.wanted, plan.cached[sequence])
+            prompts[sequence] = limits.prompt_bytes(sequence.num_tokens, plan.cached[sequence])
         rows = len(plan.decode) + sum(sequence.rows > 0 for sequence in prompts)
         step_tokens = len(plan.decode) + plan.prefill_tokens
         moved = limits.geometry.moved_bands(self._capacities, plan.capacities)
-        changed = [s.wanted for s, band in plan.decode.items() if self._bands.get(s, band) != band]
+        changed = [
+            s.num_tokens for s, band in plan.decode.items() if self._bands.get(s, band) != band
+        ]
         copied = limits.geometry.used(changed)
         held = moved + copied + sum(prompts.values()) + self._arriving
         for band, taken in Counter(plan.decode.values()).items():
             assert taken <= plan.capacities[band].rows, (taken, plan.capacities[band])
         for sequence, band in plan.decode.items():
-            assert sequence.wanted <= plan.capacities[band].columns, plan.capacities[band]
+            assert sequence.num_tokens <= plan.capacities[band].columns, plan.capacities[band]
         assert rows <= limits.max_rows, (rows, limits)
         assert step_tokens <= limits.max_step_tokens, (step_tokens, limits)
         assert held <= limits.kv_bytes, (held, limits)

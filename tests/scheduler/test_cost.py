@@ -82,14 +82,16 @@ def _served(
             steps.append((plan.work, took))
         for sequence in in_flight:
             scheduler.token(sequence, 7)
-            if len(sequence.tokens) == sequence.most:
+            if len(sequence.tokens) == sequence.max_total_tokens:
                 scheduler.finish(sequence)
         in_flight = [*plan.decode, *plan.joins]
     return steps
 
 
 def _limits(step_seconds: float, stretch: float) -> Limits:
-    return Limits(32, 1056, 10**9, KVGeometry(1000), step_seconds=step_seconds, stretch=stretch)
+    return Limits(
+        32, 1056, 10**9, KVGeometry(1000), step_seconds=step_seconds, max_step_stretch=stretch
+    )
 
 
 def test_steps_beside_rows_keep_to_their_time() -> None:
@@ -124,10 +126,12 @@ def test_no_prompt_is_left_with_a_short_rest_where_a_chunk_more_costs_launches()
 
         def see(plan: Plan) -> None:
             for sequence, tokens in plan.chunks.items():
-                left.append(sequence.wanted - plan.cached.get(sequence, sequence.computed) - tokens)
+                left.append(
+                    sequence.num_tokens - plan.cached.get(sequence, sequence.computed) - tokens
+                )
 
-        _served(replace(limits, whole=whole), _machine(1.0), see)
+        _served(replace(limits, avoid_partial_prefill=whole), _machine(1.0), see)
         return [rest for rest in left if rest]
 
     assert min(rests(whole=False)) < 128
-    assert min(rests(whole=True)) >= 128
+    assert min(rests(avoid_partial_prefill=True)) >= 128

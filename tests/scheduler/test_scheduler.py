@@ -36,11 +36,11 @@ class Line:
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
         assert len(plan.decode) + sum(s.rows for s in plan.chunks) <= limits.max_rows
         prompts = [s for s in scheduler.prefilling if s not in plan.preempted] + list(plan.cached)
-        held = sum(limits.prompt_bytes(s.wanted, plan.cached.get(s, 0)) for s in prompts)
+        held = sum(limits.prompt_bytes(s.num_tokens, plan.cached.get(s, 0)) for s in prompts)
         moved = limits.geometry.moved_bands(self.capacities, plan.capacities)
         assert moved + held <= limits.kv_bytes
         for s, band in plan.decode.items():
-            assert plan.capacities[band].columns >= s.wanted
+            assert plan.capacities[band].columns >= s.num_tokens
         scheduler.commit(plan)
         self.capacities = plan.capacities
         self.steps += 1
@@ -51,7 +51,7 @@ class Line:
         for sequence in self.in_flight:
             if not sequence.finished:
                 scheduler.token(sequence, 7)
-                if len(sequence.tokens) == sequence.most:
+                if len(sequence.tokens) == sequence.max_total_tokens:
                     scheduler.finish(sequence)
                     self.finished.append(sequence)
         self.in_flight = [*plan.decode, *plan.joins]
@@ -130,7 +130,7 @@ def test_a_prompt_that_gets_the_rest_of_a_step_goes_on_before_the_next() -> None
 
 
 def test_a_prompt_is_not_begun_with_less_than_a_step_of_its_own_could_hold() -> None:
-    line = Line(Limits(8, 64, 2_000_000, GEOMETRY, chunk_multiple=8, whole=True))
+    line = Line(Limits(8, 64, 2_000_000, GEOMETRY, chunk_multiple=8, avoid_partial_prefill=True))
     for name, prompt in (("a", 40), ("b", 30), ("c", 100), ("d", 4)):
         line.scheduler.add(_sequence(name, prompt))
     plans = [line.step() for _ in range(4)]
@@ -140,7 +140,9 @@ def test_a_prompt_is_not_begun_with_less_than_a_step_of_its_own_could_hold() -> 
 
 
 def test_the_rest_of_a_scored_prompt_does_not_go_along_beyond_what_may_be_scored() -> None:
-    limits = Limits(8, 64, 2_000_000, GEOMETRY, chunk_multiple=8, max_scored=32, whole=True)
+    limits = Limits(
+        8, 64, 2_000_000, GEOMETRY, chunk_multiple=8, max_scored=32, avoid_partial_prefill=True
+    )
     scheduler = Scheduler(limits)
     scheduler.add(Sequence("a", [1] * 36, 0, prompt_logprobs=0))
     assert list(scheduler.plan((NOTHING,)).chunks.values()) == [32]
@@ -203,7 +205,7 @@ def test_no_more_are_looked_at_than_a_step_can_afford() -> None:
         line.scheduler.add(_sequence(f"wide {number}", 4, n=2))
     line.scheduler.add(_sequence("single", 4))
     assert not line.step().chunks
-    line.scheduler.finish(line.scheduler.of("wide 0")[0])
+    line.scheduler.finish(line.scheduler.sequences_of("wide 0")[0])
     assert [s.request_id for s in line.step().chunks] == ["single"]
 
 
@@ -366,12 +368,12 @@ def test_a_request_is_found_by_its_id_wherever_it_stands() -> None:
     for _ in range(4):
         line.step()
     places = line.scheduler.running, list(line.scheduler.waiting)
-    found = line.scheduler.of("many")
+    found = line.scheduler.sequences_of("many")
     assert sorted(s.index for s in found) == [0, 1, 2, 3, 4]
     assert all(any(s in place for s in found) for place in places)
     for sequence in found:
         line.scheduler.finish(sequence)
-    assert line.scheduler.of("many") == line.scheduler.of("nobody") == []
+    assert line.scheduler.sequences_of("many") == line.scheduler.sequences_of("nobody") == []
     line.drain()
     assert [s.request_id for s in line.finished] == ["pair", "pair"]
 
@@ -387,9 +389,9 @@ class _Watched(Sequence):
         return super().rank
 
     @property
-    def wanted(self) -> int:
+    def num_tokens(self) -> int:
         _Watched.looks += 1
-        return super().wanted
+        return super().num_tokens
 
 
 def test_a_decision_costs_the_same_however_long_the_queue() -> None:
@@ -419,7 +421,7 @@ def test_a_decision_costs_the_same_however_long_the_queue() -> None:
             for sequence in plan.decode:
                 scheduler.token(sequence, 7)
         scheduler.finish(scheduler.running[0])
-        for sequence in scheduler.of("300"):
+        for sequence in scheduler.sequences_of("300"):
             scheduler.finish(sequence)
         assert scheduler.waiting.choices == waiting - 5
         return _Watched.looks, len(cached), len(fetching)
@@ -518,7 +520,7 @@ def test_a_prompt_waits_for_one_that_it_can_take_over_from(
 def test_who_is_set_aside_is_passed_until_it_is_back() -> None:
     on_disk: set[str] = set()
     scheduler = Scheduler(
-        _limits(rows=1), None, lambda s: s.request_id in on_disk, lambda s: min(4, s.wanted - 1)
+        _limits(rows=1), None, lambda s: s.request_id in on_disk, lambda s: min(4, s.num_tokens - 1)
     )
     first, second = _sequence("first", 5), _sequence("second", 5)
     for sequence in (first, second):

@@ -56,8 +56,8 @@ def test_prompts_of_a_multiple_are_preempted_no_more_than_their_neighbours(
         limits = Limits(
             *(8, 608, kv, geometry),
             chunk_multiple=multiple,
-            whole=True,
-            ahead=ahead,
+            avoid_partial_prefill=True,
+            lookahead_columns=ahead,
             bands=bands,
             band_bytes=5_000,
         )

@@ -83,7 +83,7 @@ def test_who_waits_is_not_asked_again_until_there_is_something_new() -> None:
     for _ in range(4):
         line.step()
     assert line.asked == ["second"]
-    assert line.scheduler.of("second")[0].cached == 18 * 16 > len(SHARED) - MIN_SHARED
+    assert line.scheduler.sequences_of("second")[0].cached == 18 * 16 > len(SHARED) - MIN_SHARED
 
 
 def test_what_is_shared_is_enough() -> None:
@@ -99,7 +99,9 @@ def test_what_is_shared_is_enough() -> None:
     line.add("long", [*SHARED[:60], *range(1000, 2000)])
     plan = line.step()
     assert {s.request_id: n for s, n in plan.cached.items()} == {"third": 60}
-    assert line.scheduler.of("long")[0] in line.scheduler.waiting, "it shares more with the first"
+    assert line.scheduler.sequences_of("long")[0] in line.scheduler.waiting, (
+        "it shares more with the first"
+    )
 
 
 @pytest.mark.parametrize("how", ["aborted", "preempted"])

@@ -32,7 +32,7 @@ from chairlift.api.settings import ServerSettings
 from chairlift.api.text import vocabulary
 from chairlift.api.text.limited import Limited, TookTooLong
 from chairlift.engine.errors import RequestError
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import Submit
 
 ALICE, BOB = "sk-alice-secret", "sk-bob-secret"
@@ -266,7 +266,7 @@ async def test_tls(tmp_path: Path) -> None:
     for part in issued.cert_chain_pems:
         part.write_to_path(certificate, append=True)
     settings = ServerSettings(port=0, ssl_certfile=certificate, ssl_keyfile=key)
-    tls = Certificate.of(settings)
+    tls = Certificate.from_settings(settings)
     assert tls is not None
     runner = await listen(Service(settings), bind("127.0.0.1", 0), tls.context)
     trusting = ssl.create_default_context()
@@ -283,7 +283,7 @@ async def test_tls(tmp_path: Path) -> None:
         (ServerSettings(ssl_certfile=certificate), "no certificate with its key"),
     ):
         with pytest.raises(OSError, match=named):
-            Certificate.of(settings)
+            Certificate.from_settings(settings)
 
 
 async def test_web_pages_may_call_only_from_the_origins_named() -> None:
@@ -397,7 +397,7 @@ def test_a_trace_tells_the_place_and_not_the_text() -> None:
         except KeyError as error:
             raise ValueError("secret") from error
     except ValueError as error:
-        trace = trace_of(error)
+        trace = redacted_traceback(error)
     assert "ValueError" in trace
     assert "caused by KeyError" in trace
     assert "test_doors.py" in trace

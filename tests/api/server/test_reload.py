@@ -214,7 +214,7 @@ async def test_signals_that_come_while_files_are_read_have_them_read_once_more(
 @asynccontextmanager
 async def tls_server(issued: Issued) -> AsyncIterator[tuple[Reloader, int, Service]]:
     settings = ServerSettings(ssl_certfile=issued.certificate, ssl_keyfile=issued.key)
-    certificate = Certificate.of(settings)
+    certificate = Certificate.from_settings(settings)
     assert certificate is not None
     service = Service(settings)
     runner = await listen(service, bind("127.0.0.1", 0), certificate.context)

@@ -128,7 +128,7 @@ class Watched(Simulation):
 )
 def test_no_limit_is_broken_whatever_comes(seed: int, kv: int, bands: int, ahead: int) -> None:
     geometry = KVGeometry(BYTES, {32: 50}, 0, {None: 50, 32: 25})
-    limits = Limits(16, 128, kv, geometry, ahead=ahead, bands=bands, band_bytes=5_000)
+    limits = Limits(16, 128, kv, geometry, lookahead_columns=ahead, bands=bands, band_bytes=5_000)
     lengths = Lengths(80, 1.3, 1500), Lengths(60, 1.2, 900)
     traffic = Traffic(60, 40.0, prompts=lengths[0], outputs=lengths[1], seed=seed)
     simulation = Watched(limits, seed)

@@ -121,8 +121,8 @@ def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed
         max_step_tokens=limits.max_step_tokens,
         kv_bytes=kv,
         chunk_multiple=random_.choice([1, 8, 32]),
-        whole=random_.random() < 0.5,
-        ahead=random_.choice([0, 64]),
+        avoid_partial_prefill=random_.random() < 0.5,
+        lookahead_columns=random_.choice([0, 64]),
         bands=random_.choice([1, 3]),
         band_bytes=random_.choice([1, 100_000]),
     )

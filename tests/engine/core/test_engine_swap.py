@@ -174,7 +174,7 @@ def _until_preempted(bench: Bench) -> str:
         bench.step()
     squeeze(bench, 2)
     [first, *others] = bench.core.scheduler.waiting
-    assert bench.core.swap.covers(first) == first.wanted - 1
+    assert bench.core.swap.covers(first) == first.num_tokens - 1
     assert len(others) == 3
     return first.request_id
 

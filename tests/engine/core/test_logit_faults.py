@@ -63,7 +63,7 @@ class Run:
             limits = Limits(
                 *(16, 24, 1 << 26, geometry),
                 chunk_multiple=8,
-                whole=True,
+                avoid_partial_prefill=True,
                 bands=2,
                 band_bytes=1024,
             )

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.engine.cache_dir import cache_dir
-from chairlift.engine.config import DEFAULT_MODEL
+from chairlift.engine.config import DEFAULT_MODEL, cache_dir
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub import fetch
 from chairlift.engine.hub.fetch import SMOLLM2, PinnedFile, fetch_default_model

@@ -192,4 +192,4 @@ def test_an_apple_gpu_computes_short_chunks_without_padding() -> None:
     limits = build_limits(EngineConfig(), METAL, KVGeometry(100), 1000, 1 << 30, 1 << 20)
     assert (limits.max_rows, limits.max_step_tokens) == (64, 576)
     assert limits.prompt_size(33, 0) == (33, 33)
-    assert not limits.whole
+    assert not limits.avoid_partial_prefill

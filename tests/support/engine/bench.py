@@ -52,7 +52,7 @@ class Bench:
         checkpoint = None if geometry.pads else 64
         limits = Limits(
             *(rows, tokens, kv, geometry, checkpoint),
-            ahead=ahead,
+            lookahead_columns=ahead,
             bands=bands,
             max_scored=max_scored,
         )

@@ -77,10 +77,10 @@ def draw_limits(rng: random.Random) -> Limits:
         checkpoint=rng.choice([16, 64]) if recurrent else None,
         chunk_multiple=rng.choice([1, 2, 8, 64, 128, rng.randrange(1, 129)]),
         max_scored=rng.choice([1, 20, 512]),
-        whole=rng.random() < 0.5,
-        ahead=rng.choice([0, 0, 64, 512]),
+        avoid_partial_prefill=rng.random() < 0.5,
+        lookahead_columns=rng.choice([0, 0, 64, 512]),
         step_seconds=rng.choice([math.inf, math.inf, math.inf, 0.03, 1e-4]),
-        stretch=rng.choice([0.0, 1.75]),
+        max_step_stretch=rng.choice([0.0, 1.75]),
         bands=1 if recurrent else rng.randrange(1, 5),
         band_bytes=rng.choice([1, 5_000, 50_000]),
         ageing=rng.choice([0.1, 10.0]),
@@ -204,7 +204,10 @@ class Fuzz:
         for sequence in self.in_flight:
             if not sequence.finished:
                 scheduler.token(sequence, rng.randrange(99, 200))
-                if len(sequence.tokens) == sequence.most or rng.random() < self.ended_early:
+                if (
+                    len(sequence.tokens) == sequence.max_total_tokens
+                    or rng.random() < self.ended_early
+                ):
                     self._finish(sequence)
         for sequence in self.ends:
             if not sequence.finished:
@@ -217,7 +220,7 @@ class Fuzz:
         """Aborts, evictions, states that go to disk and come back."""
         rng, scheduler = self.rng, self.scheduler
         if self.open and rng.random() < self.aborts:
-            for sequence in scheduler.of(rng.choice(list(self.open))):
+            for sequence in scheduler.sequences_of(rng.choice(list(self.open))):
                 self.counts.aborted += 1
                 self._finish(sequence)
         if self.known and rng.random() < 0.05:
@@ -248,14 +251,14 @@ class Fuzz:
                 del self.caches[sequence]
         assert set(self.caches) == set(scheduler.prefilling) - set(plan.preempted)
         for sequence, begun in plan.cached.items():
-            size = limits.prompt_size(sequence.wanted, begun)
+            size = limits.prompt_size(sequence.num_tokens, begun)
             nbytes = geometry.reserved(Capacity(1, size.columns), size.step)
             self.caches[sequence] = Cache(size, nbytes, begun)
-            assert begun < sequence.wanted <= size.columns
+            assert begun < sequence.num_tokens <= size.columns
             self._check_order(plan, sequence)
         for sequence, tokens in plan.chunks.items():
             self._check_chunk(sequence, tokens, sequence in {*plan.joins.values()})
-        running = [s for s in scheduler.running if s.wanted < s.most]
+        running = [s for s in scheduler.running if s.num_tokens < s.max_total_tokens]
         assert set(plan.decode) == set(running) - set(plan.preempted)
         assert plan.leaves == [s for s in self.rows if s not in plan.decode]
         assert set(plan.decode) <= set(self.rows)
@@ -267,8 +270,10 @@ class Fuzz:
         for band, taken in Counter(plan.decode.values()).items():
             assert taken <= plan.capacities[band].rows
         for sequence, band in plan.decode.items():
-            assert sequence.wanted <= plan.capacities[band].columns
-        changed = [s.wanted for s, band in plan.decode.items() if self.places.get(s, band) != band]
+            assert sequence.num_tokens <= plan.capacities[band].columns
+        changed = [
+            s.num_tokens for s, band in plan.decode.items() if self.places.get(s, band) != band
+        ]
         arriving = {id(c): c.nbytes for s, c in self.arriving.items() if s in plan.decode}
         held = geometry.moved_bands(self.capacities, plan.capacities) + geometry.used(changed)
         held += sum(cache.nbytes for cache in self.caches.values()) + sum(arriving.values())
@@ -278,7 +283,7 @@ class Fuzz:
     def _check_chunk(self, sequence: Sequence, tokens: int, ends: bool) -> None:
         """As ``engine.model.forward`` pads the last chunk of a prompt."""
         cache, multiple = self.caches[sequence], self.limits.chunk_multiple
-        assert 0 < tokens <= sequence.wanted - cache.tokens
+        assert 0 < tokens <= sequence.num_tokens - cache.tokens
         begun = sequence.computed or cache.tokens
         assert cache.tokens == begun, "the cache is where the sequence is"
         step = padded(tokens, multiple) if ends else tokens
@@ -304,7 +309,7 @@ class Fuzz:
     def _compute(self, plan: Plan) -> None:
         """What the engine's caches are once the plan is launched."""
         for sequence in plan.chunks:
-            if self.prefixes and not sequence.apart:
+            if self.prefixes and not sequence.bypasses_prefix_cache:
                 kept = tuple(sequence.tokens[: self.caches[sequence].tokens])
                 self.known.append((sequence.cache_salt, kept))
         del self.known[:-8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from chairlift.engine.errors import GrammarError, RowFailed
-from chairlift.engine.logs.redacted_traceback import trace_of
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import FinishedChoice, StepStats, Submit, TokenOutput
 from chairlift.scheduler.sequence import Sequence
 
@@ -25,13 +25,13 @@ def explained(error: BaseException) -> str:
 def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[TokenOutput]:
     """Logs and counts a sequence whose part of a step has failed; returns its last outputs."""
     # The message of any other error may quote a user.
-    what = str(error) if isinstance(error, RowFailed) else trace_of(error)
+    what = str(error) if isinstance(error, RowFailed) else redacted_traceback(error)
     log.error("request %s has failed: %s", sequence.request_id, what)
     reason = _reason(error)
     sequence.nonfinite = reason in _NONFINITE
     stats.rows_failed[reason] = stats.rows_failed.get(reason, 0) + len(sequence.choices)
     why = explained(error)
-    return [failure(sequence.request_id, index, why) for index in sequence.choices]
+    return [_last(sequence.request_id, index, why) for index in sequence.choices]
 
 
 def _reason(error: BaseException) -> str:
@@ -41,14 +41,13 @@ def _reason(error: BaseException) -> str:
     return "grammar" if isinstance(error, GrammarError) else "other"
 
 
-def failure(request_id: str, index: int, why: str) -> TokenOutput:
-    """The last output of a failed choice."""
+def _last(request_id: str, index: int, why: str) -> TokenOutput:
     return TokenOutput(request_id, index, [], finish="error", error=why)
 
 
 def refusal(request: Submit, why: str) -> list[TokenOutput]:
     """The outputs of a request that the engine cannot accept."""
-    return [failure(request.request_id, index, why) for index in _choices(request)]
+    return [_last(request.request_id, index, why) for index in _choices(request)]
 
 
 def refused(request: Submit, now: float) -> list[FinishedChoice]:
