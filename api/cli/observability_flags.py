@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from chairlift.api.settings import ServerSettings
+from chairlift.engine.device.backend import install
 from chairlift.engine.logs.setup import LOG_FORMATS
 
 _DEFAULTS = ServerSettings()
@@ -68,9 +69,8 @@ def _otlp_endpoint(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
     for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
         if not _is_installed(module):
-            raise argparse.ArgumentTypeError(
-                "traces need OpenTelemetry: pip install 'chairlift[otel]'"
-            )
+            command = install("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+            raise argparse.ArgumentTypeError(f"traces need OpenTelemetry: run '{command}'")
     return text
 
 

@@ -201,7 +201,7 @@ def test_without_the_extra_the_flag_says_what_to_install(
     monkeypatch.delitem(sys.modules, "opentelemetry.sdk")
     with pytest.raises(SystemExit):
         main(["serve", "--otlp-endpoint", "http://127.0.0.1:4318"])
-    assert "pip install 'chairlift[otel]'" in capsys.readouterr().err
+    assert "pip install opentelemetry-sdk opentelemetry-exporter" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", "--otlp-endpoint", "127.0.0.1:4317"])
     assert "is not an http:// or https:// address" in capsys.readouterr().err
