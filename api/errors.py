@@ -6,7 +6,7 @@ Engine exceptions are in ``engine.errors``; ``problem_of`` maps both kinds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +16,7 @@ from aiohttp import web
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
 from chairlift.engine.errors import ContextOverflow, EngineDead, Overflow, QueueFull, RequestError
 
-# How long a model loads or an engine is down is unknown; clients ask again soon.
+# Nobody knows how long a model loads or an engine is down, so clients should retry soon.
 UNAVAILABLE_RETRY_SECONDS = 5
 
 
@@ -106,6 +106,24 @@ class Problem:
             headers=self.headers,
             content_type="application/json",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """The format in which one API writes its errors; each route names its own.
+
+    Attributes:
+        schema: the type of the reply body, for the OpenAPI document.
+        reply: makes the body from a problem and the request's id.
+        id_header: another header that carries the request's id, besides ``X-Request-Id``.
+    """
+
+    schema: type[msgspec.Struct]
+    reply: Callable[[Problem, str], msgspec.Struct]
+    id_header: str | None = None
+
+
+OPENAI_ERRORS = ErrorFormat(ErrorReply, lambda problem, request_id: problem.reply())
 
 
 def problem_of(error: BaseException) -> Problem:

@@ -13,7 +13,6 @@ from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
 from chairlift.api.admission.cors import allow_origins
-from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
@@ -23,7 +22,7 @@ from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document
-from chairlift.api.server.routes import ROUTES
+from chairlift.api.server.routes import ROUTES, error_format_of
 from chairlift.api.server.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
@@ -104,8 +103,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         log_failure(status, error)
         if problem.rejected is not None:
             recorder.record_rejected(problem.rejected)
-        anthropic = is_anthropic(request)
-        return problem.response(error_of(problem, request_id) if anthropic else problem.reply())
+        return problem.response(error_format_of(request.path).reply(problem, request_id))
     finally:
         record = RequestRecord.of_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
@@ -124,5 +122,5 @@ async def _end_workers(app: web.Application) -> None:
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID_KEY in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID_KEY]
-        if is_anthropic(request):
-            response.headers[ID_HEADER] = request[REQUEST_ID_KEY]
+        if (header := error_format_of(request.path).id_header) is not None:
+            response.headers[header] = request[REQUEST_ID_KEY]

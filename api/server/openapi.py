@@ -45,7 +45,7 @@ def _schemas() -> dict[str, Any]:
     )
     replies: set[type[msgspec.Struct]] = set()
     for route in ROUTES:
-        replies.update({route.reply, route.error}, route.chunks)
+        replies.update({route.reply, route.error_format.schema}, route.chunks)
     _, components = msgspec.json.schema_components(
         sorted(replies, key=lambda kind: kind.__name__), ref_template=_COMPONENTS + "{name}"
     )
@@ -66,7 +66,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "200": {"description": "Success", "content": content},
             "default": {
                 "description": "Error",
-                "content": {"application/json": _schema_of(route.error)},
+                "content": {"application/json": _schema_of(route.error_format.schema)},
             },
         },
     }

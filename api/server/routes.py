@@ -10,7 +10,9 @@ import msgspec
 from chairlift.api.admission.admission import Access
 from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
+from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
@@ -34,9 +36,18 @@ from chairlift.api.server.status import get_model, health, list_models, version
 class Route:
     """One route, as the app serves it and /openapi.json describes it.
 
-    A route with a ``request`` does work, so its requests count against their key's limits.
-    ``chunks`` are the types of its stream's events, if it can stream; ``query`` holds the JSON
-    schema of each query parameter. ``is_free``: it needs no API key.
+    Attributes:
+        method: the HTTP method.
+        path: the pattern, with path parameters in braces.
+        handler: the coroutine that answers.
+        summary: one line for /openapi.json.
+        reply: the type of the reply body.
+        request: the type of the request body. A route that has one does work, so its requests
+            count against their key's limits.
+        chunks: the types of its stream's events, if it can stream.
+        error_format: the format of its errors.
+        query: the JSON schema of each query parameter.
+        is_free: whether it needs no API key.
     """
 
     method: str
@@ -46,13 +57,13 @@ class Route:
     reply: type[msgspec.Struct]
     request: type[Request] | None = None
     chunks: tuple[type[msgspec.Struct], ...] = ()
-    error: type[msgspec.Struct] = replies.ErrorReply
+    error_format: ErrorFormat = OPENAI_ERRORS
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False
 
     @property
     def access(self) -> Access:
-        """What the route asks of its client."""
+        """The route's access class, for the admission middleware."""
         if self.is_free:
             return "free"
         return "key" if self.request is None else "work"
@@ -141,7 +152,7 @@ ROUTES: tuple[Route, ...] = (
         anthropic_replies.AnthropicMessage,
         MessagesRequest,
         anthropic_replies.EVENTS,
-        anthropic_replies.AnthropicError,
+        ANTHROPIC_ERRORS,
     ),
     Route(
         "POST",
@@ -150,7 +161,7 @@ ROUTES: tuple[Route, ...] = (
         "Count the tokens of a conversation",
         anthropic_replies.TokensCount,
         CountTokensRequest,
-        error=anthropic_replies.AnthropicError,
+        error_format=ANTHROPIC_ERRORS,
     ),
     Route(
         "POST",
@@ -197,3 +208,19 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/ping", health, "The same as /health", replies.HealthReply, is_free=True),
     Route("GET", "/version", version, "Tell the version", replies.VersionReply, is_free=True),
 )
+
+_OTHER_FORMATS = {
+    route.path: route.error_format for route in ROUTES if route.error_format != OPENAI_ERRORS
+}
+
+
+def error_format_of(path: str) -> ErrorFormat:
+    """The error format of a request's path, which may match no route.
+
+    A path below a route that has another format than OpenAI's gets that format, too: it comes from
+    a client of that API.
+    """
+    for prefix, error_format in _OTHER_FORMATS.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return error_format
+    return OPENAI_ERRORS
