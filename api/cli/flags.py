@@ -47,6 +47,13 @@ def port(text: str) -> int:
     return int(text)
 
 
+def http_url(text: str) -> str:
+    """Checks that an address begins with http:// or https://."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    return text
+
+
 def positive_seconds(text: str) -> float:
     """Parses a number of seconds above 0 and below a day."""
     try:

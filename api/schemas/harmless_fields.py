@@ -1,4 +1,4 @@
-"""Request fields that cannot change a reply here, grouped by the reason."""
+"""Undeclared request fields that cannot change a reply here, by the reason; see ``unsupported``."""
 
 from __future__ import annotations
 
