@@ -32,12 +32,12 @@ _CLOSINGS = {
     "kimi_k3": r"<\|close\|>call<\|sep\|>",
     "minimax_m2": r"</invoke>",
 }
-# How many possible ends of the last complete call are tried with the parser.
+# The parser is tried with at most this many possible ends of the last complete call.
 _MAX_CLOSINGS = 8
 
 
-class Calls(Protocol):
-    """Reads the calls of one reply, one after the other.
+class CallParser(Protocol):
+    """Parses the calls of one choice, one after the other.
 
     ``text`` is the text of the current call. ``in_string`` says whether it ends inside a JSON
     string, in which a tag's text has no meaning.
@@ -65,8 +65,8 @@ class Calls(Protocol):
         ...
 
 
-class ParsedCalls:
-    """Calls in the model's native format, parsed when they are complete.
+class NativeCallParser:
+    """Parses calls in the model's native format, each when it is complete.
 
     ``parse`` is mlx-lm's parser and ``parser_name`` its name. ``tools`` are the request's tools in
     OpenAI's format.
@@ -121,8 +121,8 @@ class ParsedCalls:
         return [self.text[:end] for end in ends[: -_MAX_CLOSINGS - 1 : -1]]
 
 
-class StreamedCalls:
-    """JSON calls that a grammar keeps well-formed, so that they can be streamed."""
+class JsonCallParser:
+    """Parses JSON calls while they arrive; a grammar makes the model write them well-formed."""
 
     def __init__(self, short_ids: bool) -> None:
         self.text = ""

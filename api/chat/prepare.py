@@ -1,4 +1,4 @@
-"""Prepares a chat request for generation: the prompt, the grammar and how to read the reply."""
+"""Prepares a chat request for generation: its prompt, its grammar and the syntax of its reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.chat.choice import Reading
+from chairlift.api.chat.choice import ReplySyntax
 from chairlift.api.chat.rendering import rendering_of
 from chairlift.api.chat.thoughts import thought_plan
 from chairlift.api.chat.tool_plan import ToolPlan, tool_plan
@@ -66,7 +66,7 @@ async def prepare(
     """Validates ``request`` against the model and prepares its generation.
 
     Nothing is submitted yet: ``answer`` submits and closes the Generation, and formats its reply
-    for one API. Each piece of a choice is reasoning, text for the user, or part of a call, in the
+    for one API. Each delta of a choice is reasoning, text for the user, or part of a call, in the
     order in which the model wrote them; see ``OutputDelta``. A choice with calls finishes with
     "tool_calls".
 
@@ -106,13 +106,13 @@ async def prepare(
         grammar=grammar,
         thinking=thought.thinking,
     )
-    reading = reading_of(request, model.vocabulary, tools, thinks=thought.begun)
+    syntax = reply_syntax(request, model.vocabulary, tools, thinks=thought.begun)
     return Generation(
         model,
         service.recorder,
         request,
         f"{prefix}{uuid.uuid4().hex}",
-        [TokenPrompt(thought.prompt, params, reading)],
+        [TokenPrompt(thought.prompt, params, syntax)],
         priority,
         http[ACCOUNT],
     )
@@ -128,10 +128,10 @@ async def _grammar_of(
     return tools.grammar
 
 
-def reading_of(
+def reply_syntax(
     request: ChatRequest, vocabulary: Vocabulary, tools: ToolPlan | None, thinks: bool
-) -> Reading | None:
-    """How the reply is read, or None if it can only be text.
+) -> ReplySyntax | None:
+    """The syntax of the reply, or None if it can only be text.
 
     ``thinks`` says whether the prompt ends inside a thought.
     """
@@ -144,11 +144,11 @@ def reading_of(
         passages,
         show_special=not request.skip_special_tokens,
     )
-    return Reading(rules, format.thoughts is not None, None if tools is None else tools.reading)
+    return ReplySyntax(rules, format.thoughts is not None, None if tools is None else tools.syntax)
 
 
 def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
-    is_constrained = tools is not None and tools.reading.is_constrained
+    is_constrained = tools is not None and tools.syntax.is_constrained
     # Calls made by a grammar use other tags than the model's native format.
     yield from (p for p in format.passages if not is_constrained or p.target != CALL)
     if format.thoughts is not None:
@@ -156,7 +156,7 @@ def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
         yield Passage(THOUGHT, format.thoughts.end, NORMAL)
     if tools is None:
         return
-    start, end = tools.reading.start, tools.reading.end
+    start, end = tools.syntax.start, tools.syntax.end
     yield Passage(CALL, end, NORMAL)
     # A format with transitions to calls of its own needs no others.
     if is_constrained or not any(passage.target == CALL for passage in format.passages):

@@ -1,4 +1,4 @@
-"""Plans how a reply's calls are constrained and read."""
+"""Plans how the calls of a reply are constrained and parsed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from chairlift.api.chat.call_limits import CallLimits
-from chairlift.api.chat.calls import ParsedCalls, StreamedCalls
-from chairlift.api.chat.choice import CallReading
+from chairlift.api.chat.calls import JsonCallParser, NativeCallParser
+from chairlift.api.chat.choice import CallSyntax
 from chairlift.api.chat.tool_grammar import call_grammar
 from chairlift.api.schemas.messages import MAX_CALLS
 from chairlift.api.schemas.schemas import ChatRequest
@@ -24,11 +24,15 @@ MAX_SAME_CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """``reading`` says how calls are read. ``grammar`` makes the model write well-formed calls;
-    it is None if the model is unconstrained and may call wrongly.
+    """The calls of one request.
+
+    Attributes:
+        syntax: the tags around calls, and their parser.
+        grammar: makes the model write well-formed calls; None means that the model is
+            unconstrained and may call wrongly.
     """
 
-    reading: CallReading
+    syntax: CallSyntax
     grammar: Grammar | None
 
 
@@ -51,10 +55,10 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     is_free = choosing.mode == "auto" and request.wanted is None and not (is_json and strict)
     if native is not None and is_free:
         tools = [tool.shown() for tool in request.tools]
-        parsed = partial(ParsedCalls, native.parse, native.parser_name, tools, short_ids)
+        new_parser = partial(NativeCallParser, native.parse, native.parser_name, tools, short_ids)
         limits = CallLimits(1 if request.calls_once else MAX_CALLS, MAX_SAME_CALLS)
-        reading = CallReading(native.start, native.end, parsed, limits, is_constrained=False)
-        return ToolPlan(reading, None)
+        syntax = CallSyntax(native.start, native.end, new_parser, limits, is_constrained=False)
+        return ToolPlan(syntax, None)
     start, end = (native.start, native.end) if native is not None and is_json else format.form
     named = choosing.name
     required = choosing.mode == "required"
@@ -71,5 +75,5 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         max_calls=limits.calls,
         reply=request.wanted,
     )
-    streamed = partial(StreamedCalls, short_ids)
-    return ToolPlan(CallReading(start, end, streamed, limits, is_constrained=True), grammar)
+    new_parser = partial(JsonCallParser, short_ids)
+    return ToolPlan(CallSyntax(start, end, new_parser, limits, is_constrained=True), grammar)

@@ -22,8 +22,8 @@ from chairlift.engine.messages import Pooling, SamplingParams, Submit, TokenOutp
 from chairlift.metrics.recorder import Recorder
 
 
-class ReplyReader(Protocol):
-    """Reads replies that are more than text: thoughts and calls, as a chat's may be."""
+class ChoiceFactory(Protocol):
+    """Makes the choices of replies that are more than text: a chat's thoughts and calls."""
 
     @property
     def thinks(self) -> bool:
@@ -42,15 +42,19 @@ class ReplyReader(Protocol):
 
 
 class TokenPrompt(NamedTuple):
-    """A prompt as token ids, with its sampling parameters.
+    """A prompt of a request.
 
-    ``reading`` reads its replies; None means that they are plain text. ``prompt_logprobs`` and
-    ``pooling`` ask for outputs of the prompt itself, see ``Submit``.
+    Attributes:
+        tokens: the token ids.
+        params: the sampling parameters.
+        choice_factory: makes its choices; None means that they are plain text.
+        prompt_logprobs: see ``Submit``.
+        pooling: see ``Submit``.
     """
 
     tokens: list[int]
     params: SamplingParams
-    reading: ReplyReader | None = None
+    choice_factory: ChoiceFactory | None = None
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
 
@@ -114,8 +118,8 @@ class Generation:
         vocabulary = self.model.vocabulary
         matcher = StopMatcher(self._stops, request.include_stop_str_in_output)
         with_logprobs = prompt.params.logprobs is not None
-        if prompt.reading is not None:
-            return prompt.reading.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)
+        if (factory := prompt.choice_factory) is not None:
+            return factory.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)
         hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
         text = TextStream(vocabulary.detokenizer(), hidden, matcher)
         return TextChoice(index, text, with_logprobs, echoed=prompt.is_scored)
@@ -151,8 +155,8 @@ class Generation:
         self._streams.append(self.model.submit(submit))
         self.times.append(PromptTimes(self._arrival))
 
-    async def pieces(self) -> AsyncGenerator[list[OutputDelta], None]:
-        """Yields each step's new pieces, in order, until all choices have finished.
+    async def deltas(self) -> AsyncGenerator[list[OutputDelta], None]:
+        """Yields each step's new deltas, in order, until all choices have finished.
 
         Raises:
             EngineDead: the engine ended first.
@@ -162,29 +166,29 @@ class Generation:
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
                 now = time.monotonic()
-                pieces: list[OutputDelta] = []
+                deltas: list[OutputDelta] = []
                 for prompt, new in arrived:
                     for output in new:
-                        pieces += self._take(prompt, output, now)
+                        deltas += self._take(prompt, output, now)
                 self.detokenizing.add(now)
-                if pieces:
-                    yield pieces
+                if deltas:
+                    yield deltas
                 if all(choice.finish for choice in self.choices):
                     return
         raise GenerationFailed("the engine ended this request")
 
     def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[OutputDelta]:
-        """The pieces of one output."""
+        """The deltas of one output."""
         self.times[prompt].take(output, now)
         choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
             return ()  # it was in flight when a stop string was found
         before = choice.tokens
-        pieces = choice.take(output)
+        deltas = choice.take(output)
         self._account.spend(choice.tokens - before)
         if choice.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
-        return pieces
+        return deltas
 
     @property
     def waiting(self) -> int:
@@ -209,7 +213,8 @@ class Generation:
             for number in range(len(self.prompts))
         )
         usage = Usage(tokens, completion, tokens + completion, PromptTokensDetails(cached))
-        if any(prompt.reading is not None and prompt.reading.thinks for prompt in self.prompts):
+        factories = (prompt.choice_factory for prompt in self.prompts)
+        if any(factory is not None and factory.thinks for factory in factories):
             thought = sum(choice.reasoning_tokens for choice in self.choices)
             usage.completion_tokens_details = CompletionTokensDetails(thought)
         return usage

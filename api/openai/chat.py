@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from chairlift.api.body import read
 from chairlift.api.chat.prepare import prepare
-from chairlift.api.generate.answer import WholeChoice, answer
+from chairlift.api.generate.answer import FinishedChoice, answer
 from chairlift.api.generate.generation import Generation
 from chairlift.api.openai.formatter import ChunkFormatter
 from chairlift.api.schemas.replies import (
@@ -49,21 +49,21 @@ class _ChatFormatter(ChunkFormatter[ChatChunkChoice]):
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         return [self._chunk([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])]
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        index, text, scored, finish, thought, call = piece
-        deltas = []
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish, thought, call = delta
+        chunks = []
         if call is not None:
-            deltas.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
+            chunks.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
         elif thought:
-            deltas.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
+            chunks.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
         elif text or scored:
             logprobs = self._logprobs(scored or [])
-            deltas.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
+            chunks.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
         if finish is not None:
-            deltas.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
-        return [self._chunk([delta]) for delta in deltas]
+            chunks.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
+        return [self._chunk([chunk]) for chunk in chunks]
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(
             self._generation.id,
             self._generation.created,
@@ -95,7 +95,7 @@ class _ChatFormatter(ChunkFormatter[ChatChunkChoice]):
         return chat_logprobs(scored, self._generation.model.vocabulary)
 
 
-def _message(choice: WholeChoice) -> ChatMessage:
+def _message(choice: FinishedChoice) -> ChatMessage:
     calls = [
         ToolCallReply(call.id, FunctionCallReply(call.name, call.arguments))
         for call in choice.calls

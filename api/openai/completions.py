@@ -13,7 +13,7 @@ from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.body import read
-from chairlift.api.generate.answer import WholeChoice, answer
+from chairlift.api.generate.answer import FinishedChoice, answer
 from chairlift.api.generate.generation import Generation, TokenPrompt
 from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import sampling_params
@@ -104,8 +104,8 @@ class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
         choice = CompletionChoice(index, self._echo(index), self._prompt_logprobs(index))
         return [self._chunk([choice])]
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        index, text, scored, finish = piece[:4]
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish = delta[:4]
         chunks = []
         if text or scored:
             chunks.append(CompletionChoice(index, text, self._logprobs(index, scored or [])))
@@ -113,7 +113,7 @@ class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
             chunks.append(CompletionChoice(index, "", finish_reason=finish))
         return [self._chunk([chunk]) for chunk in chunks]
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
         reply = self._chunk(
             [
                 CompletionChoice(
@@ -159,7 +159,7 @@ class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
             )
         return self._echoed[prompt]
 
-    def _all_logprobs(self, choice: WholeChoice) -> CompletionLogprobs | None:
+    def _all_logprobs(self, choice: FinishedChoice) -> CompletionLogprobs | None:
         output = self._logprobs(choice.index, choice.scored)
         prompt = self._prompt_logprobs(choice.index)
         return output if output is None or prompt is None else joined(prompt, output)

@@ -64,7 +64,7 @@ async def embeddings(http: web.Request) -> web.Response:
     try:
         with service.live.riding(generation):
             generation.submit(deadline.arrival)
-            async with deadline.limit(), aclosing(generation.pieces()) as steps:
+            async with deadline.limit(), aclosing(generation.deltas()) as steps:
                 async for _ in steps:
                     pass  # a choice has its vector, and there is no text
     finally:

@@ -1,4 +1,4 @@
-"""One choice of a request while it is generated: turns engine outputs into pieces of a reply."""
+"""One choice of a request while it is generated: turns engine outputs into deltas of the reply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OutputDelta(NamedTuple):
 
     ``choice`` is the choice's index in the reply. ``text`` is reasoning if ``thought`` is True.
     ``scored`` holds the log-probabilities of text for the user, or None if they were not requested.
-    ``finish`` is set on the choice's last piece and only there.
+    ``finish`` is set on the choice's last delta and only there.
     """
 
     choice: int
@@ -68,7 +68,7 @@ class Choice(ABC):
 
     @abstractmethod
     def take(self, output: TokenOutput) -> list[OutputDelta]:
-        """Returns the pieces that ``output`` adds, in order; perhaps none.
+        """Returns the deltas that ``output`` adds, in order; perhaps none.
 
         Raises:
             GenerationFailed: the engine ended the choice with an error.
@@ -104,7 +104,7 @@ class VectorChoice(Choice):
 class TextChoice(Choice):
     """A choice that is text only.
 
-    With ``echoed``, the reply repeats the prompt: ``prompt_logprobs`` is set from the first piece
+    With ``echoed``, the reply repeats the prompt: ``prompt_logprobs`` is set from the first delta
     on, and the token that ends the text gets a log-probability too, which the caller leaves out if
     it wants only those of the prompt.
     """
