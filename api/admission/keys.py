@@ -113,14 +113,14 @@ def _key(name: str, table: object, defaults: KeyLimits) -> ApiKey:
     for field in table:
         if field not in ("key", "sha256", *limit_names):
             raise KeyFileError(f"[{name}]: unknown field {field[:64]!r}")
-    own: dict[str, int | None] = {}
+    overrides: dict[str, int | None] = {}
     for field in limit_names:
         if field in table:
             value = table[field]
             if type(value) is not int or value < 0:
                 raise KeyFileError(f"[{name}]: {field} must be a whole number, 0 or more")
-            own[field] = value or None
-    return ApiKey(name, _digest(name, table), replace(defaults, **own))
+            overrides[field] = value or None
+    return ApiKey(name, _digest(name, table), replace(defaults, **overrides))
 
 
 def _digest(name: str, table: Mapping[str, object]) -> bytes:

@@ -111,7 +111,7 @@ def _parallel(choice: Choice) -> bool:
 
 
 def _response_format(request: MessagesPrompt) -> Fields | None:
-    given = request.wanted_format
+    given = request.reply_format
     if given is None:
         return None
     schema = {"name": "output", "schema": given.schema_, "strict": True}

@@ -193,7 +193,7 @@ class MessagesPrompt(Request):
         return not (isinstance(self.thinking, _Thinks) and self.thinking.display == "omitted")
 
     @property
-    def wanted_format(self) -> JsonSchemaOutput | None:
+    def reply_format(self) -> JsonSchemaOutput | None:
         """The required format of the reply; None means any text."""
         return self.output_config.format or self.output_format
 

@@ -24,7 +24,7 @@ from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
+from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Transition
 from chairlift.api.text.grammars import check, grammar_of
 from chairlift.engine.messages import Grammar
 
@@ -136,33 +136,33 @@ def reply_syntax(
     ``thinks`` says whether the prompt ends inside a thought.
     """
     format = vocabulary.format
-    passages = tuple(_passages(format, tools))
-    if not passages:
+    transitions = tuple(_transitions(format, tools))
+    if not transitions:
         return None
     rules = vocabulary.rules(
         format.initial or (THOUGHT if thinks else NORMAL),
-        passages,
+        transitions,
         show_special=not request.skip_special_tokens,
     )
     return ReplySyntax(rules, format.thoughts is not None, None if tools is None else tools.syntax)
 
 
-def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
+def _transitions(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Transition]:
     is_constrained = tools is not None and tools.syntax.is_constrained
     # Calls made by a grammar use other tags than the model's native format.
-    yield from (p for p in format.passages if not is_constrained or p.target != CALL)
+    yield from (p for p in format.transitions if not is_constrained or p.target != CALL)
     if format.thoughts is not None:
-        yield Passage(NORMAL, format.thoughts.start, THOUGHT)
-        yield Passage(THOUGHT, format.thoughts.end, NORMAL)
+        yield Transition(NORMAL, format.thoughts.start, THOUGHT)
+        yield Transition(THOUGHT, format.thoughts.end, NORMAL)
     if tools is None:
         return
     start, end = tools.syntax.start, tools.syntax.end
-    yield Passage(CALL, end, NORMAL)
+    yield Transition(CALL, end, NORMAL)
     # A format with transitions to calls of its own needs no others.
-    if is_constrained or not any(passage.target == CALL for passage in format.passages):
-        yield Passage(NORMAL, start, CALL)
+    if is_constrained or not any(transition.target == CALL for transition in format.transitions):
+        yield Transition(NORMAL, start, CALL)
         if format.initial not in (None, NORMAL, THOUGHT):
-            yield Passage(format.initial, start, CALL)
+            yield Transition(format.initial, start, CALL)
     # Some models begin a call without ending their thought.
     if not is_constrained and start.token is not None:
-        yield Passage(THOUGHT, start, CALL)
+        yield Transition(THOUGHT, start, CALL)

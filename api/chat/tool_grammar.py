@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.fields import checked_size
 from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.tools import Function
 from chairlift.api.text.chat_format import Tag
@@ -75,19 +75,23 @@ def _regex(text: str) -> str:
     return "".join(c if c.isalnum() or c in "<>_" else f"\\{c}" for c in text)
 
 
-def _reply(wanted: GrammarRequest) -> str:
-    kind, text = wanted.grammar.kind, wanted.grammar.text
+def _reply(request: GrammarRequest) -> str:
+    kind, text = request.grammar.kind, request.grammar.text
     if kind == "json_schema":
         try:
-            schema = bounded(msgspec.json.decode(text, type=dict[str, Any]))
+            schema = checked_size(msgspec.json.decode(text, type=dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise RequestError(f"{wanted.param}: no JSON schema: {error}", wanted.param) from error
+            raise RequestError(
+                f"{request.param}: no JSON schema: {error}", request.param
+            ) from error
         return f"%json {_with_options(bounded_objects(schema), JSON_OPTIONS)}"
     if kind == "json_object":
         return f"%json {_with_options(bounded_objects({'type': 'object'}), JSON_OPTIONS)}"
     if kind == "choice":
         return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
-    raise RequestError(f"{wanted.param}: not together with tools that can be called", wanted.param)
+    raise RequestError(
+        f"{request.param}: not together with tools that can be called", request.param
+    )
 
 
 def _schema(function: Function) -> str:

@@ -48,20 +48,20 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     """
     if not request.callable_tools:
         return None
-    native, choosing = format.calls, request.choosing
+    native, choice = format.calls, request.effective_choice
     short_ids = native is not None and native.parser_name == _SHORT_IDS
     strict = any(tool.function.strict for tool in request.tools)
     is_json = native is not None and native.parser_name == JSON_TOOLS
-    is_free = choosing.mode == "auto" and request.wanted is None and not (is_json and strict)
+    is_free = choice.mode == "auto" and request.grammar_request is None and not (is_json and strict)
     if native is not None and is_free:
-        tools = [tool.shown() for tool in request.tools]
+        tools = [tool.for_template() for tool in request.tools]
         new_parser = partial(NativeCallParser, native.parse, native.parser_name, tools, short_ids)
         limits = CallLimits(1 if request.calls_once else MAX_CALLS, MAX_SAME_CALLS)
         syntax = CallSyntax(native.start, native.end, new_parser, limits, is_constrained=False)
         return ToolPlan(syntax, None)
     start, end = (native.start, native.end) if native is not None and is_json else format.form
-    named = choosing.name
-    required = choosing.mode == "required"
+    named = choice.name
+    required = choice.mode == "required"
     limits = CallLimits(
         calls=1 if request.calls_once else MAX_CONSTRAINED_CALLS,
         same=1 if required else MAX_SAME_CALLS,
@@ -73,7 +73,7 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         end,
         required=required,
         max_calls=limits.calls,
-        reply=request.wanted,
+        reply=request.grammar_request,
     )
     new_parser = partial(JsonCallParser, short_ids)
     return ToolPlan(CallSyntax(start, end, new_parser, limits, is_constrained=True), grammar)

@@ -159,11 +159,11 @@ async def _stream(
 ) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
 
-    def too_much_waits() -> bool:
+    def is_too_slow() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
     async with EventStream(
-        http, formatter.framing, settings.keep_alive_seconds, too_much_waits
+        http, formatter.framing, settings.keep_alive_seconds, is_too_slow
     ) as events:
         try:
             async with http[DEADLINE].limit():

@@ -47,7 +47,7 @@ class EventStream:
     """One event stream reply, opened and closed by ``async with``.
 
     A stream silent for ``keep_alive_seconds`` gets the keep-alive of ``framing``. A client that
-    does not read is cut off once ``too_much`` returns true. Writing raises ConnectionResetError
+    does not read is cut off once ``is_too_slow`` returns true. Writing raises ConnectionResetError
     after the client has left.
     """
 
@@ -56,13 +56,13 @@ class EventStream:
         request: web.Request,
         framing: Framing,
         keep_alive_seconds: float,
-        too_much: Callable[[], bool],
+        is_too_slow: Callable[[], bool],
     ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._framing = framing
         self._interval = keep_alive_seconds
-        self._too_much = too_much
+        self._is_too_slow = is_too_slow
         self._encode = msgspec.json.Encoder().encode
         self._last_write = 0.0
 
@@ -107,7 +107,7 @@ class EventStream:
             silent = loop.time() - self._last_write
             await asyncio.sleep(min(max(0.0, self._interval - silent), WATCH_SECONDS))
             if self._request.protocol.writing_paused:
-                if self._too_much():
+                if self._is_too_slow():
                     self._cut_off()
                 continue
             if loop.time() - self._last_write < self._interval:

@@ -79,7 +79,7 @@ class Canary:
         self._client = client
         self._recorder = recorder
         self._interval = interval
-        self._wanted: asyncio.Future[FinishedRow] | None = None
+        self._row_future: asyncio.Future[FinishedRow] | None = None
         self._recording: RecordedStream | None = None
         self._replay: TokenStream | None = None
 
@@ -88,13 +88,13 @@ class Canary:
         if self._replay is not None:
             self._replay.close()
         stream = self._client.submit(request)
-        if self._wanted is None or self._wanted.done():
+        if self._row_future is None or self._row_future.done():
             return stream
         if self._recording is not None and not self._recording.ended:
             return stream
         if not request.params.max_tokens:
             return stream  # it generates nothing to compare
-        self._recording = RecordedStream(stream, request, self._wanted)
+        self._recording = RecordedStream(stream, request, self._row_future)
         return self._recording
 
     async def run(self) -> None:
@@ -108,11 +108,11 @@ class Canary:
                 logger.error("a row could not be replayed: %s", redacted_traceback(error))
 
     async def _next_row(self) -> FinishedRow:
-        self._wanted = asyncio.get_running_loop().create_future()
+        self._row_future = asyncio.get_running_loop().create_future()
         try:
-            return await self._wanted
+            return await self._row_future
         finally:
-            self._wanted = self._recording = None
+            self._row_future = self._recording = None
 
     async def _check(self, row: FinishedRow) -> None:
         for _ in range(ATTEMPTS):
@@ -171,11 +171,11 @@ class RecordedStream:
     """Passes a user's stream on unchanged and records one of its choices as a ``FinishedRow``."""
 
     def __init__(
-        self, stream: TokenStream, request: Submit, wanted: asyncio.Future[FinishedRow]
+        self, stream: TokenStream, request: Submit, row_future: asyncio.Future[FinishedRow]
     ) -> None:
         self._stream = stream
         self._row = FinishedRow(request, REQUEST_ID.get(), random.randrange(request.n), [])
-        self._wanted = wanted
+        self._row_future = row_future
         self.ended = False
 
     async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
@@ -208,6 +208,6 @@ class RecordedStream:
             self._end(complete=output.finish in ("stop", "length"))
 
     def _end(self, complete: bool) -> None:
-        if complete and not self.ended and not self._wanted.done():
-            self._wanted.set_result(self._row)
+        if complete and not self.ended and not self._row_future.done():
+            self._row_future.set_result(self._row)
         self.ended = True

@@ -78,7 +78,7 @@ class RequestRecord:
     ended: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of_request(
+    def from_request(
         cls, request: web.Request, request_id: str, status: int, started: float
     ) -> RequestRecord:
         """The record of a request that ends now. It holds no text chosen by the client."""

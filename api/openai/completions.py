@@ -34,7 +34,7 @@ from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar
 
-# OpenAI's default, far below the chat's.
+# OpenAI's default for completions; chat's is the remaining context.
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -79,7 +79,7 @@ async def _token_prompt(
         logprobs=request.logprobs,
         grammar=grammar,
     )
-    # Yield between prompts: hundreds of them must not block all streams.
+    # Yield to the event loop between prompts: hundreds of them must not block all streams.
     await asyncio.sleep(0)
     return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
 
@@ -93,7 +93,7 @@ class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
         super().__init__(generation, request)
         self._top_logprobs = request.logprobs
         self._echoes = echoes
-        # Prompt log-probabilities that were sent already; n choices share them.
+        # Log-probabilities by prompt, computed once for its n choices.
         self._echoed: dict[int, CompletionLogprobs] = {}
         self._n = request.n
         self._vocabulary = generation.model.vocabulary

@@ -21,7 +21,7 @@ from chairlift.api.responses.request import (
     TextFormat,
 )
 from chairlift.api.responses.store import ResponseStore, StoredResponse
-from chairlift.api.responses.tools import Chosen, chosen, function_of
+from chairlift.api.responses.tools import SelectedTools, function_of, select_tools
 from chairlift.api.schemas.messages import MAX_MESSAGES
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.engine.errors import RequestError
@@ -54,7 +54,7 @@ def earlier_of(request: Conversation, store: ResponseStore, owner: str) -> Earli
     previous = request.previous_response_id
     return Earlier(
         None if previous is None else store.get(owner, previous),
-        store.holding(owner, references_in(request.input)),
+        store.containing(owner, references_in(request.input)),
     )
 
 
@@ -83,7 +83,7 @@ class Dialogue(NamedTuple):
     """
 
     chat: ChatRequest
-    offered: Chosen
+    offered: SelectedTools
     inputs: bytes
     item_ids: tuple[str, ...]
 
@@ -96,7 +96,7 @@ def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
             contradict each other.
     """
     items = conversation_of(request, earlier)
-    offered = chosen(request.tools, request.tool_choice)
+    offered = select_tools(request.tools, request.tool_choice)
     chat = ChatRequest.model_validate(
         {
             **_prompt_fields(request, items, offered),
@@ -123,11 +123,13 @@ def prompt_request(request: ResponsesPrompt, earlier: Earlier) -> ChatRequest:
         RequestError, pydantic.ValidationError: as ``dialogue_of``.
     """
     items = conversation_of(request, earlier)
-    offered = chosen(request.tools, request.tool_choice)
+    offered = select_tools(request.tools, request.tool_choice)
     return ChatRequest.model_validate(_prompt_fields(request, items, offered))
 
 
-def _prompt_fields(request: ResponsesPrompt, items: Sequence[Item], offered: Chosen) -> Fields:
+def _prompt_fields(
+    request: ResponsesPrompt, items: Sequence[Item], offered: SelectedTools
+) -> Fields:
     return {
         "model": request.model,
         "messages": messages_of(request.instructions, items),
@@ -166,7 +168,7 @@ def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
 
 
 def empty_response(
-    request: ResponsesRequest, offered: Chosen, generation: Generation, store: bool
+    request: ResponsesRequest, offered: SelectedTools, generation: Generation, store: bool
 ) -> Response:
     """The response object before any output is generated."""
     return Response(

@@ -29,7 +29,7 @@ from chairlift.api.responses.request import (
     ResponsesRequest,
 )
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore, StoredResponse
-from chairlift.api.schemas.names import renamed
+from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 
@@ -47,7 +47,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     store, owner = http.app[RESPONSE_STORE], http[ACCOUNT].name
     stores = _stores(request, store)
     earlier, bodies = await _earlier(http, request)
-    with renamed(_NAMES):
+    with renamed_errors(_NAMES):
         dialogue = await convert(http, bodies, dialogue_of, request, earlier)
         generation = await prepare(http, dialogue.chat, "resp_")
 
@@ -67,7 +67,7 @@ async def count_input_tokens(http: web.Request) -> web.Response:
     request = await read(http, InputTokensRequest)
     earlier, bodies = await _earlier(http, request)
     model = http.app[SERVICE].model(request.model)
-    with renamed(_NAMES):
+    with renamed_errors(_NAMES):
         chat = await convert(http, bodies, prompt_request, request, earlier)
         async with http[DEADLINE].limit():
             tokens = await prompt_of(chat, model)
@@ -78,7 +78,7 @@ async def compact_response(http: web.Request) -> web.StreamResponse:
     """Replies with items that replace a conversation: the user's messages and a summary."""
     request = await read(http, CompactRequest)
     earlier, bodies = await _earlier(http, request)
-    with renamed(_NAMES):
+    with renamed_errors(_NAMES):
         compaction = await convert(http, bodies, compaction_of, request, earlier)
         # The summary may use whatever the context has left.
         generation = await prepare(http, compaction.chat, "resp_", fit=True)

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.responses.hosted import Id
 from chairlift.api.responses.inputs import Input
-from chairlift.api.responses.tools import Choosing, Tools
+from chairlift.api.responses.tools import ToolChoiceField, Tools
 from chairlift.api.schemas.field_types import Ignored, only
 from chairlift.api.schemas.fields import JsonObject, known_kind
 from chairlift.api.schemas.request import Request
@@ -106,7 +106,7 @@ class ResponsesPrompt(Conversation):
     """The fields that determine the prompt."""
 
     tools: Tools = []
-    tool_choice: Choosing = "auto"
+    tool_choice: ToolChoiceField = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()

@@ -98,17 +98,17 @@ def _choice(value: object) -> Choice:
     return FunctionChoice.model_validate(check(value))
 
 
-Choosing = Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choice)]
+ToolChoiceField = Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choice)]
 
 
-class Chosen(NamedTuple):
+class SelectedTools(NamedTuple):
     """The functions that the model sees, and whether it must call one."""
 
     tools: list[FunctionTool]
     choice: ToolChoice
 
 
-def chosen(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> Chosen:
+def select_tools(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> SelectedTools:
     """Selects the functions for the model, and logs the types of tools that are dropped.
 
     Raises:
@@ -132,7 +132,7 @@ def chosen(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> Chosen:
         )
     if others:
         logger.warning("left out tools of types that are not run: %s", ", ".join(others)[:512])
-    return Chosen(functions, made)
+    return SelectedTools(functions, made)
 
 
 def _allowed(functions: list[FunctionTool], choice: AllowedTools) -> list[FunctionTool]:

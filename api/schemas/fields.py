@@ -81,7 +81,7 @@ def _template_kwargs(value: object) -> dict[str, Any]:
         raise ValueError(f"must hold at most {MAX_TEMPLATE_KWARGS} values")
     if not all(name.isidentifier() for name in value):
         raise ValueError("every name must be an identifier")
-    if len(msgspec.json.encode(bounded(value))) > MAX_TEMPLATE_KWARGS_BYTES:
+    if len(msgspec.json.encode(checked_size(value))) > MAX_TEMPLATE_KWARGS_BYTES:
         raise ValueError(f"must have at most {MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON")
     return value
 
@@ -111,7 +111,7 @@ def _part_text(part: Any) -> str:
     return text
 
 
-def bounded(value: dict[str, Any]) -> dict[str, Any]:
+def checked_size(value: dict[str, Any]) -> dict[str, Any]:
     """Returns ``value``; raises ValueError if it is nested too deeply or too large."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -199,5 +199,5 @@ Content = Annotated[
         }
     ),
 ]
-JsonObject = Annotated[dict[str, Any], AfterValidator(bounded)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(checked_size)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

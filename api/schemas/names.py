@@ -9,7 +9,7 @@ from chairlift.engine.errors import RequestError
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
     """What is refused within names the field that this door's client has sent."""
     try:
         yield

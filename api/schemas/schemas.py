@@ -87,8 +87,8 @@ class ChatRequest(GenerationRequest, Templating):
     @model_validator(mode="after")
     def _a_call_has_one_form(self) -> Self:
         """Refuses a demanded call with any grammar but ``response_format``, which skips calls."""
-        if self.choosing.mode == "required":
-            for param, _ in self.all_wanted:
+        if self.effective_choice.mode == "required":
+            for param, _ in self.grammar_requests:
                 if param != "response_format":
                     raise RequestError(
                         f"{param}: not together with a tool_choice that demands a call", param

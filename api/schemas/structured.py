@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.fields import checked_size
 from chairlift.api.schemas.request import Request
 from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import MAX_CHARS
@@ -35,7 +35,7 @@ def _schema(value: object) -> str:
         return msgspec.json.encode(decoded).decode() if isinstance(decoded, dict) else value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
-    text = msgspec.json.encode(bounded(value)).decode()
+    text = msgspec.json.encode(checked_size(value)).decode()
     if len(text) > MAX_CHARS:
         raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")
     return text
@@ -84,7 +84,7 @@ class ResponseFormat(Request):
         return self.text if self.json_schema is None else self.json_schema.text
 
     @property
-    def wanted(self) -> Iterator[GrammarRequest]:
+    def grammar_requests(self) -> Iterator[GrammarRequest]:
         """The grammar that this field asks for, if any."""
         if self.schema_text is not None:
             yield GrammarRequest("response_format", Grammar("json_schema", self.schema_text))
@@ -107,12 +107,12 @@ class StructuredOutputs(Request):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if len(list(self.wanted)) != 1:
+        if len(list(self.grammar_requests)) != 1:
             raise ValueError("exactly one of json, regex, choice, grammar, json_object")
         return self
 
     @property
-    def wanted(self) -> Iterator[GrammarRequest]:
+    def grammar_requests(self) -> Iterator[GrammarRequest]:
         """The grammar that this field asks for; one if the fields are valid."""
         prefix = "structured_outputs."
         yield from _each("json_schema", prefix, json=self.json_text)
@@ -150,7 +150,7 @@ class Structured(Request):
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Self:
-        for first, second in pairwise(self.all_wanted):
+        for first, second in pairwise(self.grammar_requests):
             if first.grammar != second.grammar:
                 raise RequestError(
                     f"{second.param}: the reply has to be something already, by {first.param}",
@@ -159,20 +159,20 @@ class Structured(Request):
         return self
 
     @cached_property
-    def wanted(self) -> GrammarRequest | None:
+    def grammar_request(self) -> GrammarRequest | None:
         """The grammar that the reply must follow; None means any text."""
-        if not self.all_wanted:
+        if not self.grammar_requests:
             return None
-        param, grammar = self.all_wanted[0]
+        param, grammar = self.grammar_requests[0]
         return GrammarRequest(param, _closed(grammar) if self._is_strict else grammar)
 
     @cached_property
-    def all_wanted(self) -> list[GrammarRequest]:
+    def grammar_requests(self) -> list[GrammarRequest]:
         """The grammars that the fields ask for. Validation ensures that all are equal."""
         form, outputs = self.response_format, self.structured_outputs
         return [
-            *(() if form is None else form.wanted),
-            *(() if outputs is None else outputs.wanted),
+            *(() if form is None else form.grammar_requests),
+            *(() if outputs is None else outputs.grammar_requests),
             *_each("json_schema", guided_json=self.guided_json, json_schema=self.json_schema),
             *_each("regex", guided_regex=self.guided_regex, regex=self.regex),
             *_each("choice", guided_choice=self.guided_choice),
@@ -205,7 +205,7 @@ def _each(
 def _closed(grammar: Grammar) -> Grammar:
     """The grammar of a schema, changed to allow no additional properties."""
     try:
-        schema = bounded(msgspec.json.decode(grammar.text, type=dict[str, Any]))
+        schema = checked_size(msgspec.json.decode(grammar.text, type=dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return grammar  # not a readable schema; ``check`` reports it
     return Grammar(grammar.kind, msgspec.json.encode(closed(schema)).decode())

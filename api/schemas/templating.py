@@ -10,7 +10,7 @@ from pydantic import model_validator
 from chairlift.api.schemas.fields import TemplateKwargs
 from chairlift.api.schemas.messages import Messages
 from chairlift.api.schemas.request import Request
-from chairlift.api.schemas.tools import Choosing, ToolChoice, Tools
+from chairlift.api.schemas.tools import ToolChoice, ToolChoiceField, Tools
 from chairlift.engine.errors import RequestError
 
 # OpenAI's, with Anthropic's "max".
@@ -21,7 +21,7 @@ class Templating(Request):
     """``add_generation_prompt`` None is what goes with ``continue_final_message``."""
 
     tools: Tools = []
-    tool_choice: Choosing | None = None
+    tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -41,7 +41,7 @@ class Templating(Request):
         names = {tool.function.name for tool in self.tools}
         if len(names) < len(self.tools):
             raise RequestError("tools: two functions have the same name", "tools")
-        choice = self.choosing
+        choice = self.effective_choice
         if choice.mode == "required" and not names:
             raise RequestError("tool_choice needs tools", "tool_choice")
         if choice.name is not None and choice.name not in names:
@@ -67,24 +67,24 @@ class Templating(Request):
         return self.add_generation_prompt
 
     @property
-    def choosing(self) -> ToolChoice:
+    def effective_choice(self) -> ToolChoice:
         """Whether the model may call."""
         return self.tool_choice or ToolChoice("auto")
 
     @property
     def callable_tools(self) -> Tools:
         """The functions that the prompt shows to the model."""
-        return [] if self.choosing.mode == "none" else self.tools
+        return [] if self.effective_choice.mode == "none" else self.tools
 
     @property
     def calls_once(self) -> bool:
         """Whether a reply holds at most one call, by the client's wish or its named function."""
-        return not self.parallel_tool_calls or self.choosing.name is not None
+        return not self.parallel_tool_calls or self.effective_choice.name is not None
 
     @property
     def tool_chars(self) -> int:
         """The number of characters of tools that a template may render."""
-        return sum(len(msgspec.json.encode(tool.shown())) for tool in self.callable_tools)
+        return sum(len(msgspec.json.encode(tool.for_template())) for tool in self.callable_tools)
 
     def check_end(self, messages: Messages) -> None:
         """Raises RequestError if the final message is to be continued but cannot be."""

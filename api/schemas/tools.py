@@ -30,7 +30,7 @@ class Tool(Request):
     type: Literal["function"]
     function: Function
 
-    def shown(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The form for templates and parsers, with all fields, as some read absent ones."""
         function = self.function
         parameters = function.parameters or {"type": "object", "properties": {}}
@@ -62,7 +62,7 @@ def _tool_choice(value: object) -> ToolChoice:
     )
 
 
-Choosing = Annotated[
+ToolChoiceField = Annotated[
     ToolChoice,
     BeforeValidator(_tool_choice),
     WithJsonSchema(

@@ -105,7 +105,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
             recorder.record_rejected(problem.rejected)
         return problem.response(error_format_of(request.path).reply(problem, request_id))
     finally:
-        record = RequestRecord.of_request(request, request_id, status, started)
+        record = RequestRecord.from_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
         log_request(record)
         if ACCESS.get(record.route) == "work":

@@ -27,7 +27,7 @@ class Connection(web.RequestHandler):
     What is sent waits in the transport while the client does not read. Once it is more than the
     transport's mark (64 KiB), the client has ``slow_reader_seconds`` to read most of it.
 
-    A connection whose file number is ``most_files`` or more is refused: the numbers up to the
+    A connection whose file number is ``max_files`` or more is refused: the numbers up to the
     process's limit are for what keeps the other clients served (see ``files``).
 
     ``on_rejected`` is called with "malformed" for what is no HTTP, and with "connections".
@@ -38,17 +38,17 @@ class Connection(web.RequestHandler):
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
         slow_reader_seconds: float,
-        most_files: int,
+        max_files: int,
         on_rejected: Callable[[str], None],
         **options: Any,
     ) -> None:
         super().__init__(server, loop=loop, **options)
         self._event_loop = loop
         self._slow_reader_seconds = slow_reader_seconds
-        self._most_files = most_files
+        self._max_files = max_files
         self._on_rejected = on_rejected
         self._refused = False
-        self._cut: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         # aiohttp forgets its own transport before everything is sent.
         self._wire: asyncio.Transport | None = None
 
@@ -57,7 +57,7 @@ class Connection(web.RequestHandler):
         # NOTE: the loop guarantees a Transport; uvloop's class does not inherit from it.
         self._wire = cast(asyncio.Transport, transport)
         # The system assigns the lowest free file number.
-        if transport.get_extra_info("socket").fileno() >= self._most_files:
+        if transport.get_extra_info("socket").fileno() >= self._max_files:
             self._refuse(self._wire)
         else:
             super().connection_made(transport)
@@ -70,16 +70,16 @@ class Connection(web.RequestHandler):
     def pause_writing(self) -> None:
         """Starts the clock of a client that does not read fast enough."""
         super().pause_writing()
-        self._cut = self._event_loop.call_later(self._slow_reader_seconds, self._cut_off)
+        self._timer = self._event_loop.call_later(self._slow_reader_seconds, self._cut_off)
 
     def resume_writing(self) -> None:
         """Stops the clock: the client has caught up."""
         super().resume_writing()
-        self._keep()
+        self._stop_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the connection's request, if there is one."""
-        self._keep()
+        self._stop_timer()
         if not self._refused:
             super().connection_lost(exc)
 
@@ -124,15 +124,15 @@ class Connection(web.RequestHandler):
         wire.close()
 
     def _cut_off(self) -> None:
-        self._cut = None
+        self._timer = None
         if self._wire is not None:
             logger.info("cut off a client that did not read for %g s", self._slow_reader_seconds)
             self._wire.abort()
 
-    def _keep(self) -> None:
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _too_many() -> bytes:

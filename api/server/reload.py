@@ -33,17 +33,17 @@ class Reloader:
         self._accounts = accounts
         self._certificate = certificate
         self._recorder = recorder
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Requests a reload."""
-        self._asked.set()
+        self._requested.set()
 
     async def run(self) -> None:
         """Reloads whenever requested, until it is cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._requested.wait()
+            self._requested.clear()
             await self.reload()
 
     async def reload(self) -> None:

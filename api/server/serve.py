@@ -65,7 +65,7 @@ class Server:
         service = self._service
         reloader = Reloader(self._settings, service.accounts, self._certificate, service.recorder)
         async with AsyncExitStack() as stack:
-            stack.enter_context(handled(self._on_stop, reloader.ask))
+            stack.enter_context(handled(self._on_stop, reloader.request))
             stack.callback(asyncio.create_task(reloader.run()).cancel)
             stack.callback(self._sockets.close)
             self._trace(stack)

@@ -12,7 +12,7 @@ class Detokenizer(Protocol):
 
     @property
     def last_segment(self) -> str:
-        """The text that was completed since this property was last read."""
+        """The text completed since this property was last read."""
         ...
 
     def add_token(self, token: int) -> None: ...
