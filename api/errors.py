@@ -63,8 +63,10 @@ class Unauthorized(Exception):
 class RateLimited(Exception):
     """The request's API key has reached a rate limit.
 
-    ``kind`` is "requests", "tokens" or "streams", ``limit`` the limit in words; ``retry_after`` is
-    in seconds.
+    Args:
+        kind: "requests", "tokens" or "streams".
+        limit: the limit in words.
+        retry_after: seconds until the client should try again.
     """
 
     def __init__(self, kind: str, limit: str, retry_after: float) -> None:
@@ -74,15 +76,22 @@ class RateLimited(Exception):
 
 
 class TooManyWatchers(Exception):
-    """The maximum number of pages already watches the server."""
+    """Too many status pages are open already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as the client sees it.
 
-    ``rejected`` is the metrics' label if the request was refused at admission, else None.
-    ``overflow`` holds the sizes of a prompt that is too long.
+    Attributes:
+        status: the HTTP status.
+        message: one or two sentences for the client's developer.
+        type: OpenAI's error type.
+        param: the request field that is wrong, or None.
+        code: OpenAI's error code, or None.
+        headers: further headers of the reply.
+        rejected: the reason in the metrics if the request was refused before generation, else None.
+        overflow: the sizes of a prompt that is too long, else None.
     """
 
     status: int
@@ -127,7 +136,7 @@ OPENAI_ERRORS = ErrorFormat(ErrorReply, lambda problem, request_id: problem.repl
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem that a client sees for ``error``; an unknown error is a 500 without details."""
+    """Maps an exception to what the client sees; an unknown one is a 500 without details."""
     match error:
         case UnknownModel():
             return Problem(404, str(error), param=error.param, code="model_not_found")
@@ -207,7 +216,7 @@ def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
 
 
 def _retry_after(seconds: float) -> Mapping[str, str]:
-    """The header in whole seconds, at least one."""
+    """The header Retry-After, in seconds rounded up, at least 1."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 

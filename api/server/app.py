@@ -1,4 +1,4 @@
-"""The aiohttp application: its routes and middlewares."""
+"""Builds the aiohttp application from the routes and middlewares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from chairlift.api.server.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
 
-# A client's own request id is echoed and logged only if it matches.
+# A request id that the client sends is echoed and logged only if it matches this.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -39,7 +39,7 @@ ACCESS: Mapping[str, Access] = {
 
 
 def build_app(service: Service) -> web.Application:
-    """Builds the application; the model of ``service`` may still be loading."""
+    """Builds the application. The model of ``service`` may still be loading."""
     settings = service.settings
     admit = admission(ACCESS, service.accounts, service.drain, settings.request_seconds)
     app = web.Application(middlewares=[_boundary, admit], client_max_size=settings.max_body_bytes)
@@ -77,7 +77,10 @@ def _openapi_handler() -> Handler:
 
 @web.middleware
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Gives every request an id, turns its errors into replies, and records it."""
+    """Gives each request an id, replies to exceptions in the route's error format, and records it.
+
+    It encloses all other middlewares.
+    """
     started = time.monotonic()
     given = request.headers.get("X-Request-Id", "")
     request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
@@ -91,9 +94,9 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         status = response.status
         return response
     except (asyncio.CancelledError, ConnectionResetError):
-        # If the connection still exists, the server is stopping and has cancelled the handler.
+        # If the connection is still open, the server is stopping and has cancelled the handler.
         left = request.transport is None or request.transport.is_closing()
-        # The page's watchers always leave this way.
+        # Clients of the page's event stream always leave this way.
         if left and route_of(request) != EVENTS:
             recorder.record_disconnect()
         raise

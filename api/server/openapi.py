@@ -1,4 +1,4 @@
-"""GET /openapi.json, made from the routes, the pydantic requests and the msgspec replies."""
+"""Builds the document of GET /openapi.json from the routes and their request and reply types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATH_NAME = re.compile(r"{(\w+)}")
 _PRIORITY = {
     "name": HEADER,
     "in": "header",
-    "description": "The request's class where the body gives no priority; lower is earlier.",
+    "description": "The priority class if the body has no priority; lower runs earlier.",
     "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "default": 0},
 }
 

@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Reloads the files on request.
+    """Reloads the key file and the certificate.
 
-    Changes apply to later requests and connections; running ones are not disturbed. An invalid
-    file is logged, and its previous contents stay in force.
+    Changes apply to later requests and connections; running ones are not disturbed. If a file is
+    invalid, that is logged and its previous contents stay in force.
     """
 
     def __init__(
