@@ -1,7 +1,7 @@
-"""The canary: sometimes replays a finished row alone, and counts rows whose tokens differ.
+"""The canary: replays finished rows alone now and then, and counts rows whose tokens differ.
 
-A row's tokens must not depend on the rest of the batch. Computing a row again is the only way to
-check that on the operator's machine and with the users' requests.
+A row's tokens must not depend on the rest of the batch. Only computing a row again can check that
+on the operator's machine and with the users' requests.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from chairlift.metrics.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-# A replay compares at most this many first output tokens.
+# A replay compares at most the first so many output tokens.
 MAX_TOKENS = 1024
-# How often a waiting replay checks whether the engine is idle.
+# A waiting replay checks at this interval whether the engine is idle.
 POLL_SECONDS = 0.1
-# How often an interrupted replay is tried: a long row must not block all later ones.
+# An interrupted replay is tried this many times; a long row must not block all later ones.
 ATTEMPTS = 3
 
 
 class FinishedRow(NamedTuple):
-    """One choice of a finished request, its id in the logs, and its first output tokens."""
+    """One choice of a finished request: the request, its id in the logs, and the output tokens."""
 
     request: Submit
     request_id: str | None
@@ -44,7 +44,7 @@ class FinishedRow(NamedTuple):
     tokens: list[int]
 
     def replay(self) -> Submit:
-        """A request for the same tokens, with the lowest priority and no shared prefix."""
+        """A request that computes the row again, at the lowest priority and without the prefix cache."""
         params = self.request.params
         name = uuid.uuid4().hex
         return Submit(
@@ -63,7 +63,7 @@ class FinishedRow(NamedTuple):
         )
 
     def divergence(self, tokens: list[int]) -> int | None:
-        """The first output position where a replay's tokens differ, or None."""
+        """The first position where a replay's output tokens differ, or None."""
         pairs = zip_longest(self.tokens, tokens)
         return next((at for at, (mine, other) in enumerate(pairs) if mine != other), None)
 
@@ -72,7 +72,7 @@ class Canary:
     """Records one row of the users' requests every ``interval`` seconds, and replays it.
 
     A replay starts when the engine is idle and is cancelled as soon as a user submits a request.
-    It is tried ATTEMPTS times, then the row is dropped. Only one row is in memory at a time.
+    After ATTEMPTS cancelled replays the row is dropped. Only one row is in memory at a time.
     """
 
     def __init__(self, client: EngineClient, recorder: Recorder, interval: float) -> None:
@@ -93,7 +93,7 @@ class Canary:
         if self._recording is not None and not self._recording.ended:
             return stream
         if not request.params.max_tokens:
-            return stream  # it generates nothing to compare
+            return stream  # it generates no tokens to compare
         self._recording = RecordedStream(stream, request, self._row_future)
         return self._recording
 
@@ -168,7 +168,7 @@ class Canary:
 
 
 class RecordedStream:
-    """Passes a user's stream on unchanged and records one of its choices as a ``FinishedRow``."""
+    """Forwards a user's stream unchanged, and records one of its choices as a FinishedRow."""
 
     def __init__(
         self, stream: TokenStream, request: Submit, row_future: asyncio.Future[FinishedRow]

@@ -14,14 +14,14 @@ MAX_STOPS = 16
 # Bounds the matching cost per token; real stop strings are much shorter.
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
-# A template's settings are a few switches and words.
+# Real template settings are a few switches and words.
 MAX_TEMPLATE_KWARGS = 64
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10
 MAX_BIASES = 1024
-# Objects are written as JSON again by libraries with a depth limit; no schema needs this much.
+# Libraries with a depth limit encode objects as JSON again; no real schema is nested this deep.
 MAX_DEPTH = 64
 
-# Marks a message's required content that is missing.
+# The content of a message whose role requires one that it does not have.
 MISSING = object()
 
 # No model's context is longer; validating more would block all streams.
@@ -125,7 +125,10 @@ def checked_size(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
-    """A validator that an object's "type" is one of ``kinds``; ``what`` names the objects."""
+    """A validator that checks that an object's "type" is one of ``kinds``.
+
+    ``what`` is the plural name of the objects, for the error.
+    """
 
     def check(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Request fields for structured output, as OpenAI, vLLM, llama.cpp and SGLang name them."""
+"""The request fields for structured output of OpenAI, vLLM, llama.cpp and SGLang."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ MAX_CHOICES = 1000
 
 
 def _schema(value: object) -> str:
-    """A JSON schema's text, normalized whether it is given as text or object; order is kept.
+    """The normalized text of a JSON schema, which may be given as an object or as text.
 
-    A text that is not a JSON object stays as it is: the grammar library reports what is wrong.
+    The order of its fields is kept. A text that is not a JSON object is returned unchanged; the
+    grammar library reports the error.
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
@@ -85,7 +86,7 @@ class ResponseFormat(Request):
 
     @property
     def grammar_requests(self) -> Iterator[GrammarRequest]:
-        """The grammar that this field asks for, if any."""
+        """The grammar that this field requests, if any."""
         if self.schema_text is not None:
             yield GrammarRequest("response_format", Grammar("json_schema", self.schema_text))
         elif self.type == "json_object":
@@ -93,9 +94,9 @@ class ResponseFormat(Request):
 
 
 class StructuredOutputs(Request):
-    """vLLM's field; exactly one of its forms is given.
+    """vLLM's field for structured output, which must have exactly one grammar.
 
-    ``disable_additional_properties`` means what ``strict`` means in ``json_schema``.
+    ``disable_additional_properties`` is like ``strict`` of ``json_schema``.
     """
 
     json_text: Annotated[Schema | None, Field(alias="json")] = None
@@ -113,7 +114,7 @@ class StructuredOutputs(Request):
 
     @property
     def grammar_requests(self) -> Iterator[GrammarRequest]:
-        """The grammar that this field asks for; one if the fields are valid."""
+        """The grammars that this field requests; exactly one if it is valid."""
         prefix = "structured_outputs."
         yield from _each("json_schema", prefix, json=self.json_text)
         yield from _each("regex", prefix, regex=self.regex)
@@ -168,7 +169,7 @@ class Structured(Request):
 
     @cached_property
     def grammar_requests(self) -> list[GrammarRequest]:
-        """The grammars that the fields ask for. Validation ensures that all are equal."""
+        """The grammars that all fields request. Validation ensures that they are equal."""
         form, outputs = self.response_format, self.structured_outputs
         return [
             *(() if form is None else form.grammar_requests),
@@ -203,7 +204,7 @@ def _each(
 
 
 def _closed(grammar: Grammar) -> Grammar:
-    """The grammar of a schema, changed to allow no additional properties."""
+    """The grammar of a schema that is changed to allow no additional properties."""
     try:
         schema = checked_size(msgspec.json.decode(grammar.text, type=dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError, ValueError):
