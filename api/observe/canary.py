@@ -44,7 +44,7 @@ class FinishedRow(NamedTuple):
     tokens: list[int]
 
     def replay(self) -> Submit:
-        """A request that computes the row again, at the lowest priority and without cached prefixes."""
+        """The request that replays the row: at the lowest priority and without cached prefixes."""
         params = self.request.params
         name = uuid.uuid4().hex
         return Submit(
