@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
-# The name of the key that the environment gives.
+# The name of the key in the environment variable.
 ENVIRONMENT_NAME = "default"
 # Shorter keys can be guessed.
 MIN_KEY_CHARS = 8
@@ -26,8 +26,10 @@ class KeyFileError(Exception):
 class KeyLimits:
     """The limits of one key; None means unlimited.
 
-    ``rpm`` counts requests a minute, ``tpm`` prompt and output tokens a minute. ``max_streams``
-    counts choices that wait or are generated at the same time: n for each prompt.
+    Attributes:
+        rpm: requests a minute.
+        tpm: prompt and output tokens a minute.
+        max_streams: choices that are waiting or generating at the same time, n for each prompt.
     """
 
     rpm: int | None = None
@@ -56,7 +58,7 @@ def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
     """The key that ``given`` matches, or None."""
     digest = digest_of(given)
     found = None
-    # Compare with all keys, each in constant time: the time taken reveals no match.
+    # Compare with all keys, each in constant time, so that the duration reveals nothing.
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key

@@ -32,7 +32,7 @@ def prompt_request(request: MessagesPrompt) -> ChatRequest:
 
 
 def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
-    """The equivalent chat request; ``thinks`` says whether the model marks its reasoning.
+    """The equivalent chat request; ``thinks`` is whether the model marks its reasoning.
 
     Raises:
         RequestError, pydantic.ValidationError: fields contradict each other.
@@ -42,7 +42,7 @@ def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
             **_prompt_fields(request),
             "stream": request.stream,
             "max_tokens": request.max_tokens,
-            # A model without reasoning meets any thinking budget.
+            # A model without reasoning stays within any thinking budget.
             "thinking_token_budget": _budget(request) if thinks else None,
             "stop": request.stop_sequences,
             "temperature": request.temperature,
@@ -82,10 +82,10 @@ def _prompt_fields(request: MessagesPrompt) -> Fields:
 
 
 def _continues_last(messages: list[Fields]) -> bool:
-    """Whether the reply continues the last message, because that is the assistant's.
+    """Whether the reply continues the last message, as it does if that is the assistant's.
 
     Raises:
-        RequestError: the last message has no text to continue, or has calls.
+        RequestError: the assistant's last message has no text to continue, or has calls.
     """
     last = messages[-1]
     if last["role"] != "assistant":
@@ -111,10 +111,10 @@ def _parallel(choice: Choice) -> bool:
 
 
 def _response_format(request: MessagesPrompt) -> Fields | None:
-    given = request.reply_format
-    if given is None:
+    reply_format = request.reply_format
+    if reply_format is None:
         return None
-    schema = {"name": "output", "schema": given.schema_, "strict": True}
+    schema = {"name": "output", "schema": reply_format.schema_, "strict": True}
     return {"type": "json_schema", "json_schema": schema}
 
 

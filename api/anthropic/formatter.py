@@ -27,10 +27,13 @@ from chairlift.api.text.choice import OutputDelta
 
 
 class MessageFormatter:
-    """Formats the reply of ``generation``, which has one choice.
+    """Formats the reply of a generation with one choice.
 
-    ``max_tokens`` is the client's limit, which may exceed the context. Without ``shows_thoughts``,
-    the text of reasoning is omitted.
+    Args:
+        generation: the generation.
+        max_tokens: the client's limit, which may exceed the context.
+        request_id: the request's id, for errors.
+        shows_thoughts: whether the reply contains the text of reasoning.
     """
 
     framing = MESSAGES
@@ -48,7 +51,7 @@ class MessageFormatter:
         self._sections = Sections(self._writer)
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
-        # How much of the prompt was cached is known only now.
+        # The number of cached prompt tokens is known once the first output has arrived.
         usage = _usage(self._generation.usage())
         self._writer.emit(
             MessageStart(msgspec.structs.replace(self._message, content=[], usage=usage))

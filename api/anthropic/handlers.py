@@ -30,8 +30,8 @@ async def create_message(http: web.Request) -> web.StreamResponse:
     thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
     with renamed_errors(_names(request)):
         chat = await convert(http, (await http.read(),), chat_request, request, thinks)
-        # Like Anthropic's server, accept a max_tokens beyond the context: the stop reason says if
-        # the context was full first.
+        # Like Anthropic's server, accept a max_tokens that exceeds the context. The stop reason
+        # then says whether the context was full.
         generation = await prepare(http, chat, "msg_", fit=True)
     formatter = MessageFormatter(
         generation, request.max_tokens, http[REQUEST_ID_KEY], request.shows_thoughts

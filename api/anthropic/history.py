@@ -24,7 +24,7 @@ def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list
     """The messages of the conversation.
 
     Like Anthropic's server, it merges consecutive turns of one role. Each tool result becomes a
-    message of its own.
+    separate message.
     """
     parts: list[Message] = []
     if system:
@@ -48,7 +48,7 @@ def _other_messages(turn: Turn) -> list[Message]:
 
 def _result(block: ToolResultBlockInput) -> Message:
     text = text_of(block.content)
-    # Templates have no field for a failed call.
+    # Templates have no field that marks a failed call.
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
@@ -72,7 +72,7 @@ def _assistant_messages(turn: Turn) -> list[Message]:
 
 
 def _runs(parts: Sequence[Message]) -> Iterator[list[Message]]:
-    """Groups consecutive messages of one role; each tool result is a group of its own."""
+    """Groups consecutive messages of one role; each tool result is a separate group."""
     for role, run in groupby(parts, lambda part: part["role"]):
         if role == "tool":
             yield from ([part] for part in run)

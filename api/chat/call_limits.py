@@ -11,7 +11,7 @@ from chairlift.api.text.choice import CallDelta
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """``calls`` limits the calls of one reply, ``same`` those with equal name and arguments."""
+    """The maximum number of calls in one reply, and of calls with equal name and arguments."""
 
     calls: int
     same: int
@@ -20,9 +20,11 @@ class CallLimits:
 class LimitedCalls:
     """Passes on the deltas of a reply's calls, up to the first call that exceeds the limits.
 
-    The deltas of a call are buffered as long as the call may still become one repetition too many.
-    ``count`` is the number of calls passed on. ``exceeded`` is True once a call was dropped;
-    everything after it is dropped too.
+    The deltas of a call are buffered while the call may still become one repetition too many.
+
+    Attributes:
+        count: the number of calls passed on.
+        exceeded: whether a call was dropped; everything after it is dropped, too.
     """
 
     def __init__(self, limits: CallLimits) -> None:
@@ -34,7 +36,7 @@ class LimitedCalls:
         self._name: str | None = None
         self._parts: list[str] = []
         self._chars = 0
-        # Arguments that were used too often already, and that this call's text may still become.
+        # Arguments that were used too often already and begin with this call's text so far.
         self._exhausted: list[str] = []
         self._buffered: list[CallDelta] = []
 

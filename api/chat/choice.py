@@ -137,7 +137,7 @@ class DialogueChoice(Choice):
             if self._is_over:
                 break
         if self._queue is not None and has_text and not self._reply.begun:
-            self._queue.drop_rest()  # blank lines, which the reply leaves out
+            self._queue.drop_rest()  # blank lines, which are dropped
         if self._queue is not None and scored is not None and self._reply.read > scored.start:
             self._queue.add(scored)  # this token ends a tag and begins text
         self.reasoning_tokens += THOUGHT in (before, self._state)
@@ -166,6 +166,7 @@ class DialogueChoice(Choice):
         self._leave(by_tag=False, cut=cut)
 
     def _is_cut(self, output: TokenOutput) -> bool:
+        """Whether the output ends before the model has ended the reply itself."""
         if output.finish == "length" or self._call_syntax is None or self._state != CALL:
             return output.finish == "length"
         # Inside a call, a stop token of the client cuts the call. So does any end of the reply if a
@@ -194,7 +195,7 @@ class DialogueChoice(Choice):
         if calls is not None:
             self._add_calls(calls, ended=True)
         elif by_tag or self._parser.text.strip():
-            # It is not a call, so it is shown as text, including its tags.
+            # The text is not a call: show it to the user, with its tags.
             end = self._call_syntax.end.text if by_tag else ""
             self._add_text(
                 self._reply.resume(self._call_syntax.start.text + self._parser.text + end)
@@ -232,7 +233,7 @@ class DialogueChoice(Choice):
         finish = self.finish_of(output, stopped=self._is_over)
         self.finish = "tool_calls" if self._called and finish == "stop" else finish
         scored = None
-        # White space after a call is left out, and so are its log-probabilities.
+        # White space after a call is dropped, and its log-probabilities, too.
         if self._queue is not None and not self._reply.stopped and not self._called:
             scored = self._queue.take_rest()
         self._deltas.append(OutputDelta(self.index, "", scored, self.finish))

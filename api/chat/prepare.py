@@ -30,8 +30,9 @@ from chairlift.engine.messages import Grammar
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
-# Larger conversations are converted for the template in a thread, since the conversion would block
-# the event loop and with it all streams.
+
+# Larger conversations are converted for the template in a thread, because the conversion would
+# block all streams.
 INLINE_CHARS = 64 << 10
 INLINE_MESSAGES = 256
 
@@ -87,7 +88,7 @@ async def prepare(
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
-    # Checked before the prompt is rendered, so that a refusal costs almost nothing.
+    # Check the queue before rendering the prompt, so that refusals are cheap.
     model.client.check_room(request.n, priority)
     tools = tool_plan(request, model.vocabulary.format)
     async with deadline.limit():
@@ -121,7 +122,7 @@ async def prepare(
 async def _grammar_of(
     request: ChatRequest, model: ServedModel, tools: ToolPlan | None
 ) -> Grammar | None:
-    """The grammar that the reply must follow, or None; checked to compile."""
+    """The grammar that the reply must follow, which has been checked to compile; or None."""
     if tools is None or tools.grammar is None:
         return await grammar_of(request, model.vocabulary)
     await check(GrammarRequest("tools", tools.grammar), model.vocabulary)
@@ -133,7 +134,7 @@ def reply_syntax(
 ) -> ReplySyntax | None:
     """The syntax of the reply, or None if it can only be text.
 
-    ``thinks`` says whether the prompt ends inside a thought.
+    ``thinks`` is whether the prompt ends inside a thought.
     """
     format = vocabulary.format
     transitions = tuple(_transitions(format, tools))
@@ -149,7 +150,7 @@ def reply_syntax(
 
 def _transitions(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Transition]:
     is_constrained = tools is not None and tools.syntax.is_constrained
-    # Calls made by a grammar use other tags than the model's native format.
+    # Calls under a grammar use other tags than the model's native format.
     yield from (p for p in format.transitions if not is_constrained or p.target != CALL)
     if format.thoughts is not None:
         yield Transition(NORMAL, format.thoughts.start, THOUGHT)
@@ -158,7 +159,7 @@ def _transitions(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Transit
         return
     start, end = tools.syntax.start, tools.syntax.end
     yield Transition(CALL, end, NORMAL)
-    # A format with transitions to calls of its own needs no others.
+    # A format that has its own transitions to calls needs no others.
     if is_constrained or not any(transition.target == CALL for transition in format.transitions):
         yield Transition(NORMAL, start, CALL)
         if format.initial not in (None, NORMAL, THOUGHT):

@@ -15,9 +15,9 @@ from chairlift.api.text.template import Rendering, template_message
 def rendering_of(
     messages: Sequence[Message], templating: Templating, format: ChatFormat
 ) -> Rendering:
-    """The template's arguments.
+    """The arguments of the chat template.
 
-    For a model with a native format of calls, the template describes the tools. For others, a
+    The template describes the tools to a model with a native format of calls. For other models, a
     description is added to the system message, and calls become text.
     """
     knows_developer = format.knows("developer")

@@ -1,4 +1,4 @@
-"""Groups the deltas of a choice into sections: each thought, text or call with a begin and an end.
+"""Groups the deltas of a choice into sections: thoughts, texts and calls.
 
 The Messages and Responses APIs reply with lists of such sections.
 """
@@ -13,14 +13,14 @@ from chairlift.api.text.logprobs import Scored
 
 
 class Section(Protocol):
-    """A section of the reply while it is generated."""
+    """A section of the reply that is being generated."""
 
     def add(self, text: str, scored: list[Scored] | None) -> None:
-        """Adds text, or a part of a call's arguments. ``scored`` comes with text for the user."""
+        """Adds text or a part of a call's arguments. Only text for the user has ``scored``."""
         ...
 
     def close(self, cut: bool) -> None:
-        """Ends the section. ``cut`` means that the reply reached its maximum length in it."""
+        """Ends the section. If ``cut``, the reply reached its maximum length in it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The JSON form: describes tools in the prompt to a model without a native format of calls."""
+"""The JSON form of calls: describes tools in the prompt for models without a native format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def as_text(
 ) -> list[TemplateMessage]:
     """The conversation with calls and their results as text.
 
-    ``description`` is added to the last of the leading system messages, or becomes one.
+    ``description`` is added to the last of the leading system messages. If there is none, it
+    becomes one.
     """
     runs: list[list[TemplateMessage]] = []
     after_result = False

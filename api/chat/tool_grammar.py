@@ -1,4 +1,4 @@
-"""Grammars for replies that must be, or may contain, JSON calls."""
+"""Grammars for replies that must or may contain JSON calls."""
 
 from __future__ import annotations
 
@@ -32,8 +32,16 @@ def call_grammar(
 ) -> Grammar:
     """A grammar of 1 to ``max_calls`` calls or, unless ``required``, a reply without calls.
 
-    A reply is what ``reply`` describes, or free text, which may also precede the first call. Each
-    call's arguments follow its function's schema.
+    The arguments of each call follow the schema of its function.
+
+    Args:
+        functions: the functions that may be called.
+        start: the tag before a call.
+        end: the tag after a call.
+        required: whether the reply must contain a call.
+        max_calls: the maximum number of calls.
+        reply: the grammar of a reply without calls; None means free text, which may also precede
+            the first call.
 
     Raises:
         RequestError: a function's parameters are not an object, or ``reply`` is neither JSON nor a
@@ -50,7 +58,7 @@ def call_grammar(
     elif reply is not None:
         rules += [f"start: reply | open call {more}", f"reply: {_reply(reply)}"]
     elif start.token is not None:
-        # Free text cannot contain the tag, which is a token of its own.
+        # Free text cannot contain the tag, because the tag is a single special token.
         rules += [f"start: TEXT | TEXT? open call {more}", "TEXT: /(?s:.*)/"]
     else:
         tag = json.dumps(start.text)

@@ -16,9 +16,9 @@ from chairlift.engine.messages import Grammar
 
 # Mistral's templates accept only call ids of their own length.
 _SHORT_IDS = "mistral"
-# A small model that is forced to call, or was trained on no format, may never stop calling.
+# A small model that must call, or was not trained on a format, may never stop calling.
 MAX_CONSTRAINED_CALLS = 16
-# An unforced model may repeat a call on purpose: to roll two dice, it calls one function twice.
+# A model that is free to call may repeat a call on purpose, for example to roll two dice.
 MAX_SAME_CALLS = 3
 
 
@@ -37,14 +37,14 @@ class ToolPlan:
 
 
 def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
-    """The plan for the request's tools; None if nothing can be called.
+    """Plans the calls of a request; None if the model can call nothing.
 
-    An unconstrained model calls in its native format. If it must call, or its arguments or reply
-    must follow a schema, a grammar constrains it to JSON calls: inside the model's own tags if its
-    native format is JSON, else inside those of the JSON form.
+    An unconstrained model calls in its native format. If it must call, or if arguments or reply
+    must follow a schema, a grammar constrains it to JSON calls: inside the model's native tags if
+    its native format is JSON, else inside those of the JSON form.
 
     Raises:
-        RequestError: a function's parameters cannot be made a grammar.
+        RequestError: a function's parameters cannot be converted to a grammar.
     """
     if not request.callable_tools:
         return None

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=positive,
         metavar="N",
-        help="maximum tokens of a reply (default: all that the context has room for)",
+        help="maximum tokens of a reply (default: the remaining context)",
     )
 
 
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe is gone. Python flushes stdout at exit: send that to /dev/null.
+        # The reader of the pipe has ended. Python flushes stdout at exit, so point it to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return 0

@@ -1,4 +1,4 @@
-"""Types of flag values, for argparse's ``type``. Each raises ArgumentTypeError for a wrong one."""
+"""Types of flag values, for argparse's ``type``. They raise ArgumentTypeError for wrong values."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from chairlift.engine.logs.redacted_traceback import redacted_traceback
 
 logger = logging.getLogger(__name__)
 
-# Formatting the log-probabilities of more tokens would block all streams.
+# Formatting the log-probabilities of more tokens on the event loop would block all streams.
 INLINE_ECHO_TOKENS = 1000
 
 T = TypeVar("T")
@@ -115,12 +115,12 @@ class ReplyFormatter(Protocol):
 async def answer(
     http: web.Request, request: GenerationRequest, generation: Generation, formatter: ReplyFormatter
 ) -> web.StreamResponse:
-    """Generates and replies.
+    """Generates and sends the reply.
 
     Raises:
         QueueFull, EngineDead: the engine does not accept the request now.
         RateLimited: the client's key has reached a limit.
-        EngineDead, GenerationFailed, TimedOut: generating failed before anything was sent.
+        EngineDead, GenerationFailed, TimedOut: generation failed before anything was sent.
         ConnectionResetError: the client left.
     """
     http[GENERATION] = generation
@@ -148,7 +148,7 @@ async def _complete_reply(generation: Generation, formatter: ReplyFormatter) -> 
 
 
 async def _formatted(generation: Generation, make: Callable[[], T]) -> T:
-    """The result of ``make``, which runs in a thread if the reply holds a long prompt."""
+    """Calls ``make``, in a thread if the reply contains the log-probabilities of a long prompt."""
     if generation.echoed_tokens <= INLINE_ECHO_TOKENS:
         return make()
     return await asyncio.to_thread(make)
@@ -201,7 +201,7 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 
 
 def log_failure(status: int, error: BaseException) -> None:
-    """Logs server errors for the operator: bugs with a traceback without user text."""
+    """Logs server errors for the operator: bugs with a traceback, but without any user text."""
     if status == 500:
         logger.error("a request failed: %s", redacted_traceback(error))
     elif status > 500:

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: the model summarizes a conversation, which the summary replaces."""
+"""POST /v1/responses/compact: the model writes a summary that replaces a conversation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Compaction(NamedTuple):
 
 
 def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
-    """Plans the compaction of a conversation; all messages but the assistant's are kept.
+    """Plans the compaction of a conversation; it keeps all messages but the assistant's.
 
     Raises:
         RequestError, pydantic.ValidationError: the conversation is empty or too long.

@@ -32,7 +32,9 @@ Fields = dict[str, Any]
 class Earlier(NamedTuple):
     """The stored responses that a request needs.
 
-    ``previous`` is the one that it continues; ``referred`` contain the items that it refers to.
+    Attributes:
+        previous: the response that it continues, or None.
+        referred: the responses with the items that it refers to.
     """
 
     previous: StoredResponse | None
@@ -78,8 +80,11 @@ def conversation_of(request: Conversation, earlier: Earlier) -> list[Item]:
 class Dialogue(NamedTuple):
     """A Responses request as a chat request.
 
-    ``offered`` holds the functions that the model sees. ``inputs`` is the JSON list of the items
-    of the conversation, and ``item_ids`` are those of their ids that later requests may refer to.
+    Attributes:
+        chat: the chat request.
+        offered: the functions that the model sees.
+        inputs: a JSON list of the items of the conversation.
+        item_ids: the ids of the items that later requests may refer to.
     """
 
     chat: ChatRequest

@@ -73,7 +73,7 @@ class ResponseFormatter:
         return self._writer.take()
 
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
-        # Clients expect an event that creates a response before the one that says it failed.
+        # Clients expect the event that creates a response before the one that ends it.
         opening = [] if self._writer.emitted else self.opening(0)
         self._response.status = "failed"
         self._response.error = ResponseError("server_error", problem.message)

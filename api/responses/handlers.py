@@ -1,4 +1,4 @@
-"""Handlers of /v1/responses: creating, counting, compacting, and reading stored responses."""
+"""Handlers of /v1/responses: create, count tokens, compact, and read stored responses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def compact_response(http: web.Request) -> web.StreamResponse:
     earlier, bodies = await _earlier(http, request)
     with renamed_errors(_NAMES):
         compaction = await convert(http, bodies, compaction_of, request, earlier)
-        # The summary may use whatever the context has left.
+        # The summary may use all of the remaining context.
         generation = await prepare(http, compaction.chat, "resp_", fit=True)
     formatter = CompactionFormatter(compaction.kept, generation)
     return await answer(http, compaction.chat, generation, formatter)
@@ -115,7 +115,7 @@ async def cancel_response(http: web.Request) -> web.Response:
 
 
 async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:
-    """The stored part of a request's conversation, and the JSON of the request and of that part."""
+    """The stored part of a request's conversation, and all JSON that its conversion must decode."""
     try:
         earlier = earlier_of(request, http.app[RESPONSE_STORE], http[ACCOUNT].name)
     except UnknownResponse:

@@ -23,7 +23,7 @@ _SUMMARY = "Summary of the conversation so far:\n"
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
-    """The messages of the conversation. All output of one turn of the model is one message."""
+    """The messages of the conversation. All output of one model turn becomes one message."""
     messages: list[Message] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})

@@ -1,7 +1,7 @@
 """The tools of a request, and which of them the model may or must call.
 
-Only functions are supported. A tool of any other type is dropped with a warning in the log, or the
-request is refused if it requires a call and no function is left.
+Only functions are supported. Tools of other types are dropped with a warning in the log. If the
+request requires a call and no function is left, it is refused.
 """
 
 from __future__ import annotations
