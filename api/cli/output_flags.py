@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--embedding-pooling",
         choices=("mean", "last"),
         default=_DEFAULTS.embedding_pooling,
-        help="pooling of /v1/embeddings for requests that name none: the mean of all tokens' hidden "
-        "states, or the last token's (default: %(default)s)",
+        help="pooling of /v1/embeddings for requests that name none: the mean of all tokens' "
+        "hidden states, or the last token's (default: %(default)s)",
     )
 
 
