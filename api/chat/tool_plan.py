@@ -55,9 +55,11 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     is_free = choice.mode == "auto" and request.grammar_request is None and not (is_json and strict)
     if native is not None and is_free:
         tools = [tool.for_template() for tool in request.tools]
-        new_parser = partial(NativeCallParser, native.parse, native.parser_name, tools, short_ids)
+        native_parser = partial(
+            NativeCallParser, native.parse, native.parser_name, tools, short_ids
+        )
         limits = CallLimits(1 if request.calls_once else MAX_CALLS, MAX_SAME_CALLS)
-        syntax = CallSyntax(native.start, native.end, new_parser, limits, is_constrained=False)
+        syntax = CallSyntax(native.start, native.end, native_parser, limits, is_constrained=False)
         return ToolPlan(syntax, None)
     start, end = (native.start, native.end) if native is not None and is_json else format.form
     named = choice.name
@@ -75,5 +77,5 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         max_calls=limits.calls,
         reply=request.grammar_request,
     )
-    new_parser = partial(JsonCallParser, short_ids)
-    return ToolPlan(CallSyntax(start, end, new_parser, limits, is_constrained=True), grammar)
+    json_parser = partial(JsonCallParser, short_ids)
+    return ToolPlan(CallSyntax(start, end, json_parser, limits, is_constrained=True), grammar)
