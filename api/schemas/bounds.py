@@ -20,7 +20,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 def weight(body: bytes) -> int:
     """An upper bound of the values in a JSON text: its commas and opening brackets.
 
-    Those inside strings are counted, too.
+    It also counts the ones inside strings.
     """
     return len(body) - len(body.translate(None, b",[{"))
 
