@@ -117,7 +117,7 @@ async def test_references_end_with_what_is_stored() -> None:
         await until(lambda: not len(server.response_store))
         pointer = reference(reply["output"][0]["id"])
         assert (await server.post(PATH, {"input": [pointer]}))[0] == 404
-        assert not server.response_store._shelves["anonymous"].holders
+        assert not server.response_store._shelves["anonymous"].responses_by_item
 
 
 @given(st.integers(0, 2**32))
