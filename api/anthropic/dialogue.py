@@ -7,13 +7,13 @@ from typing import Any
 from chairlift.api.anthropic.history import messages_of
 from chairlift.api.anthropic.request import (
     AnyChoice,
-    Choice,
     MessagesPrompt,
     MessagesRequest,
     NoneChoice,
     OneToolChoice,
     ThinkingDisabled,
     ThinkingEnabled,
+    ToolChoiceInput,
 )
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.tools import ToolChoice
@@ -106,7 +106,7 @@ def _tool_choice(request: MessagesPrompt) -> ToolChoice:
     return ToolChoice("auto")
 
 
-def _parallel(choice: Choice) -> bool:
+def _parallel(choice: ToolChoiceInput) -> bool:
     return isinstance(choice, NoneChoice) or not choice.disable_parallel_tool_use
 
 

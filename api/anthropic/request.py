@@ -85,7 +85,7 @@ class NoneChoice(Request):
     type: Literal["none"]
 
 
-Choice = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
+ToolChoiceInput = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
 
 
 class _ThinkingDisplay(Request):
@@ -155,7 +155,7 @@ class MessagesPrompt(Request):
         list[Annotated[AnthropicTool, BeforeValidator(_tool_type)]], Field(max_length=MAX_TOOLS)
     ] = []
     tool_choice: Annotated[
-        Choice,
+        ToolChoiceInput,
         Field(discriminator="type"),
         BeforeValidator(known_kind("tool choices", "auto", "any", "tool", "none")),
     ] = AutoChoice(type="auto")

@@ -81,10 +81,10 @@ class AllowedTools(Request):
     tools: Annotated[list[AllowedTool], Field(max_length=MAX_TOOLS)]
 
 
-Choice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+ToolChoiceInput = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
 
 
-def _choice(value: object) -> Choice:
+def _choice(value: object) -> ToolChoiceInput:
     match value:
         case "none" | "auto" | "required":
             return value
@@ -98,7 +98,9 @@ def _choice(value: object) -> Choice:
     return FunctionChoice.model_validate(check(value))
 
 
-ToolChoiceField = Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choice)]
+ToolChoiceField = Annotated[
+    ToolChoiceInput, PlainValidator(_choice, json_schema_input_type=ToolChoiceInput)
+]
 
 
 class SelectedTools(NamedTuple):
@@ -108,7 +110,9 @@ class SelectedTools(NamedTuple):
     choice: ToolChoice
 
 
-def select_tools(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> SelectedTools:
+def select_tools(
+    tools: Sequence[FunctionTool | OtherTool], choice: ToolChoiceInput
+) -> SelectedTools:
     """Selects the functions for the model, and logs the types of tools that are dropped.
 
     Raises:

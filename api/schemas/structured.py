@@ -17,7 +17,7 @@ from chairlift.engine.grammar.language import MAX_CHARS
 from chairlift.engine.grammar.objects import closed
 from chairlift.engine.messages import Grammar
 
-MAX_CHOICES = 1000
+MAX_CHOICE_STRINGS = 1000
 
 
 def _schema(value: object) -> str:
@@ -48,7 +48,7 @@ Schema = Annotated[
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
 Text = Annotated[str, Field(max_length=MAX_CHARS)]
-Choice = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+ChoiceStrings = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_STRINGS)]
 
 
 class NamedSchema(Request):
@@ -101,7 +101,7 @@ class StructuredOutputs(Request):
 
     json_text: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None
-    choice: Choice | None = None
+    choice: ChoiceStrings | None = None
     grammar: Text | None = None
     json_object: bool = False
     disable_additional_properties: bool = False
@@ -142,7 +142,7 @@ class Structured(Request):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: Text | None = None
-    guided_choice: Choice | None = None
+    guided_choice: ChoiceStrings | None = None
     guided_grammar: Text | None = None
     json_schema: Schema | None = None
     regex: Text | None = None
