@@ -50,11 +50,11 @@ class Drain:
         """
         self.draining = True
         await self._emptied(seconds)
-        left = list(self._open)
-        for deadline in left:
+        unfinished = list(self._open)
+        for deadline in unfinished:
             deadline.end(Draining("the server is stopping and cannot finish this request"))
         await self._emptied(FAREWELL_SECONDS)
-        return len(left)
+        return len(unfinished)
 
     async def _emptied(self, seconds: float) -> None:
         try:

@@ -82,8 +82,8 @@ def read_keys(
         if len(environment) < MIN_KEY_CHARS:
             raise KeyFileError(f"{KEY_VARIABLE} has fewer than {MIN_KEY_CHARS} characters")
         keys.append(ApiKey(ENVIRONMENT_NAME, digest_of(environment), defaults))
-    for place, key in enumerate(keys):
-        for other in keys[:place]:
+    for index, key in enumerate(keys):
+        for other in keys[:index]:
             if key.name == other.name or key.digest == other.digest:
                 raise KeyFileError(f"the keys {other.name!r} and {key.name!r} are the same")
     return tuple(keys)

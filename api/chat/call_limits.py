@@ -31,8 +31,8 @@ class LimitedCalls:
         self.count = 0
         self.exceeded = False
         self._limits = limits
-        # Number of calls by name and arguments.
-        self._made: Counter[tuple[str, str]] = Counter()
+        # The number of calls by name and arguments.
+        self._call_counts: Counter[tuple[str, str]] = Counter()
         self._name: str | None = None
         self._parts: list[str] = []
         self._chars = 0
@@ -60,7 +60,7 @@ class LimitedCalls:
     def rest(self) -> list[CallDelta]:
         """Ends the current call, and returns its buffered deltas."""
         if self._name is not None:
-            self._made[self._name, "".join(self._parts)] += 1
+            self._call_counts[self._name, "".join(self._parts)] += 1
             self._name = None
         return self._release()
 
@@ -69,8 +69,8 @@ class LimitedCalls:
         self._name, self._parts, self._chars = name, [], 0
         self._exhausted = [
             arguments
-            for (made, arguments), times in self._made.items()
-            if made == name and times >= self._limits.same
+            for (called, arguments), times in self._call_counts.items()
+            if called == name and times >= self._limits.same
         ]
 
     def _take(self, delta: CallDelta) -> list[CallDelta]:

@@ -110,9 +110,9 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     signals.before_loop()
     standard_streams.fill()
     try:
-        options, given = config_sources.resolve(parser, arguments, os.environ)
+        options, sourced = config_sources.resolve(parser, arguments, os.environ)
         if options.print_config:
-            _print_settings(given)
+            _print_settings(sourced)
         config = engine_config(options)
         settings = server_settings(options)
     except (ValueError, ConfigError) as error:

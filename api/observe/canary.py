@@ -65,7 +65,7 @@ class FinishedRow(NamedTuple):
     def divergence(self, tokens: list[int]) -> int | None:
         """The first position where a replay's output tokens differ, or None."""
         pairs = zip_longest(self.tokens, tokens)
-        return next((at for at, (mine, other) in enumerate(pairs) if mine != other), None)
+        return next((at for at, (original, other) in enumerate(pairs) if original != other), None)
 
 
 class Canary:

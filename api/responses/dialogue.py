@@ -147,18 +147,18 @@ def _prompt_fields(
 
 
 def _response_format(request: ResponsesPrompt) -> Fields:
-    given = request.text.format
-    if isinstance(given, JsonSchemaFormat):
-        return {"type": "json_schema", "json_schema": _schema(given)}
-    return {"type": given.type}
+    text_format = request.text.format
+    if isinstance(text_format, JsonSchemaFormat):
+        return {"type": "json_schema", "json_schema": _schema(text_format)}
+    return {"type": text_format.type}
 
 
-def _schema(given: JsonSchemaFormat) -> Fields:
+def _schema(text_format: JsonSchemaFormat) -> Fields:
     return {
-        "name": given.name,
-        "description": given.description,
-        "schema": given.schema_,
-        "strict": given.strict,
+        "name": text_format.name,
+        "description": text_format.description,
+        "schema": text_format.schema_,
+        "strict": text_format.strict,
     }
 
 
@@ -167,9 +167,9 @@ def _choice(request: ResponsesRequest) -> str | Fields:
     return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
 
 
-def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
-    schema = _schema(given) if isinstance(given, JsonSchemaFormat) else {}
-    return {"type": given.type, **schema}
+def _format(text_format: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
+    schema = _schema(text_format) if isinstance(text_format, JsonSchemaFormat) else {}
+    return {"type": text_format.type, **schema}
 
 
 def empty_response(

@@ -125,10 +125,10 @@ def select_tools(
         functions = _allowed(functions, choice)
         choice = choice.mode
     if isinstance(choice, FunctionChoice):
-        made = ToolChoice("required", choice.name)
+        tool_choice = ToolChoice("required", choice.name)
     else:
-        made = ToolChoice(choice)
-    if made.mode == "required" and not functions and others:
+        tool_choice = ToolChoice(choice)
+    if tool_choice.mode == "required" and not functions and others:
         raise RequestError(
             f"tool_choice: a call is required, and of the tools none is run here: "
             f"{', '.join(others)[:512]}",
@@ -136,7 +136,7 @@ def select_tools(
         )
     if others:
         logger.warning("left out tools of types that are not run: %s", ", ".join(others)[:512])
-    return SelectedTools(functions, made)
+    return SelectedTools(functions, tool_choice)
 
 
 def _allowed(functions: list[FunctionTool], choice: AllowedTools) -> list[FunctionTool]:

@@ -78,11 +78,11 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)
 
 def check_arguments(messages: Iterable[Message]) -> None:
     """Raises RequestError if the arguments of all calls, which are JSON, hold too many values."""
-    left = MAX_VALUES
+    remaining = MAX_VALUES
     for message in messages:
         for call in message.tool_calls:
-            left -= values_in(call.function.arguments, left)
-            if left < 0:
+            remaining -= values_in(call.function.arguments, remaining)
+            if remaining < 0:
                 raise RequestError(
                     f"messages: the arguments of all calls hold more than {MAX_VALUES} values",
                     "messages",

@@ -82,8 +82,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     It encloses all other middlewares.
     """
     started = time.monotonic()
-    given = request.headers.get("X-Request-Id", "")
-    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = request.headers.get("X-Request-Id", "")
+    request_id = client_id if _SANE_ID.fullmatch(client_id) else uuid.uuid4().hex
     request[REQUEST_ID_KEY] = request_id
     logged = REQUEST_ID.set(request_id)
     service = request.app[SERVICE]
@@ -95,9 +95,9 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         return response
     except (asyncio.CancelledError, ConnectionResetError):
         # If the connection is still open, the server is stopping and has cancelled the handler.
-        left = request.transport is None or request.transport.is_closing()
+        has_left = request.transport is None or request.transport.is_closing()
         # Clients of the page's event stream always leave this way.
-        if left and route_of(request) != EVENTS:
+        if has_left and route_of(request) != EVENTS:
             recorder.record_disconnect()
         raise
     except Exception as error:

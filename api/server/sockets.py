@@ -180,8 +180,8 @@ def _socket(address: _Address, port: int) -> socket.socket:
 
 def _refuse_overlap(address: _Address, port: int) -> None:
     """Raises the error that Linux would raise if a socket listens on an overlapping address."""
-    _, everything, loopback = _FAMILIES[address.family]
-    overlapping = loopback if address.host == everything else everything
+    _, wildcard, loopback = _FAMILIES[address.family]
+    overlapping = loopback if address.host == wildcard else wildcard
     if _listens(address.family, overlapping, port):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

@@ -123,9 +123,10 @@ class Vocabulary:
         """
         if not self._tokenizer.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
-        if taken := self._reserved.intersection(rendering.kwargs):
+        if reserved := self._reserved.intersection(rendering.kwargs):
             raise RequestError(
-                f"chat_template_kwargs: {min(taken)} is not the template's", "chat_template_kwargs"
+                f"chat_template_kwargs: {min(reserved)} is not the template's",
+                "chat_template_kwargs",
             )
         try:
             text = await self._rendering.run(partial(self._render, rendering))
