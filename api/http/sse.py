@@ -15,7 +15,7 @@ from aiohttp import web
 logger = logging.getLogger(__name__)
 
 _COMMENT = b": keep-alive\n\n"
-# The interval of checks whether too much output waits for a client that does not read.
+# A client that does not read is checked at this interval for too much waiting output.
 WATCH_SECONDS = 0.5
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
