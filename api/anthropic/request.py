@@ -182,9 +182,7 @@ class MessagesPrompt(Request):
     def _one_format(self) -> Self:
         formats = (self.output_format, self.output_config.format)
         if None not in formats and formats[0] != formats[1]:
-            raise RequestError(
-                "output_format: is another than output_config.format", "output_format"
-            )
+            raise RequestError("output_format: differs from output_config.format", "output_format")
         return self
 
     @property

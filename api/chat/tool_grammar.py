@@ -98,7 +98,7 @@ def _reply(request: GrammarRequest) -> str:
     if kind == "choice":
         return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
     raise RequestError(
-        f"{request.param}: not together with tools that can be called", request.param
+        f"{request.param}: cannot be combined with tools that can be called", request.param
     )
 
 

@@ -111,7 +111,7 @@ async def list_input_items(http: web.Request) -> web.Response:
 async def cancel_response(http: web.Request) -> web.Response:
     """Replies with an error, since background responses are not supported."""
     http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
-    raise RequestError("only a response made in the background can be cancelled; none is here")
+    raise RequestError("only background responses can be cancelled, and this server has none")
 
 
 async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:

@@ -93,7 +93,7 @@ def _choice(value: object) -> ToolChoiceInput:
         case {"type": "allowed_tools"}:
             return AllowedTools.model_validate(value)
         case {"type": str(kind), "name": str(name)} if kind != "function":
-            raise ValueError(f"the tool {name[:64]!r} of type {kind[:64]!r} is not run here")
+            raise ValueError(f"the tool {name[:64]!r} has the unsupported type {kind[:64]!r}")
     check = known_kind("tool choices", "function", "allowed_tools")
     return FunctionChoice.model_validate(check(value))
 
@@ -130,7 +130,7 @@ def select_tools(
         tool_choice = ToolChoice(choice)
     if tool_choice.mode == "required" and not functions and others:
         raise RequestError(
-            f"tool_choice: a call is required, and of the tools none is run here: "
+            f"tool_choice: a call is required, but this server runs no tool of type "
             f"{', '.join(others)[:512]}",
             "tool_choice",
         )

@@ -51,7 +51,7 @@ def _check_of(neutral_values: tuple[object, ...]) -> Callable[[object], object]:
 
 def _includes_direct(callers: list[str]) -> list[str]:
     if "direct" not in callers:
-        raise ValueError('must hold "direct": this server runs no code that could call')
+        raise ValueError('must contain "direct": this server runs no code that could call')
     return callers
 
 

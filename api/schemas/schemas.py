@@ -94,7 +94,8 @@ class ChatRequest(GenerationRequest, Templating):
             for param, _ in self.grammar_requests:
                 if param != "response_format":
                     raise RequestError(
-                        f"{param}: not together with a tool_choice that demands a call", param
+                        f"{param}: cannot be combined with a tool_choice that requires a call",
+                        param,
                     )
         return self
 

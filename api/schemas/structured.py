@@ -154,7 +154,7 @@ class Structured(Request):
         for first, second in pairwise(self.grammar_requests):
             if first.grammar != second.grammar:
                 raise RequestError(
-                    f"{second.param}: the reply has to be something already, by {first.param}",
+                    f"{second.param}: {first.param} already requires another format of the reply",
                     second.param,
                 )
         return self

@@ -49,7 +49,7 @@ class Reloader:
     async def reload(self) -> None:
         """Reloads the files now."""
         if self._settings.api_key_file is None and self._certificate is None:
-            logger.info("SIGHUP: there is neither a key file nor a certificate to be read again")
+            logger.info("SIGHUP: there is neither a key file nor a certificate to reload")
         if self._settings.api_key_file is not None:
             await self._reload_keys()
         if self._certificate is not None:

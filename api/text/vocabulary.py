@@ -125,7 +125,7 @@ class Vocabulary:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
         if reserved := self._reserved.intersection(rendering.kwargs):
             raise RequestError(
-                f"chat_template_kwargs: {min(reserved)} is not the template's",
+                f"chat_template_kwargs: must not contain {min(reserved)}",
                 "chat_template_kwargs",
             )
         try:
