@@ -30,7 +30,7 @@ from chairlift.api.server.tls import Certificate
 from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text import vocabulary
-from chairlift.api.text.limited import Limited, TookTooLong
+from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 from chairlift.engine.errors import RequestError
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import Submit
@@ -449,7 +449,7 @@ async def test_limited_work_is_ended_in_its_thread() -> None:
         while True:
             beats.append(1)
 
-    limited = Limited(0.1)
+    limited = TimeLimitedThreads(0.1)
     for _ in range(3):  # more than there are threads
         with pytest.raises(TookTooLong):
             await limited.run(endless)

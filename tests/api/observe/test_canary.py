@@ -101,7 +101,7 @@ async def watched(model: Path) -> AsyncIterator[Watched]:
 )
 async def test_a_row_from_a_batch_is_the_same_alone(model: Path, params: dict[str, Any]) -> None:
     async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         n = params.pop("n", 1)
         asked = [
             request(f"r{i}", n, PROMPT[i:], seed=i, **params) for i in range(4 if n == 1 else 1)
@@ -130,7 +130,7 @@ async def test_another_token_is_counted_and_logged_by_its_position(
 
         row: list[int] = (await tokens_of(submit(request("first"))))[0]
         engine.client.submit = tampered  # type: ignore[method-assign, assignment]
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         REQUEST_ID.set("theirs")
         await tokens_of(engine.canary.submit(request("second")))
         await until(lambda: engine.count("checked"))
@@ -143,7 +143,7 @@ async def test_another_token_is_counted_and_logged_by_its_position(
 
 async def test_it_counts_in_no_metric_of_the_users_and_leaves_no_prefix(model: Path) -> None:
     async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         await tokens_of(engine.canary.submit(request("theirs")))
         steps = len(engine.steps)
         prefix = engine.steps[-1].prefix_bytes
@@ -158,7 +158,7 @@ async def test_it_counts_in_no_metric_of_the_users_and_leaves_no_prefix(model: P
 
 async def test_it_gives_way_and_a_full_engine_takes_as_many(model: Path) -> None:
     async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         await tokens_of(engine.canary.submit(request("theirs", max_tokens=MAX_TOKENS)))
         for attempt in range(ATTEMPTS):
             await until(lambda: any(s.replay for s in engine.client._streams.values()))
@@ -169,7 +169,7 @@ async def test_it_gives_way_and_a_full_engine_takes_as_many(model: Path) -> None
             assert engine.client.unfinished == 5
             await asyncio.gather(*map(tokens_of, streams))
         # That row is let go, and another one wanted.
-        await until(lambda: engine.canary._wanted and not engine.canary._wanted.done())
+        await until(lambda: engine.canary._row_future and not engine.canary._row_future.done())
         assert engine.count("checked") == 0
         await tokens_of(engine.canary.submit(request("short")))
         await until(lambda: engine.count("checked"))
@@ -177,7 +177,7 @@ async def test_it_gives_way_and_a_full_engine_takes_as_many(model: Path) -> None
 
 async def test_who_leaves_is_not_replayed_and_the_next_row_is_taken(model: Path) -> None:
     async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         leaves = engine.canary.submit(request("leaves", max_tokens=500))
         async for _ in leaves:
             break
@@ -190,11 +190,11 @@ async def test_who_leaves_is_not_replayed_and_the_next_row_is_taken(model: Path)
 
 async def test_it_waits_until_nobody_else_runs(model: Path) -> None:
     async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         others = engine.client.submit(request("others", max_tokens=2000))
         busy = asyncio.create_task(tokens_of(others))
         await tokens_of(engine.canary.submit(request("theirs")))
-        assert engine.canary._wanted is not None
+        assert engine.canary._row_future is not None
         await asyncio.sleep(3 * POLL_SECONDS)
         assert not busy.done()
         assert not engine.replays

@@ -117,7 +117,7 @@ async def test_references_end_with_what_is_stored() -> None:
         await until(lambda: not len(server.response_store))
         pointer = reference(reply["output"][0]["id"])
         assert (await server.post(PATH, {"input": [pointer]}))[0] == 404
-        assert not server.response_store._shelves["anonymous"].holders
+        assert not server.response_store._shelves["anonymous"].responses_by_item
 
 
 @given(st.integers(0, 2**32))
@@ -144,10 +144,10 @@ def test_the_store_finds_exactly_what_it_holds(seed: int) -> None:
                 for item in (f"i{n}" for n in range(8)):
                     holders = [one for one, held in alive[name] if item in held]
                     if holders:
-                        assert [s.id for s in store.holding(name, [item])] == [holders[-1]]
+                        assert [s.id for s in store.containing(name, [item])] == [holders[-1]]
                     else:
                         with pytest.raises(UnknownItem):
-                            store.holding(name, [item])
+                            store.containing(name, [item])
             assert store.size <= store.max_bytes
 
     asyncio.run(play())

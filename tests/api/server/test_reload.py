@@ -200,7 +200,7 @@ async def test_signals_that_come_while_files_are_read_have_them_read_once_more(
     for turn in range(20):
         write_keys(path, alice=f'"{ALICE}{turn}"')
         for _ in range(turn % 3 + 1):
-            reloader.ask()
+            reloader.request()
         await asyncio.sleep(0.002 * (turn % 5))
     key = bearer(f"{ALICE}19")
     await until(lambda: service.accounts._keys[0].digest == digest_of(f"{ALICE}19"))

@@ -152,7 +152,7 @@ async def test_a_replay_that_the_engine_dies_of_is_not_computed_again(
     canary = Canary(client, Recorder(), interval=0.01)
     running = asyncio.create_task(canary.run())
     try:
-        await until(lambda: canary._wanted)
+        await until(lambda: canary._row_future)
         theirs = canary.submit(Submit("theirs", [1, 2], SamplingParams(max_tokens=1, seed=0)))
         output = TokenOutput("theirs", 0, [5], finish="length")
         Process.started[-1].receive(StepOutput([output], StepStats()))
@@ -164,7 +164,7 @@ async def test_a_replay_that_the_engine_dies_of_is_not_computed_again(
         assert client.unfinished == 0
         engine.receive(model_info())
         # The row is let go, and another one wanted, before it could be tried again.
-        await until(lambda: canary._wanted and not canary._wanted.done())
+        await until(lambda: canary._row_future and not canary._row_future.done())
         assert ATTEMPTS > 1
         assert engine.submitted == []
     finally:

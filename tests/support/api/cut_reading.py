@@ -14,8 +14,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.api.api_server import MESSAGES, tool
 
 from chairlift.api.chat import calls
-from chairlift.api.chat.choice import DialogueChoice, Reading
-from chairlift.api.chat.prepare import reading_of
+from chairlift.api.chat.choice import DialogueChoice, ReplySyntax
+from chairlift.api.chat.prepare import reply_syntax
 from chairlift.api.chat.tool_plan import tool_plan
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.text.chat_format import ThinkTags, chat_format
@@ -58,13 +58,13 @@ def vocabulary(tokenizer: TokenizerWrapper, tags: ThinkTags | None = None) -> Vo
 
 
 @cache
-def reading(model: Model) -> Reading:
+def reading(model: Model) -> ReplySyntax:
     """How a reply of a model is read."""
     known = vocabulary(model.tokenizer, model.tags)
     request = ChatRequest.model_validate(
         {"messages": MESSAGES, "tools": [FUNCTION, OTHER], **dict(model.fields)}
     )
-    found = reading_of(request, known, tool_plan(request, known.format), thinks=False)
+    found = reply_syntax(request, known, tool_plan(request, known.format), thinks=False)
     assert found is not None
     return found
 
