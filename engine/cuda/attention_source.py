@@ -1,7 +1,8 @@
-"""CUDA source of ``kernel``'s decode attention: fragments that ``kernel`` joins, as text.
+"""CUDA source of decode attention, in fragments that ``engine.cuda.kernel`` joins.
 
-One kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``; ``MERGE`` is the second kernel.
-MLX writes their signatures from the names of inputs, outputs and template arguments in ``kernel``.
+The first kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``, with ``HEADER`` before
+it; ``MERGE`` is the second kernel. MLX generates their signatures from the names of inputs, outputs
+and template arguments that ``kernel`` gives it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __device__ inline void multiply(
 }
 """
 
-# Grid: (split, key head and group, row). Scores are in powers of two: scale has log2(e) in it.
+# Grid: (split, key head and group, row). Scores are exponents of two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   const int columns = keys_shape[2], key_heads = keys_shape[1];
@@ -62,7 +63,7 @@ BEGIN = """
   __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
 """
 
-# By multiplications of one number after the other: any type, any dim.
+# Scores and sums without tensor cores: any type, any head dimension.
 PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
   constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
   constexpr int DEEP = 4;             // and one behind the other
@@ -166,10 +167,11 @@ PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // t
   }
 """
 
-# By tensor cores. Of what they multiply, a thread has two neighbours in each of two columns; which
-# dims those are is the same for queries and keys, and chosen so that it reads 16 bytes at a time.
-# Of values it has four columns, whose neighbours it pairs. Weights are split in two, whose sum has
-# 16 bits, so that little is lost. Rows are query heads, eight at most: the other eight are zeros.
+# Scores and sums with tensor cores. A product has 16 rows: the query heads, at most eight, and
+# zeros. A thread holds two neighbouring numbers in each of two columns of a key. Queries and keys
+# assign dimensions to threads alike, so that a thread reads 16 bytes at a time. Of values a thread
+# holds four columns, and pairs neighbouring ones. A weight is split into two numbers of the key's
+# type, whose sum has 16 bits, to lose little precision.
 TENSOR = """
   const int g = lane / 4, c = lane % 4;
   const bool busy = g < HEADS;

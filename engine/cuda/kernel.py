@@ -1,10 +1,10 @@
-"""Decode attention on CUDA: a kernel that reads each row's own columns of the ring, and no mask.
+"""Decode attention on CUDA: a kernel that reads only a row's own columns of the ring, without mask.
 
-MLX's own attention is five to eight times slower with a mask array than without, and reads what the
-mask hides. Here a block of threads takes one row, the query heads of one key head (a group), and
-one part of the row's columns. Each of its warps goes over columns of its own with a running maximum
-and sum, and in the end they are merged. Where rows are few, each is split among several blocks, and
-a second kernel merges these.
+MLX's own attention is five to eight times slower with a mask array than without, and reads the
+columns that the mask hides. Here a thread block computes one row, the query heads of one key head
+(a group), and one part of the row's columns. Each warp of the block goes over different columns
+with a running maximum and sum; the warps' results are merged at the end. If there are few rows,
+each is split among several blocks, and a second kernel merges their results.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from chairlift.engine.cuda import attention_source as source
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-# Of these, where keys are of two bytes, tensor cores take.
+# Head dimensions for which tensor cores are used, if keys are float16 or bfloat16.
 TENSOR_DIMS = (64, 128)
 WARPS = 4
-# Query heads that a block does at once: what they need of a thread's registers allows no more.
-MOST_HEADS = 8
-# Blocks that fill a large GPU (an H200 has 132 multiprocessors), and columns worth a block.
-ENOUGH_BLOCKS = 512
-LEAST_COLUMNS = 64
+# Query heads that a block computes at once; a thread has no registers for more.
+MAX_HEADS = 8
+# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
+TARGET_BLOCKS = 512
+# A row is split only as far as each block gets this many columns.
+MIN_COLUMNS = 64
 
 
 class KeysValues(NamedTuple):
@@ -39,58 +40,58 @@ class KeysValues(NamedTuple):
 def decode_attention(
     queries: mx.array,
     new: KeysValues,
-    held: KeysValues,
+    buffers: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """One query a row attends to the newest columns of its row, round the ring.
+    """Attention of one query per row to the newest columns of that row, round the ring.
 
     Args:
         queries: ``[rows, heads, 1, dim]``.
-        new: ``[rows, key heads, 1, dim]``, of the newest column, into which they are written.
-        held: ``[at least rows, key heads, columns, dim]``, whole and contiguous buffers.
-        lengths: ``[rows]`` int32, how many columns each row's query sees, its own included.
+        new: ``[rows, key heads, 1, dim]``; written to the newest column of ``buffers``.
+        buffers: ``[at least rows, key heads, columns, dim]``, contiguous.
+        lengths: ``[rows]`` int32, how many columns each row's query sees, the newest included.
         cursor: ``[1]`` int32, the column behind the newest, in ``[1, columns]``.
-        scale: of the scores.
+        scale: factor of the scores.
         sinks: ``[heads]``, or None.
 
     Returns:
         ``[rows, heads, 1, dim]`` of the queries' type.
     """
-    group = queries.shape[1] // held.keys.shape[1]
+    group = queries.shape[1] // buffers.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
-    return _attend(queries, new, held, lengths, cursor, scale, sinks)
+    return _attend(queries, new, buffers, lengths, cursor, scale, sinks)
 
 
 @functools.cache
 def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
-    """Compiles the kernels for few rows and for many, seconds each, when first called."""
+    """Compiles the kernels for few rows and for many at the first call; takes seconds for each."""
     queries = mx.zeros((1, group, 1, dim), dtype)
     one, sinks = mx.ones((1,), mx.int32), mx.zeros((group,)) if with_sinks else None
-    for columns in (1, 2 * LEAST_COLUMNS):
-        new, held = (mx.zeros((1, 1, width, dim), dtype) for width in (1, columns))
-        both = KeysValues(new, new), KeysValues(held, held)
+    for columns in (1, 2 * MIN_COLUMNS):
+        new, buffers = (mx.zeros((1, 1, width, dim), dtype) for width in (1, columns))
+        both = KeysValues(new, new), KeysValues(buffers, buffers)
         mx.eval(_attend(queries, *both, one, one, 1.0, sinks))
 
 
 def _attend(
     queries: mx.array,
     new: KeysValues,
-    held: KeysValues,
+    buffers: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
     sinks: mx.array | None,
 ) -> mx.array:
-    """The same; how many blocks share a row's columns depends on how many rows there are."""
+    """Launches the kernels; the fewer rows there are, the more blocks share a row's columns."""
     rows, heads, _, dim = queries.shape
-    _, key_heads, columns, _ = held.keys.shape
+    _, key_heads, columns, _ = buffers.keys.shape
     group = heads // key_heads
-    together = next(n for n in range(min(group, MOST_HEADS), 0, -1) if group % n == 0)
-    blocks = heads // together
-    splits = min(-(-ENOUGH_BLOCKS // (rows * blocks)), max(1, columns // LEAST_COLUMNS))
+    heads_per_block = next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
+    blocks = heads // heads_per_block
+    splits = min(-(-TARGET_BLOCKS // (rows * blocks)), max(1, columns // MIN_COLUMNS))
     partial = splits > 1
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
     out: mx.array
@@ -98,7 +99,7 @@ def _attend(
         inputs=[
             queries,
             *new,
-            *held,
+            *buffers,
             lengths,
             cursor,
             _scale(scale),
@@ -107,7 +108,7 @@ def _attend(
         template=[
             ("T", queries.dtype),
             ("DIM", dim),
-            ("HEADS", together),
+            ("HEADS", heads_per_block),
             ("WARPS", WARPS),
             ("PARTIAL", partial),
             ("SINKS", sinks is not None),
