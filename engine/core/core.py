@@ -10,14 +10,13 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, SwapWork
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.outputs import Outputs
-from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.pipeline import Pipeline
 from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
-from chairlift.engine.core.stats import StepRecorder
+from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars

@@ -14,12 +14,11 @@ import mlx.core as mx
 
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
-from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
-from chairlift.engine.core.stats import StepRecorder
+from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler

@@ -50,7 +50,7 @@ def prepare_model(
         eager: see ``PreparedModel``.
         quantization: of keys and values, in rows and prefixes.
         layers: the cache classes to use where the model allows them; see
-            ``engine.device.acceleration``.
+            ``engine.core.acceleration``.
     """
     make_cache = partial(make_batch, model, quantization)
     makers = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))

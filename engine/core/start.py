@@ -13,11 +13,11 @@ from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
 from chairlift.engine.device import memory, profile
-from chairlift.engine.device.acceleration import accelerate
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler

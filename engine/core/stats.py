@@ -1,7 +1,8 @@
-"""The stats of each step, which the metrics are made of."""
+"""Measures each step: the statistics from which the metrics are made."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import mlx.core as mx
@@ -77,6 +78,25 @@ class StepRecorder:
         stats.memory_peak = mx.get_peak_memory()
         stats.memory_cache = mx.get_cache_memory()
         return stats
+
+
+class PhaseTimer:
+    """Adds the time between its calls to named phases, in seconds."""
+
+    def __init__(self, phases: dict[str, float]) -> None:
+        self._phases = phases
+        self.start = self._last = time.monotonic()
+
+    @property
+    def total(self) -> float:
+        """Seconds from the beginning to the end of the last phase."""
+        return self._last - self.start
+
+    def end(self, phase: str) -> None:
+        """Adds the time since the last call, or since the beginning, to this phase."""
+        now = time.monotonic()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
+        self._last = now
 
 
 def users(sequences: Iterable[Sequence]) -> list[Sequence]:

@@ -16,8 +16,8 @@ from chairlift.cache.layer import Mask
 from chairlift.cache.packed import Part
 from chairlift.engine.cpu.gemm import Floats, products
 from chairlift.engine.cpu.views import BLOCK, view
+from chairlift.engine.device.profile import SCORE_BYTES
 from chairlift.engine.model.attention_blocks import (
-    SCORE_BYTES,
     Block,
     blocks,
     by_head,

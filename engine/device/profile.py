@@ -8,10 +8,13 @@ from typing import Literal
 
 import mlx.core as mx
 
-from chairlift.engine.model.attention_blocks import SCORE_BYTES
-
 # Row groups ("bands") of similar length that attention may read separately, on any device.
 BANDS = 4
+# Bytes of float32 scores that attention on the CPU computes at once (``model.attention_blocks``).
+# Without blocks, 32 heads of a chunk of 512 tokens behind 131,072 others have 8.6 GB of scores.
+# Blocks of this size take no longer than larger ones: their products are still hundreds of rows
+# high, and they fit in a large L3 cache.
+SCORE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from chairlift.cache.layer import Mask
-
-# Bytes of a block's float32 scores. Without blocks, 32 heads of a chunk of 512 tokens behind
-# 131,072 others have 8.6 GB of scores. Blocks of this size take no longer than larger ones: their
-# products are still hundreds of rows high, and they fit in a large L3 cache.
-SCORE_BYTES = 32 << 20
+from chairlift.engine.device.profile import SCORE_BYTES
 
 
 class Block(NamedTuple):
