@@ -35,20 +35,20 @@ class DecodeBatch:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
         # The states of the last rows, which have yet to join the caches.
-        self.arriving: dict[Sequence, Snapshot] = {}
+        self.joining: dict[Sequence, Snapshot] = {}
         self._sampler = Sampler(vocabulary)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 
     @property
-    def held(self) -> int:
+    def cached_rows(self) -> int:
         """How many of the rows are in the caches."""
         return sum(map(len, self.bands))
 
     @property
     def tokens(self) -> mx.array:
         """``[rows of the caches]``: the token ids that they feed next."""
-        return self._tokens[: self.held]
+        return self._tokens[: self.cached_rows]
 
     @property
     def capacities(self) -> tuple[Capacity, ...]:
@@ -61,7 +61,7 @@ class DecodeBatch:
         return [offset for band in self.bands for offset in band.offsets]
 
     @property
-    def held_columns(self) -> int:
+    def total_columns(self) -> int:
         """Columns of all rows in the caches, padding included."""
         return sum(band.capacity.columns * len(band) for band in self.bands)
 
@@ -82,8 +82,8 @@ class DecodeBatch:
 
     def state(self, sequence: Sequence) -> Snapshot:
         """The state of a sequence with a row, or just arrived; it shares the caches' memory."""
-        if sequence in self.arriving:
-            return self.arriving[sequence]
+        if sequence in self.joining:
+            return self.joining[sequence]
         band, row = next((band, row) for band, row, own in self._places() if own is sequence)
         return band.extract(row)
 
@@ -104,8 +104,8 @@ class DecodeBatch:
         """
         leaves, bands, joins = set(plan.leaves), plan.decode, list(plan.joins)
         # Nothing is kept of sequences that leave while buffers are moved.
-        states = {s: state for s, state in self.arriving.items() if s not in leaves}
-        self.arriving = {}
+        states = {s: state for s, state in self.joining.items() if s not in leaves}
+        self.joining = {}
         moves: list[mx.array] = []
         orders: list[list[int]] = []
         start = 0

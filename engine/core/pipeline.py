@@ -165,7 +165,7 @@ class Pipeline:
         outcome = self.forward(batch.bands, batch.tokens, chunks)
         logits = outcome.logits
         read = self._prompt_outputs.take(plan, chunks, outcome)
-        batch.arriving = self._prefill.states(plan)
+        batch.joining = self._prefill.states(plan)
         rows = list(batch.rows)
         constrained = self._constraints.constrains(rows)
         sampled = None if logits is None or constrained else batch.sample(logits)

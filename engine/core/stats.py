@@ -68,8 +68,8 @@ class StepRecorder:
         stats.swapped_bytes = {"memory": self._swap.nbytes, "disk": self._swap.disk_nbytes}
         self._prefixes.report(stats)
         stats.grammar_hits, stats.grammar_seconds = self._grammars.take_counts()
-        stats.held_columns = batch.held_columns
-        stats.padded_columns = batch.held_columns - sum(offsets)
+        stats.total_columns = batch.total_columns
+        stats.padded_columns = batch.total_columns - sum(offsets)
         stats.kv_reserved_bytes = batch.nbytes + self._prefill.nbytes
         computed = [sequence.computed for sequence in scheduler.prefilling]
         stats.kv_used_bytes = geometry.used(offsets) + geometry.used(computed)

@@ -63,8 +63,8 @@ class StepStats(msgspec.Struct):
         resumed: preempted sequences that continue in this step, by where their state was:
             "memory", "disk", or "recompute" if it was not kept.
         swapped_bytes: states of preempted sequences, by where they are: "memory" or "disk".
-        held_columns: KV columns of all rows in the decode batch.
-        padded_columns: those of ``held_columns`` that contain no token.
+        total_columns: KV columns of all rows in the decode batch.
+        padded_columns: those of ``total_columns`` that contain no token.
         kv_reserved_bytes, kv_used_bytes, kv_limit_bytes: memory of KV buffers, of the tokens in
             them, and the budget.
         memory_active, memory_peak, memory_cache: MLX's memory in bytes.
@@ -98,7 +98,7 @@ class StepStats(msgspec.Struct):
     preemptions: int = 0
     resumed: dict[str, int] = {}
     swapped_bytes: dict[str, int] = {}
-    held_columns: int = 0
+    total_columns: int = 0
     padded_columns: int = 0
     kv_reserved_bytes: int = 0
     kv_used_bytes: int = 0
