@@ -33,10 +33,10 @@ from chairlift.scheduler.sequence import Sequence
 def start_core(
     config: EngineConfig, source: ModelSource, on_progress: Callable[[str], None]
 ) -> tuple[EngineCore, ModelInfo]:
-    """Loads the model, probes it, and sizes the batch to the machine.
+    """Loads the model, probes it, and adapts the size of the batch to the machine.
 
     Raises:
-        ModelError: the model cannot be loaded or served, or the limits leave it no room.
+        ModelError: the model cannot be loaded or served, or does not fit the limits.
     """
     loaded = load_model(source, config.dtype, on_progress)
     return serve_loaded(config, loaded, on_progress, source)
@@ -50,8 +50,8 @@ def serve_loaded(
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
     on_progress("first step")
-    # Quantized weights lose next to nothing by a little more rounding. An explicitly configured
-    # type is computed exactly.
+    # Quantized weights lose almost nothing by a little more rounding. An explicitly configured type
+    # is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
     eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
