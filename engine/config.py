@@ -18,7 +18,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How the engine serves one model. None lets the engine choose, by device or by free memory.
+    """The settings for serving one model. None lets the engine choose, by device or by free memory.
 
     Attributes:
         model: DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.

@@ -43,7 +43,7 @@ RestartReason = Literal["crash", "hang", "start"]
 
 
 class _End(NamedTuple):
-    """How an engine process ended.
+    """The end of an engine process.
 
     Attributes:
         reason: "start" means that it ended before it was ready.
@@ -83,7 +83,7 @@ class ProcessClient(BaseEngineClient):
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
-        # How the last process ended.
+        # The end of the last process, in words.
         self._last_end = ""
         # The current process's message if it could not start.
         self._start_error: str | None = None

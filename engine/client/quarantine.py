@@ -4,7 +4,7 @@ One crash proves nothing: most crashes are no request's fault, so all requests r
 request is cleared once it has passed the position at which it was. A request that is computed
 during a second crash before it is cleared is a suspect. Suspects run one at a time without any
 other request, the one with the least progress first, until each is cleared or has ended. A suspect
-that is alone in the engine when it dies is guilty. That explains the earlier crashes, so the others
+that is alone in the engine when it dies is guilty. It explains the earlier crashes, so the others
 resume together.
 
 An engine may also be killed from outside, by an operator or for lack of memory, while a suspect

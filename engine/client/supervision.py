@@ -12,7 +12,7 @@ START_FACTOR = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """When an engine counts as hung, and how often it is started again.
+    """The limits for engine processes that hang or fail.
 
     Attributes:
         timeout: seconds that an engine with work may take without ending a step. A step takes

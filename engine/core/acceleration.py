@@ -16,7 +16,7 @@ from chairlift.engine.model import attention
 
 
 class Acceleration(NamedTuple):
-    """How the engine has to call the accelerated model.
+    """The demands of the accelerated model on the engine.
 
     Attributes:
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.

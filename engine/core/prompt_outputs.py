@@ -45,7 +45,7 @@ class PromptOutput(Protocol):
 class PromptOutputs:
     """The outputs of all prompts in prefill that request any.
 
-    What was collected belongs to a prompt's first tokens, like its cache. A preempted prompt
+    The collected numbers belong to a prompt's first tokens, like its cache. A preempted prompt
     continues with both, or restarts without both.
     """
 

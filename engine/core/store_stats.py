@@ -21,7 +21,7 @@ class StoreReport:
 
     def __init__(self, store: PrefixStore) -> None:
         self._store = store
-        # The first step reports what was found at the start. That alone does not make it ``due``.
+        # The first step reports the files found at the start; they do not make the report ``due``.
         self._reported = StoreStats()
         self._last_state = self._state()
 

@@ -1,4 +1,4 @@
-"""How many processor cores this process may use, and how busy other processes keep them."""
+"""Counts the processor cores that this process may use, and the use that others make of them."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class SharedRope(Module):
 
     @property
     def dims(self) -> int:
-        """How many dimensions of a head are rotated."""
+        """The number of a head's dimensions that are rotated."""
         return self._dims
 
     def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:

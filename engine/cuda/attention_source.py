@@ -168,9 +168,9 @@ PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // t
 """
 
 # Scores and sums with tensor cores. A product has 16 rows: the query heads, at most eight, and
-# zeros. A thread holds two neighbouring numbers in each of two columns of a key. Queries and keys
-# assign dimensions to threads alike, so that a thread reads 16 bytes at a time. Of values a thread
-# holds four columns, and pairs neighbouring ones. A weight is split into two numbers of the key's
+# zeros. A thread has two neighbouring numbers in each of two columns of a key. Queries and keys
+# assign dimensions to threads alike, so that a thread reads 16 bytes at a time. A thread has four
+# columns of values, and pairs neighbouring ones. A weight is split into two numbers of the key's
 # type, whose sum has 16 bits, to lose little precision.
 TENSOR = """
   const int g = lane / 4, c = lane % 4;

@@ -1,4 +1,4 @@
-"""Which device MLX computes on, and the settings that the engine chooses for it."""
+"""The device that MLX computes on, and the engine's settings for each kind of device."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Characters that may wait for a slow reader; an access line has about 300.
 MAX_CHARS = 4 << 20
-# How long the process waits at its end for unwritten lines.
+# Time that the process waits at its end for unwritten lines.
 END_SECONDS = 2.0
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from chairlift.engine.messages.outputs import FinishReason
 
-# How a prompt's last hidden states become one vector: their mean, or the last token's.
+# The pooling of a prompt's last hidden states into one vector: their mean, or the last one.
 Pooling = Literal["mean", "last"]
 
 # Priorities are whole numbers from -MAX_PRIORITY to MAX_PRIORITY; lower ones are served first.
@@ -43,7 +43,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one request's tokens are chosen, and when it ends.
+    """The sampling of one request's tokens, and the conditions for its end.
 
     Attributes:
         max_tokens: upper bound of output tokens. 0: only the prompt is computed.

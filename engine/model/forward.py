@@ -167,7 +167,7 @@ class CacheFactories(NamedTuple):
 
 
 class SelectedForward(NamedTuple):
-    """How to call a model, and with which caches."""
+    """The chosen way to call a model, with the caches for it."""
 
     forward: Forward
     caches: CacheFactories

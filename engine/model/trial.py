@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one kind of replacement is compared.
+    """The comparison for one kind of replacement.
 
     Attributes:
         agree: compares the candidate's result with the reference's, in this order.

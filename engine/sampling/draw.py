@@ -3,10 +3,10 @@
 A row's logits differ by 1e-5 depending on what else is computed. Inverting the cumulative sum is
 fast, but it adds up the rounding errors of all earlier weights: such a difference then gives
 another token every few dozen or hundred draws. In an exponential race, every token gets an
-exponentially distributed time divided by its weight, and the first token wins. That has the same
-probabilities, but rounding matters only between two nearly equal times. A race needs a random
-number and a logarithm per token. So the cumulative sum chooses one of a few parts of the
-vocabulary, and a race chooses within that part.
+exponentially distributed time divided by its weight, and the first token wins. The probabilities
+are the same, but rounding matters only between two nearly equal times. A race needs a random number
+and a logarithm per token. So the cumulative sum chooses one of a few parts of the vocabulary, and a
+race chooses within that part.
 """
 
 from __future__ import annotations
