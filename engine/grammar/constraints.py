@@ -145,7 +145,7 @@ class Constraints:
         All masks are made together on several threads, which does not show which of them is slow.
         If the batch is slow, the next mask of each of its rows is made alone and measured.
         """
-        together: list[tuple[LLMatcher, int]] = []
+        batch: list[tuple[LLMatcher, int]] = []
         for number, row in enumerate(rows):
             if (matcher := row.constraint.matcher) is None:
                 continue
@@ -153,14 +153,14 @@ class Constraints:
                 with row.effort.alone():
                     fill_next_token_bitmask(matcher, bits, number)
             else:
-                together.append((matcher, number))
-        if not together:
+                batch.append((matcher, number))
+        if not batch:
             return
         self._executor = self._executor or LLExecutor()
         began = time.perf_counter()
-        fill_next_token_bitmask_par(self._executor, together, bits)
+        fill_next_token_bitmask_par(self._executor, batch, bits)
         if time.perf_counter() - began > SUSPECT_SECONDS:
-            for _, number in together:
+            for _, number in batch:
                 rows[number].effort.suspect = True
 
 

@@ -53,9 +53,9 @@ class Effort:
         try:
             yield
         finally:
-            taken = time.thread_time() - began
-            self.seconds += taken
-            self.suspect = self.suspect or taken > _SLOW_SECONDS * parts
+            seconds = time.thread_time() - began
+            self.seconds += seconds
+            self.suspect = self.suspect or seconds > _SLOW_SECONDS * parts
 
     def check(self) -> None:
         """Raises GrammarError if the grammar has exceeded its CPU time."""

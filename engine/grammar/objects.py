@@ -79,8 +79,8 @@ class _Closing:
         schema = self._rewritten("", "#", self._schema)
         assert isinstance(schema, dict)
         if self._added:
-            own = schema.get("$defs")
-            schema["$defs"] = {**(own if isinstance(own, dict) else {}), **self._added}
+            given = schema.get("$defs")
+            schema["$defs"] = {**(given if isinstance(given, dict) else {}), **self._added}
         return schema
 
     def _rewritten(self, keyword: str, pointer: str, schema: Schema) -> Schema:

@@ -31,9 +31,9 @@ class BlackBox:
         if sequences == self._noted:
             return
         now = time.monotonic()
-        begun = {s.request_id: s.scheduled_at or now for s in sequences}
+        scheduled = {s.request_id: s.scheduled_at or now for s in sequences}
         # The file is one line; anything after it is the rest of a longer, older line.
-        line = self._encoder.encode(begun) + b"\n"
+        line = self._encoder.encode(scheduled) + b"\n"
         try:
             complete = os.pwrite(self._file, line, 0) == len(line)
         except OSError:
@@ -57,7 +57,7 @@ class BlackBoxReader:
 
     @property
     def computing(self) -> dict[str, float]:
-        """The requests that the engine was computing when it ended; empty if it had not begun any.
+        """The requests that the engine was computing when it ended; empty if it was idle.
 
         Maps request ids to the time at which each was scheduled, in seconds of
         ``time.monotonic()``.

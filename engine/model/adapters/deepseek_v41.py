@@ -168,7 +168,7 @@ class RowText(deepseek_v41.TextModel):  # type: ignore[misc]
         if not cache or not isinstance(cache[0], CacheList):
             original: mx.array = super().__call__(inputs, cache)
             return original
-        caches = [RowCache(*own.caches) for own in cache]
+        caches = [RowCache(*layer.caches) for layer in cache]
         window, length = caches[0].window, inputs.shape[1]
         positions = window.offset[:, None] + mx.arange(length)
         behind = mx.arange(min(self.args.sliding_window, window.ring.visible(length).width))
@@ -180,13 +180,13 @@ class RowText(deepseek_v41.TextModel):  # type: ignore[misc]
         mix = mx.broadcast_to(mx.arange(self.args.hc_mult) == 0, streams.shape[:3])
         mix = mix.astype(mx.float32)
         shared: dict[str, Any] = {}
-        for layer, own in zip(self.pipeline_layers, caches, strict=True):
+        for layer, layer_cache in zip(self.pipeline_layers, caches, strict=True):
             streams, mix = layer(
                 streams,
                 mix,
                 start_pos=window.offset,
                 window_idx=columns,
-                cache=own,
+                cache=layer_cache,
                 shared=shared,
             )
         normed: mx.array = self.norm(deepseek_v41._collapse(streams, mix))
