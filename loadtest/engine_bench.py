@@ -32,9 +32,9 @@ from mlx_lm.generate import BatchGenerator
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.core.acceleration import Acceleration, accelerate
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
-from chairlift.engine.device.acceleration import Acceleration, accelerate
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
 from chairlift.engine.messages import SamplingParams, Submit

@@ -164,8 +164,8 @@ class _EngineMetrics:
             child["step_duration.total"].observe(stats.duration)
             for phase, seconds in stats.phases.items():
                 child[f"step_duration.{phase}"].observe(seconds)
-            if stats.held_columns:
-                child["padding"].observe(stats.padded_columns / stats.held_columns)
+            if stats.total_columns:
+                child["padding"].observe(stats.padded_columns / stats.total_columns)
         for choice in stats.finished:
             self._record_finished(choice)
 

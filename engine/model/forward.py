@@ -21,7 +21,7 @@ from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# Of the largest logit: bfloat16 has two digits, and logits of wrong tokens differ by much more.
+# As a share of the largest logit. bfloat16 has two digits; wrong logits differ by much more.
 TOLERANCE = 0.05
 # Attributes in which mlx-lm's attention layers keep the number of their query heads.
 _HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
@@ -32,9 +32,10 @@ class Chunk(NamedTuple):
     """The next tokens of one prompt.
 
     Attributes:
-        cache: the prompt's own, of one row.
-        choices: how many sequences continue this prompt; 0 if it does not end with this chunk.
-        scored: the number of first tokens whose logits are needed as well, for prompt logprobs.
+        cache: the prompt's cache, of one row.
+        choices: the number of sequences that continue this prompt; 0 if the prompt does not end
+            with this chunk.
+        scored: the logits of this many first tokens are needed as well, for prompt logprobs.
         pooled: the hidden states of all tokens are needed.
     """
 
@@ -46,13 +47,13 @@ class Chunk(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step computed.
+    """The results of a step's model calls.
 
     Attributes:
-        logits: ``[rows + choices, vocabulary]``; None if there are none.
-        scored: ``[scored, vocabulary]``, by the number of the chunk, of chunks that have any.
-        hidden: ``[tokens, hidden size]``, by the number of the chunk, of pooled chunks: the input
-            of the output layer.
+        logits: ``[rows + choices, vocabulary]``; None if there are no rows and no choices.
+        scored: the logits ``[scored, vocabulary]`` of chunks with ``scored``, by chunk number.
+        hidden: the inputs ``[tokens, hidden size]`` of the output layer, of pooled chunks, by chunk
+            number.
     """
 
     logits: mx.array | None
@@ -64,14 +65,14 @@ class Forward:
     """Calls a model; builds graphs only, unless the model is eager.
 
     Args:
-        head: computes logits at selected positions only; None where the model's output layer was
-            not found.
+        head: computes logits at selected positions only; None if the model's output layer was not
+            found.
         packs: one call computes rows and chunks together; see ``cache.packed``.
-        multiple: the last chunk of a prompt is padded to a multiple of this many tokens in packed
-            calls, so that they have few different shapes.
-        max_pairs: pairs of a query and a key that a model call of one chunk may have, since a model
-            file with attention of its own keeps a score of each pair and head. Longer chunks take
-            several calls. Packed calls need no such bound: they compute attention by our functions.
+        multiple: in packed calls, the last chunk of a prompt is padded to a multiple of this many
+            tokens, to have few different shapes.
+        max_pairs: pairs of a query and a key that a model call of one chunk may have, because a
+            model file with attention of its own keeps a score of each pair and head. Longer chunks
+            take several calls. Packed calls need no bound: they use the engine's attention.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class Forward:
         return self._head is not None
 
     def __call__(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
-        """
+        """Computes the next logits of all rows and chunks.
+
         Args:
             bands: the caches of decode rows. Empty ones are ignored.
             tokens: ``[rows]``, the next token of each row, one band after the other.
@@ -186,30 +188,31 @@ class Forward:
         )
 
     def _padded(self, chunk: Chunk) -> int:
-        """The padded length of a chunk. Only a prompt's last chunk is padded, and only if its
-        cache need not grow for that.
+        """The padded length of a chunk.
+
+        Only a prompt's last chunk is padded, and only if its cache does not have to grow for that.
         """
         real, cache = len(chunk.tokens), chunk.cache
         step = padded(real, self._multiple) if chunk.choices else real
         return step if cache.offsets[0] + step <= cache.capacity.columns else real
 
     def _select(self, positions: list[int], axis: int) -> AbstractContextManager[list[mx.array]]:
-        """While inside, logits are computed at these positions only.
+        """A context in which logits are computed at these positions only.
 
-        Yields the inputs of the output layer; an empty list where that layer is not known.
+        Yields the list of the output layer's inputs, which stays empty if that layer is unknown.
         """
         return self._head.select(positions, axis) if self._head else nullcontext([])
 
 
 class CacheFactories(NamedTuple):
-    """Functions that make an empty cache for decode rows, and one for a prompt."""
+    """Two functions: one makes an empty cache for decode rows, one an empty cache for a prompt."""
 
     rows: Callable[[], BatchCache]
     prompts: Callable[[], BatchCache]
 
 
 class SelectedForward(NamedTuple):
-    """How to call a model, and with which caches."""
+    """The chosen way to call a model, with the caches for it."""
 
     forward: Forward
     caches: CacheFactories
@@ -222,11 +225,11 @@ def select_forward(
     multiple: int = 1,
     max_pairs: int | None = None,
 ) -> SelectedForward:
-    """Finds the cheapest way to call a model that gives the logits of plain calls.
+    """Finds the fastest way to call a model that gives the same logits as plain calls.
 
     Args:
         make_cache: makes the caches of plain calls.
-        preferred: make the device's own caches, which are used if their logits are right, too.
+        preferred: make the device's caches, which are used if they give the same logits, too.
         multiple, max_pairs: see ``Forward``.
     """
     plain = Forward(model, None, packs=False, max_pairs=max_pairs)
@@ -235,10 +238,10 @@ def select_forward(
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
     choices = (preferred, both) if preferred.rows().queued else (both,)
-    for (own_head, packs), caches in product(forms, choices):
+    for (head_or_none, packs), caches in product(forms, choices):
         if packs and not make_cache().pads:
             continue  # a recurrent state has to see one token after the other
-        forward = Forward(model, own_head, packs, multiple, max_pairs)
+        forward = Forward(model, head_or_none, packs, multiple, max_pairs)
         if _TRIAL.passes(lambda: expected, partial(_trial_logits, forward, caches)):
             return _log_choice(SelectedForward(forward, caches))
     return _log_choice(SelectedForward(plain, both))
@@ -255,8 +258,10 @@ def _log_choice(fit: SelectedForward) -> SelectedForward:
 
 
 def _trial_logits(forward: Forward, caches: CacheFactories) -> mx.array:
-    """Logits of a short run: two prompts, one of them in two chunks, end in one step, and then
-    decode in two bands beside a third prompt.
+    """The logits of a short run of two steps.
+
+    Two prompts, one of them in two chunks, end in the first step. In the second step they decode in
+    two bands, beside a third prompt.
     """
     bands = one, two = caches.rows(), caches.rows()
     prompts = [caches.prompts() for _ in range(3)]
@@ -278,7 +283,7 @@ def _trial_logits(forward: Forward, caches: CacheFactories) -> mx.array:
 
 
 def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int | None:
-    """The length of a model's last hidden states; None where they cannot be read."""
+    """The length of a model's last hidden states; None if they cannot be read."""
     prompt = make_cache()
     prompt.join(columns=4)
     chunk = Chunk(prompt, [1, 5, 2], 1, pooled=True)
@@ -286,7 +291,7 @@ def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int |
         hidden = forward([], mx.zeros((0,), mx.int32), [chunk]).hidden[0]
         mx.eval(hidden)
     except Exception as error:  # a model file may raise anything
-        log.debug("a model's hidden states are not where they are looked for: %s", error)
+        log.debug("a model's hidden states cannot be read: %s", error)
         return None
     return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
 

@@ -168,7 +168,7 @@ class BandBench(Bench):
         self.most = max(self.most, len(set(after.values())))
         batch, stats = self.core.batch, self.stats[-1]
         assert stats.kv_used_bytes <= stats.kv_reserved_bytes <= stats.kv_limit_bytes
-        if batch.held:
+        if batch.cached_rows:
             assert batch.nbytes <= self.core.limits.geometry.moved_bands(
                 batch.capacities, batch.capacities
             )
@@ -255,8 +255,8 @@ def test_a_long_row_leaves_the_short_ones_buffers_alone() -> None:
     assert before.capacity == buffers
     assert before.nbytes == nbytes < other.nbytes / 10
     stats = bench.stats[-1]
-    assert stats.held_columns == 6 * before.capacity.columns + other.capacity.columns
-    assert 0 < stats.padded_columns < 0.4 * stats.held_columns
+    assert stats.total_columns == 6 * before.capacity.columns + other.capacity.columns
+    assert 0 < stats.padded_columns < 0.4 * stats.total_columns
 
 
 def test_states_and_models_that_do_not_pack_have_one_band() -> None:

@@ -218,7 +218,7 @@ def test_stats_tell_the_truth() -> None:
     assert 0 < sum(s.ended_seconds for s in total) <= time.monotonic() - began
     assert max(s.rows for s in total) == 2
     assert total[0].waiting == 1
-    assert all(0 <= s.padded_columns <= s.held_columns for s in total)
+    assert all(0 <= s.padded_columns <= s.total_columns for s in total)
     assert all(s.kv_used_bytes <= s.kv_reserved_bytes <= s.kv_limit_bytes for s in total)
     assert {c.generated_tokens for c in bench.finished} == {10, 4}
     for choice in bench.finished:

@@ -11,7 +11,7 @@ import pytest
 
 from chairlift.engine.device import backend
 from chairlift.engine.device.backend import BackendError, explain, import_mlx
-from chairlift.engine.device.diagnosis import diagnose
+from chairlift.engine.process.diagnosis import diagnose
 
 CAUSE = "libmlx.so: cannot open\nshared object file"
 PIP = f"{sys.executable} -m pip"

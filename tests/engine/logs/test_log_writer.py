@@ -52,7 +52,7 @@ def test_a_reader_that_stops_holds_nobody_up_and_learns_what_it_missed(
     pipe: tuple[int, int], blocking: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.set_blocking(pipe[1], blocking)
-    writer = LogWriter(pipe[1], most=100_000)
+    writer = LogWriter(pipe[1], max_chars=100_000)
     began = time.monotonic()
     for number in range(10_000):
         writer.write(f"{number:99d}\n")

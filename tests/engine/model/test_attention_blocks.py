@@ -25,8 +25,8 @@ from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.device.limits import build_limits
-from chairlift.engine.device.profile import CPU, METAL, DeviceProfile
-from chairlift.engine.model.attention_blocks import SCORE_BYTES, blocks, fused_in_blocks
+from chairlift.engine.device.profile import CPU, METAL, SCORE_BYTES, DeviceProfile
+from chairlift.engine.model.attention_blocks import blocks, fused_in_blocks
 
 shapes = st.tuples(*[st.integers(1, 6)] * 4)
 
@@ -97,7 +97,7 @@ import mlx.core as mx
 from mlx_lm.models import llama
 from support.tiny import tiny_config
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.core.acceleration import accelerate
 config = tiny_config("llama", layers=1) | {{
     "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 8,
     "max_position_embeddings": 16384}}

@@ -14,7 +14,7 @@ from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.model import attention
 from chairlift.engine.model.forward import CacheFactories, Chunk, Forward, select_forward
 from chairlift.engine.model.head import Head

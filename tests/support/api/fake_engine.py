@@ -264,7 +264,7 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         grammar_hits=1,
         rows_failed={"nonfinite_logits": 1},
         grammar_seconds=[0.1],
-        held_columns=100,
+        total_columns=100,
         padded_columns=25,
         kv_reserved_bytes=4096,
         kv_used_bytes=512,
