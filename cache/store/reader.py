@@ -17,7 +17,7 @@ from chairlift.cache.store.stats import StoreStats
 _log = logging.getLogger(__name__)
 
 
-class Load:
+class StoreLoad:
     """A request to read segments from files, up to the first that is missing or corrupt.
 
     Once it has ``ended``, ``nbytes`` and ``seconds`` are the bytes read and the time it took.
@@ -55,11 +55,11 @@ class Reader:
         self._files = files
         self._stats = stats
         self._on_change = on_change
-        self._loads: SimpleQueue[Load | None] = SimpleQueue()
+        self._loads: SimpleQueue[StoreLoad | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="prefix-reader", daemon=True)
         self._thread.start()
 
-    def put(self, load: Load) -> None:
+    def put(self, load: StoreLoad) -> None:
         """Queues a load."""
         self._loads.put(load)
 
@@ -82,7 +82,7 @@ class Reader:
             self._on_change()
             del load
 
-    def _read(self, load: Load) -> None:
+    def _read(self, load: StoreLoad) -> None:
         for entry, _ in load.segments:
             node = None if load.cancelled else self._files.read(entry)
             if node is None:

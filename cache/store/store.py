@@ -16,9 +16,9 @@ from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import LayerKind
 from chairlift.cache.store.files import NodeFiles
 from chairlift.cache.store.index import Segment
-from chairlift.cache.store.reader import Load, Reader
+from chairlift.cache.store.reader import Reader, StoreLoad
 from chairlift.cache.store.stats import StoreStats
-from chairlift.cache.store.writer import Job, Writer
+from chairlift.cache.store.writer import WriteJob, Writer
 
 # Bytes of a token id on an edge.
 _TOKEN_BYTES = 8
@@ -114,9 +114,9 @@ class PrefixStore:
             chain.append(max(near, key=lambda segment: segment.stop))
             position = chain[-1].stop
 
-    def load(self, segments: Sequence[Segment]) -> Load:
+    def load(self, segments: Sequence[Segment]) -> StoreLoad:
         """Queues the segments of ``find`` for reading."""
-        load = Load(segments)
+        load = StoreLoad(segments)
         self._reader.put(load)
         return load
 
@@ -129,7 +129,7 @@ class PrefixStore:
         except SavedStateError as error:
             self._writer.fail(error)
             return False
-        self._writer.put(Job(node.edge, node.before, node.start, layers, size))
+        self._writer.put(WriteJob(node.edge, node.before, node.start, layers, size))
         return True
 
     def _notify(self) -> None:

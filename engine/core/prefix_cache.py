@@ -13,7 +13,7 @@ from chairlift.cache.prefix.match import Evicted
 from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
 from chairlift.cache.store.index import Segment
-from chairlift.cache.store.reader import Load
+from chairlift.cache.store.reader import StoreLoad
 from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.core.background import NOTHING_NEW, Collected
 from chairlift.engine.core.store_stats import StoreReport
@@ -43,7 +43,7 @@ class PrefixCache:
         # one at a time, because the requests behind often want the same prefix and then find it
         # in memory.
         self._fetching: dict[str, Sequence] = {}
-        self._load: Load | None = None
+        self._load: StoreLoad | None = None
         self._closing: list[Evicted] | None = None
 
     @property

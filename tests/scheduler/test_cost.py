@@ -134,4 +134,4 @@ def test_no_prompt_is_left_with_a_short_rest_where_a_chunk_more_costs_launches()
         return [rest for rest in left if rest]
 
     assert min(rests(whole=False)) < 128
-    assert min(rests(avoid_partial_prefill=True)) >= 128
+    assert min(rests(whole=True)) >= 128
