@@ -12,13 +12,13 @@ from chairlift.loadtest.bench.verify import Verification
 from chairlift.loadtest.scenarios import LongPromptResult
 
 # Chairlift's promises for this load (the README records the figures).
-LEAST_SPEEDUP = 1.5
-MOST_TTFT_RATIO = 1.0
-MOST_GAP_RATIO = 3.0
-MOST_IDLE_PERCENT = 2.0
+MIN_SPEEDUP = 1.5
+MAX_TTFT_RATIO = 1.0
+MAX_GAP_RATIO = 3.0
+MAX_IDLE_PERCENT = 2.0
 
 _OURS = "ours"
-_YARDSTICK = "mlx-lm"
+_BASELINE = "mlx-lm"
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class ServerResult:
         return self.metrics.latencies[latency].percentiles[p]
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of the result file; times are in ms if their key ends in ``_ms``, else in s."""
+        """The entry of the JSON file; times are in ms if their key ends in ``_ms``, else in s."""
         result: dict[str, Any] = {
             "notes": self.notes,
             "completed": self.metrics.completed,
@@ -100,19 +100,19 @@ class Comparison:
         for result in self.results:
             failed = result.metrics.failed
             yield Check(f"{result.name}: no request fails", f"{failed} failed", failed == 0)
-        ours, theirs = self.result(_OURS), self.result(_YARDSTICK)
+        ours, theirs = self.result(_OURS), self.result(_BASELINE)
         if ours is None:
             return
         if theirs is not None:
             speedup = _ratio(ours.metrics.output_throughput, theirs.metrics.output_throughput)
             ttft = _ratio(ours.percentile("ttft", 50), theirs.percentile("ttft", 50))
             yield Check(
-                f"output tokens/s at least {LEAST_SPEEDUP} x {_YARDSTICK}",
+                f"output tokens/s at least {MIN_SPEEDUP} x {_BASELINE}",
                 f"{speedup:.2f} x",
-                speedup >= LEAST_SPEEDUP,
+                speedup >= MIN_SPEEDUP,
             )
             yield Check(
-                f"p50 TTFT no worse than {_YARDSTICK}", f"{ttft:.2f} x", ttft <= MOST_TTFT_RATIO
+                f"p50 TTFT no worse than {_BASELINE}", f"{ttft:.2f} x", ttft <= MAX_TTFT_RATIO
             )
         if ours.verification is not None:
             yield Check(
@@ -120,17 +120,17 @@ class Comparison:
                 f"{len(ours.verification.differences)} of {ours.verification.compared} differ",
                 ours.verification.passed,
             )
-        promise = f"long prompt: longest gap at most {MOST_GAP_RATIO:g} x a chunk step's"
+        promise = f"long prompt: longest gap at most {MAX_GAP_RATIO:g} x a chunk step's"
         if ours.long_prompt is not None:
             ratio = ours.long_prompt.ratio
-            yield Check(promise, f"{ratio:.2f} x", ratio <= MOST_GAP_RATIO)
+            yield Check(promise, f"{ratio:.2f} x", ratio <= MAX_GAP_RATIO)
         if ours.long_prompt_error:
             yield Check(promise, ours.long_prompt_error, holds=False)
         if ours.idle_percent is not None:
             yield Check(
-                f"idle: below {MOST_IDLE_PERCENT:g} % of a core",
+                f"idle: below {MAX_IDLE_PERCENT:g} % of a core",
                 f"{ours.idle_percent:.2f} %",
-                ours.idle_percent < MOST_IDLE_PERCENT,
+                ours.idle_percent < MAX_IDLE_PERCENT,
             )
 
 

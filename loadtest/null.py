@@ -30,7 +30,7 @@ from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import LoadResult, run_load
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.words import WORDS
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers, procfs
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec
@@ -46,8 +46,12 @@ WARM_TOKENS = 8
 class Run:
     """One run of all streams, from the first request sent to the last reply read.
 
-    ``duration`` and the latencies are in seconds; ``ttft`` and ``itl`` hold the median and the 99th
-    percentile. ``cpu`` is the CPU time by process, empty without /proc.
+    Attributes:
+        tokens: generated tokens.
+        duration: seconds.
+        ttft: median and 99th percentile of the time to first token, in seconds.
+        itl: median and 99th percentile of the inter-token latency, in seconds.
+        cpu: CPU time by process; empty without /proc.
     """
 
     tokens: int
@@ -69,10 +73,17 @@ class Run:
 async def measure(
     spec: ServerSpec, server: int, streams: int, output_tokens: int, runs: int
 ) -> list[Run]:
-    """Warms up the server with process id ``server``, and runs all streams ``runs`` times.
+    """Warms up the server and runs all streams ``runs`` times.
+
+    Args:
+        spec: the server.
+        server: its process id.
+        streams: the number of streams.
+        output_tokens: output tokens of each.
+        runs: the number of measured runs.
 
     Raises:
-        ServerError: a reply failed, or lacks a token or an event for one.
+        ServerError: a reply failed, or lacks a token or a token's event.
     """
     async with OpenAIClient(
         spec.base_url, ENDPOINT, body={"temperature": 0, **spec.body}
@@ -102,13 +113,13 @@ async def measure(
 async def run_streams(
     client: OpenAIClient, streams: int, output_tokens: int, what: str
 ) -> LoadResult:
-    """All streams at once, to their ends.
+    """Runs all streams at once, to their ends.
 
     Raises:
-        ServerError: a reply failed, or lacks a token or an event for one.
+        ServerError: a reply failed, or lacks a token or a token's event.
     """
     requests = [
-        Request(" ".join(_prompt(stream)), PROMPT_TOKENS, output_tokens)
+        WorkloadRequest(" ".join(_prompt(stream)), PROMPT_TOKENS, output_tokens)
         for stream in range(streams)
     ]
     result = await run_load(client, requests, [0.0] * streams, None, Progress(streams, what))
@@ -190,7 +201,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints; returns the exit code."""
+    """Runs the command; returns the exit code."""
     given = _arguments(argv)
     with tempfile.TemporaryDirectory(prefix="chairlift-null-") as folder:
         # In a child process, since this one must not load MLX.

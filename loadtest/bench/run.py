@@ -19,7 +19,7 @@ from chairlift.loadtest.bench.report import failures, result_block
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
 from chairlift.loadtest.bench.verify import verification_report, verify_replies
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
 
@@ -94,7 +94,7 @@ async def _begin_check(config: BenchConfig, client: OpenAIClient) -> CrossCheck 
 
 
 async def _end_check(
-    config: BenchConfig, check: CrossCheck, sent: list[Request], replies: list[Reply]
+    config: BenchConfig, check: CrossCheck, sent: list[WorkloadRequest], replies: list[Reply]
 ) -> list[Check] | None:
     try:
         checks = await check.end(sent, replies, not config.disable_tqdm)
@@ -110,6 +110,7 @@ async def _end_check(
 async def _send(
     config: BenchConfig, client: OpenAIClient, workload: Workload, has_metrics: bool
 ) -> tuple[LoadResult, list[QueueSample]]:
+    """Sends the load; samples rows and queue length meanwhile if the HTML report needs them."""
     poller = QueuePoller(client, config.metrics_address)
     async with poller if config.html and has_metrics else contextlib.nullcontext():
         shown = not config.disable_tqdm
