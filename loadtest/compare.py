@@ -47,7 +47,7 @@ _LONG_REPLY_TOKENS = 8
 _T = TypeVar("_T")
 
 
-class Workload:
+class SharedWorkload:
     """The requests, the same for all servers. The first server's tokenizer sizes the prompts."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -119,7 +119,7 @@ def _model_path(args: argparse.Namespace) -> Path:
     return Path(resolve(DEFAULT_MODEL).path)
 
 
-def _measure(spec: ServerSpec, workload: Workload, args: argparse.Namespace) -> ServerResult:
+def _measure(spec: ServerSpec, workload: SharedWorkload, args: argparse.Namespace) -> ServerResult:
     with ChildServer(spec, args.start_limit) as server:
         result = _run(_measure_load(spec, workload, args))
         if spec.name == "ours":
@@ -128,7 +128,7 @@ def _measure(spec: ServerSpec, workload: Workload, args: argparse.Namespace) -> 
 
 
 async def _measure_load(
-    spec: ServerSpec, workload: Workload, args: argparse.Namespace
+    spec: ServerSpec, workload: SharedWorkload, args: argparse.Namespace
 ) -> ServerResult:
     async with OpenAIClient(
         spec.base_url,
@@ -225,7 +225,7 @@ def main() -> int:
     """Runs the comparison; returns the exit code."""
     args = _arguments()
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    workload = Workload(args)
+    workload = SharedWorkload(args)
     results, all_measured = [], True
     try:
         for start in _starters(args):

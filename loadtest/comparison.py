@@ -68,7 +68,7 @@ class ServerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PromiseCheck:
     """A promise, its measurement, and whether it holds."""
 
     promise: str
@@ -83,7 +83,7 @@ class Comparison:
         self.results = results
 
     @cached_property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[PromiseCheck]:
         """The checks of all promises that were measured."""
         return list(self._checks())
 
@@ -96,26 +96,26 @@ class Comparison:
         """The measurements of a server, or None if it was not measured."""
         return next((result for result in self.results if result.name == name), None)
 
-    def _checks(self) -> Iterator[Check]:
+    def _checks(self) -> Iterator[PromiseCheck]:
         for result in self.results:
             failed = result.metrics.failed
-            yield Check(f"{result.name}: no request fails", f"{failed} failed", failed == 0)
+            yield PromiseCheck(f"{result.name}: no request fails", f"{failed} failed", failed == 0)
         ours, theirs = self.result(_OURS), self.result(_BASELINE)
         if ours is None:
             return
         if theirs is not None:
             speedup = _ratio(ours.metrics.output_throughput, theirs.metrics.output_throughput)
             ttft = _ratio(ours.percentile("ttft", 50), theirs.percentile("ttft", 50))
-            yield Check(
+            yield PromiseCheck(
                 f"output tokens/s at least {MIN_SPEEDUP} x {_BASELINE}",
                 f"{speedup:.2f} x",
                 speedup >= MIN_SPEEDUP,
             )
-            yield Check(
+            yield PromiseCheck(
                 f"p50 TTFT no worse than {_BASELINE}", f"{ttft:.2f} x", ttft <= MAX_TTFT_RATIO
             )
         if ours.verification is not None:
-            yield Check(
+            yield PromiseCheck(
                 "no greedy reply differs from its solo run",
                 f"{len(ours.verification.differences)} of {ours.verification.compared} differ",
                 ours.verification.passed,
@@ -123,11 +123,11 @@ class Comparison:
         promise = f"long prompt: longest gap at most {MAX_GAP_RATIO:g} x a chunk step's"
         if ours.long_prompt is not None:
             ratio = ours.long_prompt.ratio
-            yield Check(promise, f"{ratio:.2f} x", ratio <= MAX_GAP_RATIO)
+            yield PromiseCheck(promise, f"{ratio:.2f} x", ratio <= MAX_GAP_RATIO)
         if ours.long_prompt_error:
-            yield Check(promise, ours.long_prompt_error, holds=False)
+            yield PromiseCheck(promise, ours.long_prompt_error, holds=False)
         if ours.idle_percent is not None:
-            yield Check(
+            yield PromiseCheck(
                 f"idle: below {MAX_IDLE_PERCENT:g} % of a core",
                 f"{ours.idle_percent:.2f} %",
                 ours.idle_percent < MAX_IDLE_PERCENT,

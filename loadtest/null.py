@@ -43,7 +43,7 @@ WARM_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NullRun:
     """One run of all streams, from the first request sent to the last reply read.
 
     Attributes:
@@ -72,7 +72,7 @@ class Run:
 
 async def measure(
     spec: ServerSpec, server: int, streams: int, output_tokens: int, runs: int
-) -> list[Run]:
+) -> list[NullRun]:
     """Warms up the server and runs all streams ``runs`` times.
 
     Args:
@@ -99,7 +99,7 @@ async def measure(
             used = {name: time.since(before[name]) for name, time in _cpu_times(server).items()}
             gaps = [gap for reply in replies for gap in reply.itls]
             results.append(
-                Run(
+                NullRun(
                     sum(reply.output_tokens for reply in replies),
                     duration,
                     _percentiles([reply.ttft for reply in replies]),
@@ -150,7 +150,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
     return float(median), float(high)
 
 
-def report(run: Run, streams: int) -> str:
+def report(run: NullRun, streams: int) -> str:
     """One run as a table."""
     ttft, itl = ([f"{seconds * 1e3:.1f}" for seconds in times] for times in (run.ttft, run.itl))
     lines = [
@@ -168,7 +168,7 @@ def report(run: Run, streams: int) -> str:
     return "\n".join(lines)
 
 
-def _as_json(run: Run) -> dict[str, Any]:
+def _as_json(run: NullRun) -> dict[str, Any]:
     return {
         "tokens": run.tokens,
         "seconds": run.duration,

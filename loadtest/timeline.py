@@ -1,7 +1,7 @@
 """Records a second of decode steps: the time and the host's CPU time of each, and GPU utilization.
 
 A step is launched while the one before runs, so the device waits for the host only if the host's
-work takes longer than the device's. That work is measured as the thread's CPU time, which excludes
+work takes longer than the device's. The host's work is the thread's CPU time, which excludes
 waiting. The utilization comes from NVIDIA's driver: the part of its sampling period in which any
 kernel ran.
 """

@@ -84,7 +84,10 @@ class _Part(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A possible cut of the ``at``-th band at ``ceiling`` into the parts ``low`` and ``high``."""
+    """A possible cut of the ``at``-th band at ``ceiling`` into the parts ``low`` and ``high``.
+
+    ``saved`` is the bytes that it saves.
+    """
 
     saved: int
     at: int

@@ -37,7 +37,7 @@ class Chunks:
         )
 
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
-        """How many more tokens of a prompt fit the step, of which ``begun`` are computed.
+        """Returns how many more tokens of a prompt fit the step.
 
         The first prompt of a step always gets a minimum, however long that takes.
 
@@ -74,7 +74,7 @@ class Chunks:
         return min(size, *ends)
 
     def _max_tokens(self, sequence: Sequence, work: Work) -> int:
-        """How many more tokens of a prompt the limits allow, regardless of time."""
+        """The maximum tokens that the limits allow to add of a prompt, regardless of time."""
         max_tokens = self._limits.max_step_tokens - work.rows - work.tokens
         if sequence.scored:
             return min(max_tokens, self._limits.max_scored - work.scored)

@@ -101,7 +101,7 @@ class CostModel:
         return math.fsum(map(mul, self._costs, work.scaled))
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
-        """How many more tokens of a prompt fit into a step of at most ``seconds``.
+        """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.
 
         Args:
             work: the work of the step so far.

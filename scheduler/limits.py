@@ -18,10 +18,10 @@ from chairlift.cache.capacity import (
     rounded_up,
 )
 
-# Seconds by which one step of priority moves the time at which a request is due.
+# Seconds by which one level of priority moves the time at which a request is due.
 PRIORITY_AGEING = 10.0
-# A request that waits for several rows lets requests pass that are due up to this many seconds
-# later. A larger value keeps more rows busy and makes that request wait longer.
+# Requests due up to this many seconds later may pass one that waits for several free rows. A larger
+# value keeps more rows busy and makes that request wait longer.
 BYPASS = 2.0
 
 

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from chairlift.cache.saved.nodes import SavedNode
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.store.files import NodeFiles
-from chairlift.cache.store.index import Segment
+from chairlift.cache.store.index import FileSegment
 from chairlift.cache.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class StoreLoad:
     Once it has ``ended``, ``nbytes`` and ``seconds`` are the bytes read and the time it took.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[FileSegment]) -> None:
         self.segments = segments
         self.nodes: list[SavedNode] = []
         self.nbytes = 0
@@ -42,7 +42,7 @@ class StoreLoad:
         return [node.snapshot().part(node.head.start, segment.stop) for node, segment in pairs]
 
 
-class Reader:
+class StoreReader:
     """Executes loads one after the other.
 
     Args:

@@ -35,7 +35,7 @@ class WriteJob(NamedTuple):
     nbytes: int
 
 
-class Writer:
+class StoreWriter:
     """Writes nodes one after the other on its own thread; called from one other thread.
 
     Args:

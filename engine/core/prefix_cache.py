@@ -12,7 +12,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.prefix.match import Evicted
 from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
-from chairlift.cache.store.index import Segment
+from chairlift.cache.store.index import FileSegment
 from chairlift.cache.store.reader import StoreLoad
 from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.core.background import NOTHING_NEW, Collected
@@ -123,7 +123,7 @@ class PrefixCache:
             else:
                 del self._fetching[request_id]
 
-    def _on_disk(self, sequence: Sequence) -> list[Segment]:
+    def _on_disk(self, sequence: Sequence) -> list[FileSegment]:
         if self._store is None:
             return []
         tokens, salt = sequence.ids[:-1], sequence.cache_salt

@@ -30,7 +30,7 @@ _SETTLE_SECONDS = 10.0
 _SETTLE_PERIOD = 0.1
 
 
-class Check(NamedTuple):
+class MetricCheck(NamedTuple):
     """A compared number: the clients expect ``low`` to ``high``, the server counted ``server``."""
 
     name: str
@@ -74,7 +74,7 @@ class CrossCheck:
 
     async def end(
         self, requests: Sequence[WorkloadRequest], replies: Sequence[Reply], shown: bool
-    ) -> list[Check]:
+    ) -> list[MetricCheck]:
         """Compares counters and replies, waiting up to 10 s until they agree.
 
         Args:
@@ -121,7 +121,7 @@ def compare(
     requests: Sequence[WorkloadRequest],
     replies: Sequence[Reply],
     prompts: Mapping[int, int | None],
-) -> list[Check]:
+) -> list[MetricCheck]:
     """Compares the growth of the counters from ``before`` to ``after`` with the replies.
 
     ``prompts`` maps the index of a reply without usage to its prompt tokens, or None if unknown.
@@ -149,24 +149,24 @@ def compare(
         generated_low += len(reply.chunk_times)
         generated_high += request.output_len
     return [
-        Check(
+        MetricCheck(
             "requests completed",
             completed,
             completed + cancelled + failed,
             sum(grown(ENDED, finished_reason=reason) for reason in _COMPLETE),
         ),
-        Check(
+        MetricCheck(
             "requests ended",
             completed + cancelled,
             completed + cancelled + failed,
             grown(ENDED),
         ),
-        Check("prompt tokens", prompt_low, prompt_high, grown(PROMPT_TOKENS)),
-        Check("generated tokens", generated_low, generated_high, grown(GENERATED_TOKENS)),
+        MetricCheck("prompt tokens", prompt_low, prompt_high, grown(PROMPT_TOKENS)),
+        MetricCheck("generated tokens", generated_low, generated_high, grown(GENERATED_TOKENS)),
     ]
 
 
-def check_report(checks: Sequence[Check]) -> str:
+def check_report(checks: Sequence[MetricCheck]) -> str:
     """A text that lists each number and whether it agrees."""
     agree = all(check.holds for check in checks)
     verdict = "agree" if agree else "DISAGREE (or others use the server, too)"

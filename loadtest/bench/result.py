@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.crosscheck import MetricCheck
 from chairlift.loadtest.bench.metrics import BenchMetrics, Reply
 from chairlift.loadtest.bench.server_metrics import QueueSample
 from chairlift.loadtest.bench.verify import Verification
@@ -32,7 +32,7 @@ class BenchRun(NamedTuple):
     metrics: BenchMetrics
     replies: list[Reply]
     samples: list[QueueSample]
-    checks: list[Check] | None
+    checks: list[MetricCheck] | None
     verification: Verification | None
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import Check, CrossCheck, check_report
+from chairlift.loadtest.bench.crosscheck import CrossCheck, MetricCheck, check_report
 from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.bench.load import LoadResult, run_load, run_loop
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
@@ -95,7 +95,7 @@ async def _begin_check(config: BenchConfig, client: OpenAIClient) -> CrossCheck 
 
 async def _end_check(
     config: BenchConfig, check: CrossCheck, sent: list[WorkloadRequest], replies: list[Reply]
-) -> list[Check] | None:
+) -> list[MetricCheck] | None:
     try:
         checks = await check.end(sent, replies, not config.disable_tqdm)
     except ServerError as error:

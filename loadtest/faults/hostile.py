@@ -222,7 +222,7 @@ def run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 async def _late(url: str, seconds: float) -> float:
-    """How often the lag of the server's event loop exceeded ``seconds``; _NO_METRIC if unknown."""
+    """Counts the lags of the server's event loop above ``seconds``; _NO_METRIC if unknown."""
     name = "chairlift_event_loop_lag_seconds"
     bounds = str(float(seconds))
     within = await metric(url, f"{name}_bucket", le=bounds)
