@@ -194,10 +194,6 @@ class BatchCache:
         ``nonfinite`` rows are overwritten completely. In rows that become unused, only the newest
         column is overwritten: a step that has not been read yet may have written such values there.
 
-        Args:
-            rows: the rows to remove.
-            nonfinite: those of them that may contain NaN or infinity.
-
         Returns:
             The former number of each remaining row, in the new order.
         """
