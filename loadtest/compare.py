@@ -189,7 +189,7 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--llama-server", type=Path, metavar="PATH", help="llama.cpp's server binary")
-    add("--llama-args", default="", metavar="TEXT", help="more arguments for it")
+    add("--llama-args", default="", metavar="TEXT", help="more flags for llama-server")
     add("--ours-args", default="", metavar="TEXT", help="flags of ``chairlift serve``")
     add("--gguf", type=Path, metavar="FILE", help="the model (default: Chairlift's own)")
     add("--streams", type=int, default=16, help="requests in flight (default: %(default)s)")
@@ -197,9 +197,15 @@ def _arguments() -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=100, help="default: %(default)s")
     add("--output-tokens", type=int, default=64, help="default: %(default)s")
     add("--long-prompt-tokens", type=int, default=4000, help="default: %(default)s")
-    add("--long-prompt-all", action="store_true", help="the long prompt for every server")
+    add("--long-prompt-all", action="store_true", help="send the long prompt to every server")
     add("--idle-seconds", type=float, default=10.0, help="default: %(default)s")
-    add("--start-limit", type=float, default=300.0, metavar="SECONDS", help="for a server to start")
+    add(
+        "--start-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="time limit for a server to start (default: %(default)s)",
+    )
     add("--out", type=Path, metavar="FILE", help="write all figures to a JSON file")
     add(
         "--only",

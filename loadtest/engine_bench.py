@@ -265,14 +265,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--kv-gb", type=float, default=60.0)
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 32, 64, 256])
-    parser.add_argument("--context", type=int, default=512, help="of pure decode steps")
+    parser.add_argument("--context", type=int, default=512, help="prompt tokens of --decode")
     parser.add_argument(
-        "--timeline", type=int, nargs="*", default=[], help="rows of --decode to watch for a second"
+        "--timeline", type=int, nargs="*", default=[], help="values of --decode to record a second"
     )
     parser.add_argument("--only", choices=("ours", "mlx-lm"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes/s (default: H200)")
-    parser.add_argument("--flops", type=float, default=989e12, help="of the dtype, per second")
+    parser.add_argument("--flops", type=float, default=989e12, help="operations/s (default: H200)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
     return parser
 

@@ -167,14 +167,14 @@ class Scheduler:
         decode = [s for s in self.running if s.num_tokens < s.max_total_tokens]
         prefill = list(self.prefilling)
         preempted = []
-        room = self._room(decode, prefill, now, MAX_MOVES)
-        while (capacities := room.capacities()) is None:
-            if not room.moved:
+        planner = self._planner(decode, prefill, now, MAX_MOVES)
+        while (capacities := planner.capacities()) is None:
+            if not planner.moved:
                 sequence = _first_to_yield([*decode, *prefill])
                 (prefill if sequence in prefill else decode).remove(sequence)
                 preempted.append(sequence)
-            room = self._room(decode, prefill, now, moves=0)
-        rows_only = work = Work(len(decode), room.context)
+            planner = self._planner(decode, prefill, now, moves=0)
+        rows_only = work = Work(len(decode), planner.context)
         seconds = self._chunk_sizes.seconds(work)
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
@@ -188,7 +188,7 @@ class Scheduler:
             while begun and begun[0].rank < sequence.rank:
                 work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
             # Cheap checks first: the prefix cache is asked only about sequences that could begin.
-            free = self.limits.max_rows - room.rows
+            free = self.limits.max_rows - planner.rows
             if sequence.rows > free > 0:
                 passed += 1
                 last_due = min(last_due, sequence.due + self.limits.bypass)
@@ -198,7 +198,7 @@ class Scheduler:
                 or self._chunk_sizes.tokens_left(sequence, 0, work, seconds) < 1
             ):
                 break
-            fits = room.capacities(sequence, self.limits.min_prompt_bytes(sequence.num_tokens))
+            fits = planner.capacities(sequence, self.limits.min_prompt_bytes(sequence.num_tokens))
             if fits is None:
                 break
             begin = self._admissible_prefix(sequence, prefill)
@@ -213,12 +213,12 @@ class Scheduler:
             if cut and self._chunk_sizes.size(sequence, begin, rows_only, seconds) > tokens:
                 break
             prompt_bytes = self.limits.prompt_bytes(sequence.num_tokens, begin)
-            fits = room.capacities(sequence, prompt_bytes)
+            fits = planner.capacities(sequence, prompt_bytes)
             if fits is None:
                 break
             capacities = fits
             prefill.append(sequence)
-            room.add(sequence, prompt_bytes)
+            planner.add(sequence, prompt_bytes)
             cached[sequence] = begin
             chunks[sequence] = tokens
             work = work.with_chunk(begin, tokens, sequence.scored)
@@ -230,10 +230,10 @@ class Scheduler:
         choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
         joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
         ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
-        leaves = [s for s in self._rows if s not in room.places]
+        leaves = [s for s in self._rows if s not in planner.places]
         return Plan(
-            *(chunks, cached, room.places, joins, ends, preempted, leaves),
-            *(capacities, room.bands, work),
+            *(chunks, cached, planner.places, joins, ends, preempted, leaves),
+            *(capacities, planner.bands, work),
         )
 
     def commit(self, plan: Plan) -> None:
@@ -284,14 +284,14 @@ class Scheduler:
     def _continue_prefill(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
     ) -> Work:
-        """Adds the next chunk of a prompt that has begun, if the step has room for it."""
+        """Adds the next chunk of a prompt that has begun, if it fits the step."""
         tokens = self._chunk_sizes.size(sequence, sequence.computed, work, seconds)
         if not tokens:
             return work
         chunks[sequence] = tokens
         return work.with_chunk(sequence.computed, tokens, sequence.scored)
 
-    def _room(
+    def _planner(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
     ) -> CapacityPlanner:
         joining = {s: self._joining[s] for s in decode if s in self._joining}

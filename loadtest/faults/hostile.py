@@ -201,12 +201,30 @@ async def _send(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--requests", type=int, default=400, help="default: %(default)s; the first are all kinds")
-    add("--size", type=int, default=16, metavar="MiB", help="of a body (default: %(default)s)")
-    add("--pause", type=float, default=0.25, metavar="S", help="longest (default: %(default)g)")
-    add("--answer", type=float, default=10.0, metavar="S", help="latest (default: %(default)g)")
-    add("--memory", type=float, default=10.0, metavar="TIMES", help="default: %(default)g bodies")
-    add("--stream-tokens", type=int, default=1024, help="of a stream (default: %(default)s)")
+    add("--requests", type=int, default=400, help="each kind comes first (default: %(default)s)")
+    add("--size", type=int, default=16, metavar="MiB", help="largest body (default: %(default)s)")
+    add(
+        "--pause",
+        type=float,
+        default=0.25,
+        metavar="S",
+        help="limit for /health and for pauses of the stream (default: %(default)g)",
+    )
+    add(
+        "--answer",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="limit for the reply to a hostile request (default: %(default)g)",
+    )
+    add(
+        "--memory",
+        type=float,
+        default=10.0,
+        metavar="TIMES",
+        help="limit for the API process's growth, in body sizes (default: %(default)g)",
+    )
+    add("--stream-tokens", type=int, default=1024, help="tokens of a stream (default: %(default)s)")
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:

@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
     add("--streams", type=int, default=64, help="default: %(default)s")
-    add("--output-tokens", type=int, default=64, help="of each stream (default: %(default)s)")
-    add("--kills", type=int, default=3, help="by SIGKILL (default: %(default)s)")
+    add("--output-tokens", type=int, default=64, help="tokens of a stream (default: %(default)s)")
+    add("--kills", type=int, default=3, help="number of SIGKILLs (default: %(default)s)")
     add(
         "--engine-timeout",
         type=float,
         default=10.0,
         metavar="S",
-        help="when the watchdog acts (default: %(default)g)",
+        help="time limit of the server's watchdog (default: %(default)g)",
     )
 
 

@@ -123,22 +123,22 @@ def _object(text: str) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--requests", type=int, default=4000, help="odd ones (default: %(default)s)")
+    add("--requests", type=int, default=4000, help="odd requests (default: %(default)s)")
     add(
         "--minutes",
         type=float,
         default=30.0,
         help="no further request is sent after this time (default: %(default)g)",
     )
-    add("--clients", type=int, default=8, help="that send them (default: %(default)s)")
-    add("--streams", type=int, default=8, help="ordinary ones beside (default: %(default)s)")
-    add("--output-tokens", type=int, default=48, help="of each stream (default: %(default)s)")
+    add("--clients", type=int, default=8, help="odd requests in flight (default: %(default)s)")
+    add("--streams", type=int, default=8, help="ordinary streams (default: %(default)s)")
+    add("--output-tokens", type=int, default=48, help="tokens of a stream (default: %(default)s)")
     add(
         "--patience",
         type=float,
         default=120.0,
         metavar="S",
-        help="how long one answer may take (default: %(default)g)",
+        help="time limit of an odd request (default: %(default)g)",
     )
 
 

@@ -39,10 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--times",
         type=int,
         default=10,
-        help="so many times more requests than those hold (default: %(default)s)",
+        help="requests, as a multiple of rows and queue together (default: %(default)s)",
     )
-    add("--seconds", type=float, default=10.0, help="over which they come (default: %(default)g)")
-    add("--rounds", type=int, default=3, help="quiet and flooded in turn (default: %(default)s)")
+    add(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="time over which they are sent (default: %(default)g)",
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=3,
+        help="measurements without and with overload, alternately (default: %(default)s)",
+    )
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
     add("--streams", type=int, default=16, help="default: %(default)s")
-    add("--output-tokens", type=int, default=128, help="of each stream (default: %(default)s)")
+    add("--output-tokens", type=int, default=128, help="tokens of a stream (default: %(default)s)")
     add("--drain-timeout", type=float, default=300.0, metavar="S", help="default: %(default)g")
 
 
@@ -70,7 +70,11 @@ async def _sigterm(server: ChildServer, options: argparse.Namespace) -> Outcome:
 
 
 async def _ask(url: str) -> tuple[tuple[int, bool], int]:
-    """The replies to a new request and to /health after the server has received the signal."""
+    """Sends a new request once /health reports the drain.
+
+    Returns:
+        The request's status and whether its reply has Retry-After, and the status of /health.
+    """
     async with aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{url}/health") as reply:

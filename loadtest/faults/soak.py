@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="default: %(default)g")
-    add("--clients", type=int, default=24, help="at once (default: %(default)s)")
+    add("--clients", type=int, default=24, help="concurrent clients (default: %(default)s)")
     add("--rows", type=int, default=16, help="default: %(default)s")
 
 

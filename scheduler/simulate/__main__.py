@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines or CSV: ours, Azure's or Mooncake's"
     )
-    load.add_argument("--requests", type=int, help=f"default {DEFAULTS.requests}; a trace: all")
+    load.add_argument(
+        "--requests", type=int, help=f"default {DEFAULTS.requests}; with --trace: all"
+    )
     load.add_argument("--rate", type=float, default=DEFAULTS.rate, help="requests a second")
     load.add_argument(
         "--burstiness", type=float, default=DEFAULTS.burstiness, help="1 is Poisson, less burstier"
