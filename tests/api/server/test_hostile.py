@@ -37,7 +37,7 @@ from chairlift.api.server.routes import ROUTES
 from chairlift.api.text import vocabulary
 from chairlift.engine.errors import RequestError
 from chairlift.loadtest.faults.__main__ import main
-from chairlift.loadtest.faults.hostile_bodies import DOORS, hostile_bodies, repeated
+from chairlift.loadtest.faults.hostile_bodies import ENDPOINTS, hostile_bodies, repeated
 
 # The CPU time of one callback of the loop, on a machine that may be slow.
 MOST_SECONDS = 0.25
@@ -338,7 +338,7 @@ async def test_the_loop_s_lag_is_measured(server: Running) -> None:
 
 
 def test_hostile_bodies_are_the_same_for_a_seed_and_stay_within_their_size() -> None:
-    fields = {path: ["model", "stop"] for path in DOORS}
+    fields = {path: ["model", "stop"] for path in ENDPOINTS}
     sizes = (4096, 65536)
 
     def some() -> list[tuple[str, bytes]]:
@@ -347,7 +347,7 @@ def test_hostile_bodies_are_the_same_for_a_seed_and_stay_within_their_size() -> 
 
     first = some()
     assert first == some()
-    assert {path for path, _ in first} == set(DOORS)
+    assert {path for path, _ in first} == set(ENDPOINTS)
     # Lists of stops and biases have their own size.
     assert sum(len(body) > 65536 for _, body in first) < 30
 

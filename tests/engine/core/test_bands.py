@@ -19,14 +19,14 @@ from support.tiny import TinyKind, tiny_model
 from chairlift.cache.capacity import Capacity, KVGeometry, resize_order
 from chairlift.engine.model import attention
 from chairlift.scheduler.bands import ONE_BAND, Band, Bands, numbers_of, recut
-from chairlift.scheduler.capacity_planner import MOVES
+from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Plan
+from chairlift.scheduler.scheduler import NO_CAPACITY, Plan
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.machine import StepCost, factors
 from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.trace import TraceRequest
 from chairlift.scheduler.simulate.traffic import Lengths, Traffic
 
 ANY = sys.maxsize
@@ -80,7 +80,7 @@ def test_when_all_bands_are_taken_the_least_useful_makes_room() -> None:
 def test_buffers_that_shrink_give_their_bytes_to_those_that_grow() -> None:
     geometry = KVGeometry(BYTES, {}, 0, {None: 50})
     now = [Capacity(1, 64), Capacity(10, 1000), Capacity(4, 64)]
-    then = [Capacity(1, 9000), NOTHING, Capacity(4, 64)]
+    then = [Capacity(1, 9000), NO_CAPACITY, Capacity(4, 64)]
     assert resize_order(now, then) == [1, 2, 0]
     kept = 4 * 64 * BYTES
     assert geometry.moved_bands(now, then) == kept + 9000 * BYTES + 9000 * 50
@@ -98,14 +98,14 @@ class Watched(Simulation):
         self.used: Counter[int] = Counter()
         self._places: dict[Sequence, int] = {}
 
-    def serve(self, requests: list[Request]) -> float:
+    def serve(self, requests: list[TraceRequest]) -> float:
         """Serves all; the padding ratio."""
         commit = self.scheduler.commit
 
         def watched(plan: Plan) -> None:
             old = self._places
             changed = [s for s, band in plan.decode.items() if old.get(s, band) != band]
-            assert len(changed) <= MOVES
+            assert len(changed) <= MAX_MOVES
             self.moves.update(changed)
             self.used[sum(capacity.rows > 0 for capacity in plan.capacities)] += 1
             self._places = plan.decode
@@ -142,7 +142,7 @@ def test_long_rows_do_not_make_short_ones_wide() -> None:
     requests = []
     for number in range(300):
         prompt = 4000 if number % 20 == 7 else random_.randrange(20, 100)
-        requests.append(Request(number / 8, prompt, 60, 60))
+        requests.append(TraceRequest(number / 8, prompt, 60, 60))
     limits = replace(LIMITS, max_step_tokens=1000)
     apart, together = Watched(limits), Watched(replace(limits, bands=1))
     assert apart.serve(requests) < 0.5

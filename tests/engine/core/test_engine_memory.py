@@ -114,7 +114,7 @@ def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed
     limits = Limits(
         *(rows, rows + random_.choice([20, 90, 300]), 1 << 40, probe(_model(kind), "test").geometry)
     )
-    kv = int(limits.alone(260) * random_.choice([1.3, 2, 4]))
+    kv = int(limits.bytes_alone(260) * random_.choice([1.3, 2, 4]))
     bench = MemoryBench(
         *(kind, random_.choice([0, PREFIX_BYTES, 200_000]), random_.choice([0, 1 << 26])),
         max_rows=limits.max_rows,
