@@ -17,7 +17,6 @@ from support.api.browser import PATIENCE_MS, chromium, opened
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 pytestmark = pytest.mark.system
-
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 KEY = "sk-of-the-test"
 ROWS = 4

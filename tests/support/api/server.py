@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -20,14 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift.engine.config import DEFAULT_MODEL
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
-
-
 PATIENCE = 120.0
-
-
 GREEDY: Mapping[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0}
-
-
 SAMPLED: Mapping[str, Any] = {"model": DEFAULT_MODEL, "temperature": 1.0, "max_tokens": 16}
 
 
@@ -119,3 +114,30 @@ def wait_until_healthy(server: Server, log: Path) -> None:
         except urllib.error.URLError:
             pass  # not listening yet
         time.sleep(0.05)
+
+
+async def until_metric(server: Server, name: str, value: float, **labels: str) -> Metrics:
+    """The first scrape in which a metric has a value."""
+    deadline = time.monotonic() + PATIENCE
+    while (metrics := server.metrics()).total(name, **labels) != value:
+        assert time.monotonic() < deadline, f"{name} is not {value}"
+        await asyncio.sleep(0.02)
+    return metrics
+
+
+def lenient(client: AsyncOpenAI) -> AsyncOpenAI:
+    """For completion streams: the strict client refuses the null finish_reason of OpenAI's own."""
+    return client.with_options(_extra_kwargs={"_strict_response_validation": False})
+
+
+async def streamed(client: AsyncOpenAI, prompt: str, **options: Any) -> tuple[list[str], str]:
+    """A completion stream's pieces of text and its finish reason."""
+    pieces: list[str] = []
+    finishes: list[str] = []
+    stream = await lenient(client).completions.create(prompt=prompt, stream=True, **options)
+    async with stream:
+        async for chunk in stream:
+            pieces += [choice.text for choice in chunk.choices if choice.text]
+            finishes += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+    (finish,) = finishes
+    return pieces, finish

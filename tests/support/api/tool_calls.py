@@ -13,7 +13,6 @@ from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_
 
 PATH = "/v1/chat/completions"
 
-
 WEATHER = tool(
     "get_weather",
     {
@@ -25,7 +24,6 @@ WEATHER = tool(
 
 
 CLOCK = tool("clock")
-
 
 _TURN = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
@@ -239,13 +237,8 @@ def arguments(call: dict[str, str]) -> Any:
 
 
 JSON = TOKENIZERS["json_tools"]
-
-
 PYTHONIC = TOKENIZERS["pythonic"]
-
-
 BODY = {"messages": MESSAGES, "tools": [WEATHER, CLOCK]}
-
 
 CALLED = {
     "role": "assistant",
