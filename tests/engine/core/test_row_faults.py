@@ -23,7 +23,7 @@ from chairlift.api.text.stops import StopMatcher
 from chairlift.api.text.stream import TextStream
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import loop
-from chairlift.engine.core.requests import Request
+from chairlift.engine.core.requests import ActiveRequest
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import SamplingParams, Submit, Thinking, ToEngine, TokenOutput
@@ -116,14 +116,14 @@ def test_more_log_probabilities_than_tokens_are_all_of_them() -> None:
 def test_a_row_whose_token_cannot_be_taken_ends_alone(
     bench: Bench, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Request.finish_reason
+    original = ActiveRequest.finish_reason
 
-    def failing(request: Request, sequence: Any, token: int) -> Any:
+    def failing(request: ActiveRequest, sequence: Any, token: int) -> Any:
         if sequence.request_id == "bad" and sequence.index == 1 and sequence.generated > 3:
             raise RuntimeError("no reason")
         return original(request, sequence, token)
 
-    monkeypatch.setattr(Request, "finish_reason", failing)
+    monkeypatch.setattr(ActiveRequest, "finish_reason", failing)
     bench.submit("bad", PROMPT, n=2)
     bench.submit("good", PROMPT)
     bench.drain()
