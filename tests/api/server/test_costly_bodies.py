@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.api.api_server import CHAT, END, Running, ids, running
+from support.api.api_server import CHAT, END, TOKENIZER, Running, ids, running
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 
 from chairlift.api.schemas.bounds import (
@@ -175,7 +175,7 @@ async def test_long_texts_have_the_same_tokens_in_a_worker(
     words = server.service.model().vocabulary
     for text in ("short", "a longer text, é and 🙂 " * 50, "<|im_end|> is special " * 5):
         for add in (False, True):
-            expected = list(words._tokenizer.encode(text, add_special_tokens=add))
+            expected = list(TOKENIZER.encode(text, add_special_tokens=add))
             assert await words.encode(text, add) == expected
     assert server.metric("chairlift_worker_jobs_total", outcome="done") == 4
 

@@ -1,4 +1,4 @@
-"""The real server with the default model, as a process."""
+"""The real server as a process, with the default model unless a test names another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLED: Mapping[str, Any] = {"model": DEFAULT_MODEL, "temperature": 1.0, "max_t
 
 @dataclass
 class Server:
-    """A server process that serves."""
+    """A healthy server process."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -49,7 +49,7 @@ class Server:
 
 @dataclass
 class Metrics:
-    """One scrape: the families' names, and every sample by name and labels."""
+    """One scrape: the names of the metric families, and all samples by name."""
 
     families: set[str] = field(default_factory=set)
     samples: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Metrics:
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """Runs ``chairlift serve`` from its start to a SIGTERM, which it must survive with 0."""
+    """Runs ``chairlift serve``, ends it with SIGTERM, and checks its exit code and log."""
     port = free_port()
     log = folder / f"server-{port}.log"
     with log.open("wb") as output:
@@ -117,7 +117,7 @@ def wait_until_healthy(server: Server, log: Path) -> None:
 
 
 async def until_metric(server: Server, name: str, value: float, **labels: str) -> Metrics:
-    """The first scrape in which a metric has a value."""
+    """Scrapes until a metric has this value, and returns that scrape."""
     deadline = time.monotonic() + PATIENCE
     while (metrics := server.metrics()).total(name, **labels) != value:
         assert time.monotonic() < deadline, f"{name} is not {value}"
@@ -126,12 +126,15 @@ async def until_metric(server: Server, name: str, value: float, **labels: str) -
 
 
 def lenient(client: AsyncOpenAI) -> AsyncOpenAI:
-    """For completion streams: the strict client refuses the null finish_reason of OpenAI's own."""
+    """A client for completion streams.
+
+    NOTE: The strict client refuses the null finish_reason that OpenAI's own completions stream.
+    """
     return client.with_options(_extra_kwargs={"_strict_response_validation": False})
 
 
 async def streamed(client: AsyncOpenAI, prompt: str, **options: Any) -> tuple[list[str], str]:
-    """A completion stream's pieces of text and its finish reason."""
+    """Streams a completion; returns its pieces of text and its finish reason."""
     pieces: list[str] = []
     finishes: list[str] = []
     stream = await lenient(client).completions.create(prompt=prompt, stream=True, **options)
