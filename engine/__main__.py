@@ -1,4 +1,4 @@
-"""``python -m chairlift.engine``: see ``process``. Its first act is to follow its parent."""
+"""``python -m chairlift.engine``: the engine process; see ``process.engine_process``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from chairlift.engine.lifeline import follow_parent
 
 
 def main() -> None:
-    """Takes the arguments that ``child`` gives."""
+    """Ties this process to its parent, then runs the engine. ``process.child`` gives arguments."""
     parent, folder = sys.argv[1:]
     warning = None
     try:
         follow_parent(int(parent))
     except OSError as error:
         warning = f"this process outlives its server if it is stopped while that is killed: {error}"
-    # After it: the imports take a while.
+    # Imported only now, because the imports take a while.
     from chairlift.engine.process import engine_process
 
     engine_process.main(Path(folder), warning)

@@ -1,4 +1,4 @@
-"""The engine's settings, which the command line builds, and its folder on disk."""
+"""The engine's settings, and Chairlift's cache folder."""
 
 from __future__ import annotations
 
@@ -11,38 +11,45 @@ from chairlift.scheduler.limits import PRIORITY_AGEING
 
 KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
-# More than any machine has cores; BLAS libraries take what they are given for an array's size.
+# More than the cores of any machine. BLAS libraries allocate arrays of the size they are given.
 MAX_THREADS = 1024
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How the engine serves one model.
+    """The settings for serving one model. None lets the engine choose, by device or by free memory.
 
-    ``model`` is DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.
-    ``dtype`` is "auto", "float32", "float16" or "bfloat16"; auto means float32 on the CPU and the
-    model's own type elsewhere; on a CPU that multiplies bfloat16, quantized weights are rounded to
-    that. ``threads`` is how many threads compute matrix products on the CPU; None means as many as
-    there are cores, and fewer while other processes want these. ``max_step_tokens`` bounds the
-    prompt and decode tokens computed in one step; None chooses by device. ``max_step_ms`` is how
-    long a step may take beside running rows, in milliseconds, as
-    far as can be foreseen: prompts are cut accordingly; None chooses by device, and lets prompts
-    take about as long as the rows themselves. ``kv_memory`` is in bytes; None takes a share of what
-    the machine has left once the weights are loaded. ``max_context`` None is the model's own limit.
-    A request is served as if it had come ``priority_ageing`` seconds later for each step that its
-    priority is above 0, and earlier for each below.
-
-    ``prefix_cache_bytes`` bounds the memory for prefixes of earlier prompts; None takes a share
-    that the engine chooses, 0 turns the prefix cache off. ``prefix_cache_dir`` keeps prefixes in a
-    directory as well, in at most ``prefix_cache_dir_bytes`` there. ``swap_memory`` bounds the host
-    memory for the states of preempted sequences; None takes a share of what is free, with 0 they
-    are computed again. With a ``swap_dir`` some of them go there, in at most ``swap_dir_bytes``,
-    so that there is room in memory for the next. ``kv_bits`` None keeps the KV
-    cache in the model's type; else it is quantized, in groups of ``kv_group_size`` values.
+    Attributes:
+        model: DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.
+        dtype: "auto", "float32", "float16" or "bfloat16". "auto" is float32 on the CPU and the
+            model's own type elsewhere; on a CPU that multiplies bfloat16, it also rounds quantized
+            weights to bfloat16.
+        threads: threads for matrix products on the CPU. None: one per core, and fewer while other
+            processes use the cores.
+        max_rows: rows of the decode batch.
+        max_step_tokens: upper bound of the prompt and decode tokens computed in one step.
+        max_step_ms: the predicted time that a step may take while rows are decoding, in
+            milliseconds; prompts are cut to fit. None also lets prompts take about as long as the
+            rows themselves.
+        kv_memory: bytes for the KV cache.
+        max_queue: waiting requests above which further ones are refused.
+        max_context: tokens of a prompt and its output. None: the model's limit.
+        priority_ageing: a request is scheduled as if it had come this many seconds later for each
+            step of its priority above 0, and earlier for each below.
+        trust_remote_code: a model may run Python code from its own folder.
+        prefix_cache_bytes: memory for prefixes of earlier prompts; 0 turns the prefix cache off.
+        prefix_cache_dir: keeps prefixes in this directory as well.
+        prefix_cache_dir_bytes: upper bound of the files in ``prefix_cache_dir``.
+        swap_memory: host memory for the states of preempted sequences; with 0 they are computed
+            again.
+        swap_dir: directory to which states move when half of ``swap_memory`` is full.
+        swap_dir_bytes: upper bound of the files in ``swap_dir``.
+        kv_bits: bits of a quantized KV cache. None keeps the model's type.
+        kv_group_size: values that share a scale in a quantized KV cache.
 
     Raises:
-        ValueError: a value that cannot be served, in the words of the command line.
+        ValueError: a value is out of range; the text names the command line's flag.
     """
 
     model: str = DEFAULT_MODEL
@@ -95,7 +102,7 @@ class EngineConfig:
 
 
 def cache_dir() -> Path:
-    """The folder of what Chairlift can make again: models, tokenizers, linked libraries.
+    """The folder for files that can be made again: models, tokenizers, renamed libraries.
 
     It is ``$CHAIRLIFT_CACHE``, or else a folder in the user's cache.
     """

@@ -1,13 +1,13 @@
-"""Every exception Chairlift raises on purpose.
+"""Every exception that Chairlift raises on purpose.
 
 ChairliftError
 ├── ModelError          the model cannot be loaded: missing, broken, truncated
-│   └── UnsupportedModel    it is whole, but Chairlift cannot serve it
+│   └── UnsupportedModel    the model is intact, but Chairlift cannot serve it
 ├── RequestError        this request can never be served; the client must change it
 │   └── ContextOverflow     it does not fit the context or the KV memory
-│       └── PromptTooLong       its prompt alone does not
-├── GrammarError        what an output has to be cannot be had: invalid, unsupported, too much
-├── RowFailed           one row of a step has no token; the others have theirs
+│       └── PromptTooLong       its prompt alone does not fit
+├── GrammarError        the grammar of an output is invalid, unsupported or too expensive
+├── RowFailed           one row of a step got no token; the other rows got theirs
 ├── QueueFull           the server is at its limits now; try again later
 └── EngineDead          the engine process has ended; nothing can be served
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class ChairliftError(Exception):
-    """Base of all of them; its text is one line fit for an operator or a client."""
+    """Base of all these exceptions. The text is one line for an operator or a client."""
 
 
 class ModelError(ChairliftError):
@@ -26,13 +26,14 @@ class ModelError(ChairliftError):
 
 
 class UnsupportedModel(ModelError):
-    """The model is whole, but its architecture, cache kind or format is not supported."""
+    """The model is intact, but its architecture, cache kind or format is not supported."""
 
 
 class RequestError(ChairliftError):
     """The request can never be served as it stands.
 
-    ``param`` is the request field at fault, in the API's terms, or None.
+    Attributes:
+        param: the API's name of the field at fault, or None.
     """
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -41,14 +42,23 @@ class RequestError(ChairliftError):
 
 
 class Overflow(NamedTuple):
-    """The tokens of a prompt, at least, and the most that there is room for."""
+    """Sizes of a prompt that does not fit.
+
+    Attributes:
+        tokens: tokens of the prompt, or a lower bound of them.
+        maximum: tokens that would fit.
+    """
 
     tokens: int
     maximum: int
 
 
 class ContextOverflow(RequestError):
-    """The request does not fit the context or the KV memory; ``overflow`` is of its prompt."""
+    """The request does not fit the context or the KV memory.
+
+    Attributes:
+        overflow: the size of its prompt, and the size that would fit.
+    """
 
     def __init__(self, message: str, overflow: Overflow, param: str | None = None) -> None:
         super().__init__(message, param)
@@ -60,13 +70,14 @@ class PromptTooLong(ContextOverflow):
 
 
 class GrammarError(ChairliftError):
-    """What an output has to be is not valid, is not supported, or costs too much."""
+    """The grammar that a request asks for is invalid, is not supported, or costs too much."""
 
 
 class RowFailed(ChairliftError):
-    """One row of a step has no token, or its prompt no numbers; the other rows have theirs.
+    """One row of a step got no token, or no embedding; the other rows are not affected.
 
-    ``reason`` is one of the metric ``chairlift_rows_failed``.
+    Attributes:
+        reason: the label of the metric ``chairlift_rows_failed``.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -77,7 +88,8 @@ class RowFailed(ChairliftError):
 class QueueFull(ChairliftError):
     """The server has as many unfinished requests as it allows.
 
-    ``retry_after`` is the predicted wait in seconds.
+    Attributes:
+        retry_after: the predicted wait in seconds.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:

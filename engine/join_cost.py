@@ -1,7 +1,8 @@
-"""``python -m chairlift.engine.join_cost``: what a row's joining costs, with few and many running.
+"""Measures the time that a row needs to join a batch of few or many running rows.
 
-Layers, heads and dimensions are the default model's; each join brings 100 tokens. Exit code 1 if
-joining 32 rows takes 1.5 times as long as joining 2, or longer.
+``python -m chairlift.engine.join_cost``. Layers, heads and dimensions are the default model's; each
+joining row has 100 tokens. Exit code 1 if joining 32 rows takes at least 1.5 times as long as
+joining 2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LIMIT = 1.5
 
 
 def join_milliseconds(running: int) -> float:
-    """The median time of a join beside so many running rows, in milliseconds."""
+    """The median time of joining ``running`` rows, in milliseconds."""
     kv = mx.random.normal((1, HEADS, TOKENS, DIM))
     joiner = Snapshot(0, TOKENS, tuple(KVPiece(kv, kv) for _ in range(LAYERS)))
     batch = BatchCache([LayerKind()] * LAYERS)

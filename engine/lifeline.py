@@ -1,4 +1,4 @@
-"""Ties a child process to its parent: it ignores signals and ends when the parent ends."""
+"""Ties a child process to its parent: the child ignores signals and ends when the parent ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
-# What terminals, supervisors and ``pkill`` send to all processes of a server at once. The parent
-# handles them, and ends its children when it is ready to.
+# Terminals, supervisors and ``pkill`` send these to all processes of a server at once. Only the
+# parent handles them; it ends its children when it is ready.
 _FOR_THE_PARENT = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -18,13 +18,12 @@ _FOR_THE_PARENT = (
 
 
 def follow_parent(parent: int) -> None:
-    """Leaves signals to the parent process, whose id is ``parent``, and ends when it ends.
+    """Ignores the parent's signals, and ends this process when the process ``parent`` ends.
 
-    On Linux the kernel kills this process when its parent has ended, also if this process is
-    stopped (prctl(2), ``PR_SET_PDEATHSIG``). To the kernel the parent is the *thread* that started
-    this process, so that has to be one that lives as long as the parent. Other systems have no such
-    signal: there a child watches a pipe from its parent, which a stopped process does not do until
-    it is continued.
+    On Linux the kernel kills this process when its parent ends, even if this process is stopped
+    (prctl(2), ``PR_SET_PDEATHSIG``). To the kernel the parent is the *thread* that started this
+    process, so that thread has to live as long as the parent. Other systems have no such signal.
+    There a child watches a pipe from its parent, which a stopped child does only once it continues.
 
     Raises:
         OSError: the kernel refuses.

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the findings; returns 0 if the machine can serve, else 1."""
-    from chairlift.engine.device.diagnosis import diagnose
+    from chairlift.engine.process.diagnosis import diagnose
 
     findings = list(diagnose(options.host, options.port))
     serves = all(finding.serves for finding in findings)

@@ -62,7 +62,7 @@ class BaseEngineClient:
 
     @property
     def dead(self) -> str | None:
-        """Why the engine has ended for good; None while it has not."""
+        """Why the engine has ended permanently; None while it has not."""
         return self._death.result() if self._death is not None and self._death.done() else None
 
     @property
@@ -137,11 +137,11 @@ class BaseEngineClient:
         """See ``interface.EngineClient.check_room``."""
         if self.info is None:
             return
-        room = self.info.max_rows + self.info.max_queue
-        if self.unfinished + choices > room:
+        limit = self.info.max_rows + self.info.max_queue
+        if self.unfinished + choices > limit:
             wait = self._predicted_wait(priority, self.info.limits.ageing)
             raise QueueFull(
-                f"{self.unfinished} requests are unfinished and {room} is the limit; one of "
+                f"{self.unfinished} requests are unfinished and {limit} is the limit; one of "
                 f"priority {priority} would wait for about {wait} s",
                 wait,
             )
@@ -183,7 +183,7 @@ class BaseEngineClient:
         return self._started
 
     def end(self, why: str) -> None:
-        """Marks the engine as ended and fails everything that waits for it with ``why``."""
+        """Marks the engine as ended; a pending start and all streams fail with ``why``."""
         assert self._started is not None
         assert self._death is not None
         if self._death.done():
@@ -196,7 +196,7 @@ class BaseEngineClient:
         self._streams.clear()
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
-        """Gives each output to its stream; a stream that fails is ended, the others go on."""
+        """Gives each output to its stream. A stream that fails is ended; the others continue."""
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
@@ -215,7 +215,7 @@ class BaseEngineClient:
                 stats.ended_prefill_tokens, stats.ended_rows, stats.ended_seconds
             )
         for choice in stats.finished:
-            self.forecast.used(choice.generated_tokens, choice.max_tokens)
+            self.forecast.learn_output(choice.generated_tokens, choice.max_tokens)
 
     def _predicted_wait(self, priority: int, ageing: float) -> int:
         """Predicted seconds until a request of this class that arrives now would start."""

@@ -1,4 +1,4 @@
-"""A running choice as the API process knows it: enough to resume it in a new engine."""
+"""The API process's record of a running choice, from which another engine can resume it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunningChoice:
     last_token: float | None = None
 
     def add(self, output: TokenOutput, now: float) -> None:
-        """Takes the next tokens."""
+        """Adds the choice's next tokens, which arrived at the time ``now``."""
         if self.first_token is None:
             self.first_token = now
             self.cached_tokens = output.cached_tokens
@@ -25,20 +25,23 @@ class RunningChoice:
         self.output += output.token_ids
 
     def resumed(self, index: int, scheduled: float | None) -> Resumed:
-        """What another engine needs to resume it. Without a known ``scheduled`` time, that of the
-        first token is used.
+        """The record from which another engine resumes the choice.
+
+        Args:
+            scheduled: when the request was first scheduled; if None, the time of the first token
+                takes its place.
         """
         if self.first_token is None:
             return Resumed(index, [])
-        begun = self.first_token if scheduled is None else min(scheduled, self.first_token)
+        started = self.first_token if scheduled is None else min(scheduled, self.first_token)
         return Resumed(
-            index, self.output, self.cached_tokens, begun, self.first_token, self.last_token
+            index, self.output, self.cached_tokens, started, self.first_token, self.last_token
         )
 
     def finished(
         self, request: Submit, reason: FinishReason, scheduled: float | None, now: float
     ) -> FinishedChoice:
-        """The choice's record for the metrics if no engine reports it."""
+        """The choice's record for the metrics, for a choice that no engine reports."""
         known = self.resumed(0, scheduled)
         return FinishedChoice(
             reason=reason,

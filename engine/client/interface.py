@@ -14,7 +14,7 @@ class TokenStream(Protocol):
     def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
         """Yields the outputs that have arrived, at least one, until every choice has finished.
 
-        They are from one step, or from several if the consumer was slow.
+        The outputs of one item are those of one step, or of several if the consumer was slow.
 
         Raises:
             EngineDead: the engine ended before the request did.
@@ -27,13 +27,12 @@ class TokenStream(Protocol):
         ...
 
     def stop(self, index: int) -> None:
-        """Ends one choice as finished ("stop") because its stop string was found; yields no more
-        of it."""
+        """Ends one choice as "stop", because its stop string was found. Its further outputs are not
+        yielded."""
         ...
 
     def close(self) -> None:
-        """Ends all running choices of this request as "abort", and the iteration over its outputs.
-        Does nothing if none runs."""
+        """Ends all running choices as "abort", and the iteration. Does nothing if none runs."""
         ...
 
 
@@ -57,7 +56,7 @@ class EngineClient(Protocol):
 
     @property
     def accepts(self) -> bool:
-        """Whether ``submit`` takes requests; while ``unhealthy``, they wait until that is over."""
+        """Whether ``submit`` accepts requests. While ``unhealthy``, accepted requests wait."""
         ...
 
     @property
@@ -86,17 +85,17 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, request: Submit) -> TokenStream:
-        """Hands a request to the engine; returns at once.
+        """Submits a request to the engine; returns at once.
 
         Raises:
-            PromptTooLong: the prompt leaves no room for one token in ``info.max_context``.
-            QueueFull: too many unfinished requests; has the predicted wait.
+            PromptTooLong: prompt and ``max_tokens`` do not fit ``info.max_context``.
+            QueueFull: too many requests are unfinished; ``retry_after`` is the predicted wait.
             EngineDead: the engine has ended or is not ready.
         """
         ...
 
     async def died(self) -> str:
-        """Waits until the engine has ended for good; returns why."""
+        """Waits until the engine has ended permanently; returns why."""
         ...
 
     async def stop(self) -> None:

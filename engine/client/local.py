@@ -40,7 +40,7 @@ class LocalClient(BaseEngineClient):
                 self._run(deliver)
             except Exception as error:  # any error must reach the waiting requests
                 why = f"{type(error).__name__}: {error}"
-            with contextlib.suppress(RuntimeError):  # the loop has ended first
+            with contextlib.suppress(RuntimeError):  # the event loop has already ended
                 loop.call_soon_threadsafe(self.end, why)
 
         self._thread = threading.Thread(target=work, name="chairlift-engine", daemon=True)

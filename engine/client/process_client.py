@@ -43,20 +43,27 @@ RestartReason = Literal["crash", "hang", "start"]
 
 
 class _End(NamedTuple):
-    """How an engine process ended. ``reason`` "start" means before it was ready; ``steady``, that
-    it had served for a while.
+    """The end of an engine process.
+
+    Attributes:
+        reason: "start" means that it ended before it was ready.
+        description: for logs and messages: "the engine process ended with exit code 1".
+        steady: it had served for longer than STEADY_SECONDS.
     """
 
     reason: RestartReason
-    how: str
+    description: str
     steady: bool = False
 
 
 class ProcessClient(BaseEngineClient):
-    """An engine in a supervised child process: if it dies or hangs, a new one is started, and
-    unfinished requests resume in it with the tokens they have.
+    """An engine in a supervised child process.
 
-    ``on_restart`` is called with the reason before each restart. Settable.
+    If the process dies or hangs, a new one is started, and unfinished requests resume in it with
+    the tokens that they have so far.
+
+    Attributes:
+        on_restart: called with the reason before each restart. Settable.
     """
 
     def __init__(
@@ -76,9 +83,10 @@ class ProcessClient(BaseEngineClient):
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
-        # How the last process ended, and the current one's own message if it could not start.
-        self._trouble = ""
-        self._refusal: str | None = None
+        # The end of the last process, in words.
+        self._last_end = ""
+        # The current process's message if it could not start.
+        self._start_error: str | None = None
         self._first_start: float | None = None
         self._served_since = 0.0
         self._withdrawals = count(1)
@@ -92,7 +100,7 @@ class ProcessClient(BaseEngineClient):
     def unhealthy(self) -> str | None:
         """See ``interface.EngineClient.unhealthy``."""
         if self.info is not None and self.dead is None and not self._ready.is_set():
-            return f"the engine is being restarted: {self._trouble}"
+            return f"the engine is being restarted: {self._last_end}"
         return super().unhealthy
 
     @property
@@ -117,7 +125,7 @@ class ProcessClient(BaseEngineClient):
         self._stopping.set()
         if self._engine is not None:
             if not self._ready.is_set():
-                self._engine.kill()  # while loading it reads no messages and has nothing to save
+                self._engine.kill()  # a loading engine reads no messages and has nothing to save
             await self._engine.stop()
         if self._supervisor is not None:
             await self._supervisor
@@ -131,12 +139,12 @@ class ProcessClient(BaseEngineClient):
             case StepOutput():
                 self._arrange()
             case StartFailed():
-                self._refusal = message.message
+                self._start_error = message.message
 
     def admit(self, stream: Stream) -> None:
-        """See ``BaseEngineClient.admit``; the stream waits while no engine may take it."""
+        """See ``BaseEngineClient.admit``; without an engine that may have it, the stream waits."""
         if not self._ready.is_set():
-            self.record(StepStats(waiting=self.unfinished))  # no step reports it
+            self.record(StepStats(waiting=self.unfinished))  # there is no step to report it
         elif self._quarantine.admits(stream):
             super().admit(stream)
 
@@ -158,8 +166,8 @@ class ProcessClient(BaseEngineClient):
         try:
             while not self._stopping.is_set():
                 end = await self._run()
-                why = self._trouble = end.how
-                if self._stopping.is_set() or (self._refusal and self.info is None):
+                why = self._last_end = end.description
+                if self._stopping.is_set() or (self._start_error and self.info is None):
                     break
                 failures = failures + 1 if end.reason == "start" else 0
                 early = 0 if end.steady else early + 1
@@ -167,7 +175,7 @@ class ProcessClient(BaseEngineClient):
                     why = f"{why}; it was started {failures} times in vain"
                     break
                 await self._pause(end, failures, self._supervision.delay(early))
-        except Exception as error:  # our own bug: waiting requests must still fail
+        except Exception as error:  # a bug here: waiting requests must still end
             log.error("the engine's supervision has failed: %s", redacted_traceback(error))
             why = f"supervising it failed: {type(error).__name__}"
         finally:
@@ -176,7 +184,7 @@ class ProcessClient(BaseEngineClient):
     async def _run(self) -> _End:
         """Runs one engine process from its start to its end."""
         began = time.monotonic()
-        self._refusal = None
+        self._start_error = None
         try:
             engine = self._engine = EngineProcess(self.receive)
         except OSError as error:
@@ -196,23 +204,23 @@ class ProcessClient(BaseEngineClient):
             if hangs:
                 engine.kill()
             code = await ended
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            how = f"hung: {watch.result()}" if hangs else f"ended with {how}"
-            how = f"the engine process {how}"
+            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            cause = f"hung: {watch.result()}" if hangs else f"ended with {cause}"
+            description = f"the engine process {cause}"
             if not self._ready.is_set():
-                return _End("start", self._refusal or how)
+                return _End("start", self._start_error or description)
             self._ready.clear()
             if not self._stopping.is_set():
-                self._take_stock(engine, killed=code == -signal.SIGKILL)
+                self._sort_after_crash(engine, killed=code == -signal.SIGKILL)
             steady = time.monotonic() - self._served_since > STEADY_SECONDS
-            return _End("hang" if hangs else "crash", how, steady)
+            return _End("hang" if hangs else "crash", description, steady)
         finally:
             self._engine = None
             engine.kill()
             engine.close()
 
     async def _watch(self, began: float) -> str:
-        """Returns once the engine hangs, with the evidence."""
+        """Waits until the engine hangs; returns a description."""
         limit = self._supervision.start_limit(self._first_start)
         try:
             await asyncio.wait_for(self._ready.wait(), limit)
@@ -220,36 +228,36 @@ class ProcessClient(BaseEngineClient):
             return f"not ready after {limit:.0f} s"
         if self._first_start is None:
             self._first_start = time.monotonic() - began
-        silent = 0
-        while silent < TICKS:
-            heard = self.last_step
+        silent_ticks = 0
+        while silent_ticks < TICKS:
+            before = self.last_step
             await asyncio.sleep(self._supervision.timeout / TICKS)
             idle = not any(stream.admitted for stream in self._streams.values())
-            silent = 0 if idle or heard != self.last_step else silent + 1
+            silent_ticks = 0 if idle or before != self.last_step else silent_ticks + 1
         return f"no step for {self._supervision.timeout:g} s"
 
     async def _pause(self, end: _End, failures: int, seconds: float) -> None:
-        """Waits before the next start, unless the client is stopped meanwhile."""
-        counted = f", attempt {failures + 1} of {self._supervision.attempts}" if failures else ""
+        """Waits before the next start; returns early if the client is stopped."""
+        attempt = f", attempt {failures + 1} of {self._supervision.attempts}" if failures else ""
         log.warning(
             "%s; starting another in %g s%s; %d choices wait",
-            *(end.how, seconds, counted, self.unfinished),
+            *(end.description, seconds, attempt, self.unfinished),
         )
         if self.info is None:
-            self._on_progress(f"{end.how}; starting another{counted}")
+            self._on_progress(f"{end.description}; starting another{attempt}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
         if not self._stopping.is_set():
             self.on_restart(end.reason)
 
-    def _take_stock(self, engine: EngineProcess, killed: bool) -> None:
-        """After a crash: ends replays and a request found guilty; all others wait for a restart."""
+    def _sort_after_crash(self, engine: EngineProcess, killed: bool) -> None:
+        """After a crash: ends replays and a guilty request; all others wait for the next engine."""
         for replay in [stream for stream in self._streams.values() if stream.replay]:
             replay.give_up("the engine died while it was computing this replay")
-        begun = engine.computing
-        computing = [stream for stream in self._streams.values() if stream.request_id in begun]
+        scheduled = engine.computing
+        computing = [s for s in self._streams.values() if s.request_id in scheduled]
         for stream in computing:
-            stream.scheduled = stream.scheduled or begun[stream.request_id]
+            stream.scheduled = stream.scheduled or scheduled[stream.request_id]
         for stream in self._streams.values():
             stream.admitted = False
         guilty = self._quarantine.crashed(computing, killed)
@@ -259,7 +267,7 @@ class ProcessClient(BaseEngineClient):
             guilty.give_up("the engine died twice while it was computing this request")
 
     def _begin_serving(self, info: ModelInfo) -> None:
-        """A new engine is ready: admits the waiting requests."""
+        """Admits the waiting requests to a new engine that is ready."""
         self._served_since = self.last_step = time.monotonic()
         for stream in list(self._streams.values()):
             if stream.tokens > info.max_context:
@@ -274,7 +282,7 @@ class ProcessClient(BaseEngineClient):
         """After a crash, admits exactly the requests that the quarantine allows."""
         if not self._quarantine.active:
             return
-        # Also without an engine: a request that ends meanwhile must not block the others later.
+        # Even without an engine: a request that has ended must not block the others later.
         self._quarantine.tidy()
         if self._ready.is_set():
             for stream in list(self._streams.values()):
@@ -288,8 +296,10 @@ class ProcessClient(BaseEngineClient):
                 self.admit(stream)
 
     def _withdraw(self, stream: Stream) -> None:
-        """Takes a request out of the engine and renames it, so that outputs still under way are not
-        mistaken for those after its return.
+        """Removes a request from the engine, and renames it.
+
+        The new name keeps outputs that are still on their way from being taken for outputs of the
+        resumed request.
         """
         self.send(Withdraw(stream.request_id))
         del self._streams[stream.request_id]

@@ -1,13 +1,14 @@
 """Decides which requests the engine may run after a crash, to isolate the one that causes it.
 
-One crash proves nothing: most are no request's fault, and all requests resume together. A request
-that passes the place where it was is cleared. One that is computed in a second crash before that is
-a suspect. Suspects run one at a time without any other request, the one with the least progress
-first, each until it is cleared or ends. A suspect that is alone in the engine when it dies is
-guilty. That explains the earlier crashes, so the others resume together.
+One crash proves nothing: most crashes are no request's fault, so all requests resume together. A
+request is cleared once it has passed the position at which it was. A request that is computed
+during a second crash before it is cleared is a suspect. Suspects run one at a time without any
+other request, the one with the least progress first, until each is cleared or has ended. A suspect
+that is alone in the engine when it dies is guilty. It explains the earlier crashes, so the others
+resume together.
 
-An engine may also be killed from outside, by an operator or for lack of memory, and that may hit a
-suspect during its trial. So after such an end, it has to be alone in a second crash.
+An engine may also be killed from outside, by an operator or for lack of memory, while a suspect
+runs alone. So after a kill, a suspect is guilty only after a second crash in which it was alone.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-# Output tokens after the place of a crash at which it would have recurred: one token is being
-# computed and one in transit beyond the last that arrived, plus some slack.
+# A request is cleared this many output tokens after its last token before the crash. The crash
+# would have recurred before: at that time one token was in transit and one was being computed.
 CLEARED_TOKENS = 8
 # The number of crashes that make a request a suspect.
 SUSPICIOUS = 2
@@ -28,14 +29,18 @@ class Suspect(Protocol):
 
     @property
     def progress(self) -> dict[int, int]:
-        """Output tokens of each choice that still runs."""
+        """The number of output tokens of each running choice."""
         ...
 
 
 @dataclass(slots=True)
 class _Record:
-    """The crashes during which a request was computed, those in which it was alone, and its
-    progress at the last one.
+    """A request's crashes.
+
+    Attributes:
+        crashes: the number of crashes during which it was computed.
+        alone: those of them in which it was the only request.
+        progress: its ``Suspect.progress`` at the last of them.
     """
 
     crashes: int
@@ -61,7 +66,7 @@ class Quarantine(Generic[S]):
     def alone(self) -> S | None:
         """The suspect that must be computed alone now, if there is one."""
         suspects = [s for s, record in self._records.items() if record.crashes >= SUSPICIOUS]
-        # By progress at the crash, which stays fixed, so that the one being tried keeps its turn.
+        # Progress at the crash does not change, so the suspect that runs alone keeps its turn.
         return min(suspects, key=lambda s: sum(self._records[s].progress.values()), default=None)
 
     def admits(self, request: S) -> bool:
@@ -70,9 +75,11 @@ class Quarantine(Generic[S]):
         return alone is None or alone is request
 
     def crashed(self, computing: Sequence[S], killed: bool = False) -> S | None:
-        """Records a crash while these were computed; returns the guilty request if it is certain.
+        """Records a crash; returns the guilty request if it is certain.
 
-        ``killed``: the process may have been killed from outside.
+        Args:
+            computing: the requests that were being computed.
+            killed: the process may have been killed from outside.
         """
         alone = len(computing) == 1
         for request in computing:

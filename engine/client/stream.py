@@ -35,8 +35,10 @@ class StreamOwner(Protocol):
 class Stream:
     """The outputs of one request; see ``interface.TokenStream``.
 
-    ``admitted``: an engine has it. ``scheduled`` is when an engine first began it, if known, in
-    seconds of ``time.monotonic()``.
+    Attributes:
+        admitted: the request was sent to the current engine.
+        scheduled: when an engine first scheduled it, in seconds of ``time.monotonic()``; None if
+            that is not known.
     """
 
     def __init__(self, request: Submit, client: StreamOwner, claim: Claim) -> None:
@@ -62,7 +64,7 @@ class Stream:
 
     @property
     def replay(self) -> bool:
-        """Whether it is a replay by the server itself (the canary)."""
+        """Whether the server's canary submitted it."""
         return self._request.replay
 
     @property
@@ -93,7 +95,7 @@ class Stream:
         self._request = msgspec.structs.replace(self._request, request_id=request_id)
 
     def put(self, output: TokenOutput) -> None:
-        """Takes an output from the engine; ignores it if its choice has ended."""
+        """Adds an output from the engine; ignored if its choice has ended."""
         choice = self._running.get(output.index)
         if choice is None:
             return

@@ -15,11 +15,11 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class Collected(NamedTuple):
-    """What finished work changes for the scheduler.
+    """The results of finished work that the scheduler needs.
 
     Attributes:
         blocked: waiting sequences that cannot begin until something has been read from disk.
-        failed: by request id, why a request cannot be served.
+        failed: the errors of requests that cannot be served, by request id.
     """
 
     blocked: Seq[Sequence] = ()
@@ -34,7 +34,7 @@ class Background(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether ``collect`` or the next step's stats have something new."""
+        """Whether ``collect``, or the next step's stats, would have something new."""
         ...
 
     def on_due(self, wake: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class Background(Protocol):
         ...
 
     def collect(self) -> Collected:
-        """Takes over what has finished, and starts the next piece of work."""
+        """Returns the results of finished work, and starts the next work."""
         ...
 
     def is_awaited(self, sequence: Sequence) -> bool:
@@ -50,16 +50,16 @@ class Background(Protocol):
         ...
 
     def drop(self, sequence: Sequence, last: bool) -> None:
-        """Forgets a sequence that has ended; ``last``: no choice of its request is left."""
+        """Removes a sequence that has ended; ``last``: it was the last of its request."""
         ...
 
     def close(self, timeout: float) -> None:
-        """Ends the work and keeps what outlives the process, within ``timeout`` seconds."""
+        """Ends the work, and saves what outlives the process, within ``timeout`` seconds."""
         ...
 
 
 class SwapWork:
-    """The ``Background`` of a swap: states of preempted rows on their way to and from disk."""
+    """The ``Background`` of a swap: moves states of preempted rows to and from disk."""
 
     def __init__(self, swap: Swap[Sequence]) -> None:
         self._swap = swap
@@ -71,8 +71,8 @@ class SwapWork:
         return self._swap.due
 
     def collect(self) -> Collected:
-        filed = self._swap.work()
-        return Collected(blocked=filed) if filed else NOTHING_NEW
+        on_disk = self._swap.work()
+        return Collected(blocked=on_disk) if on_disk else NOTHING_NEW
 
     def drop(self, sequence: Sequence, last: bool) -> None:
         self._swap.drop(sequence)
@@ -82,7 +82,7 @@ class SwapWork:
 
 
 class GrammarWork:
-    """The ``Background`` of grammars: their compilation."""
+    """The ``Background`` of grammars: compiles them."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars

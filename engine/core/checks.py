@@ -1,7 +1,7 @@
 """Validates the numbers of a request before the engine uses any of them.
 
-The API has stricter checks, with its own error texts. These are the last: behind them, every number
-of a request that indexes memory is in range.
+The API has stricter checks, with its own error texts. These are the last checks: after them, every
+number of a request that indexes memory is in range.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from chairlift.engine.messages import MAX_TOP_LOGPROBS, SamplingParams, Submit
 
-# The largest number that logits are added to or multiplied by: far from float32's limits.
+# The largest number that is added to logits or multiplied with them: far below float32's limit.
 MAX_REAL = 1e6
-# Above any count of tokens.
+# More than any number of tokens.
 MAX_INT = 2**31
 
 
 def check_submit(request: Submit, vocabulary: int) -> None:
-    """Checks all numbers that a step computes or indexes with.
+    """Checks all numbers of a request that a step computes or indexes with.
 
     Args:
         vocabulary: the last dimension of the logits.
@@ -28,55 +28,57 @@ def check_submit(request: Submit, vocabulary: int) -> None:
     if not request.prompt:
         raise ValueError("the prompt is empty")
     _check_tokens("the prompt", request.prompt, vocabulary)
-    _whole("n", request.n, 1, MAX_INT)
+    _check_integer("n", request.n, 1, MAX_INT)
     for choice in request.resumed:
-        _whole("resumed", choice.index, 0, request.n)
+        _check_integer("resumed", choice.index, 0, request.n)
         _check_tokens("resumed", choice.output, vocabulary)
     if request.prompt_logprobs is not None:
-        _whole("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS + 1)
+        _check_integer("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS + 1)
     check_params(request.params, vocabulary)
 
 
 def check_params(params: SamplingParams, vocabulary: int) -> None:
     """Checks the sampling parameters; see ``check_submit``."""
-    _whole("max_tokens", params.max_tokens, 0, MAX_INT)
-    _whole("min_tokens", params.min_tokens, 0, MAX_INT)
-    _whole("seed", params.seed, -(2**63), 2**64)
-    _real("temperature", params.temperature, lambda x: 0 <= x <= MAX_REAL)
-    _whole("top_k", params.top_k, 0, MAX_INT)
-    _real("top_p", params.top_p, lambda x: 0 <= x <= 1)
-    _real("min_p", params.min_p, lambda x: 0 <= x <= 1)
-    _real("repetition_penalty", params.repetition_penalty, lambda x: 1 / MAX_REAL <= x <= MAX_REAL)
-    _real("presence_penalty", params.presence_penalty, lambda x: abs(x) <= MAX_REAL)
-    _real("frequency_penalty", params.frequency_penalty, lambda x: abs(x) <= MAX_REAL)
+    _check_integer("max_tokens", params.max_tokens, 0, MAX_INT)
+    _check_integer("min_tokens", params.min_tokens, 0, MAX_INT)
+    _check_integer("seed", params.seed, -(2**63), 2**64)
+    _check_real("temperature", params.temperature, lambda x: 0 <= x <= MAX_REAL)
+    _check_integer("top_k", params.top_k, 0, MAX_INT)
+    _check_real("top_p", params.top_p, lambda x: 0 <= x <= 1)
+    _check_real("min_p", params.min_p, lambda x: 0 <= x <= 1)
+    _check_real(
+        "repetition_penalty", params.repetition_penalty, lambda x: 1 / MAX_REAL <= x <= MAX_REAL
+    )
+    _check_real("presence_penalty", params.presence_penalty, lambda x: abs(x) <= MAX_REAL)
+    _check_real("frequency_penalty", params.frequency_penalty, lambda x: abs(x) <= MAX_REAL)
     for token, bias in params.logit_bias.items():
-        _whole("logit_bias", token, 0, vocabulary)
-        _real("logit_bias", bias, lambda x: abs(x) <= MAX_REAL)
+        _check_integer("logit_bias", token, 0, vocabulary)
+        _check_real("logit_bias", bias, lambda x: abs(x) <= MAX_REAL)
     if params.logprobs is not None:
-        _whole("logprobs", params.logprobs, 0, MAX_TOP_LOGPROBS + 1)
-    for token in params.stop_token_ids:  # a tokenizer may know ends that its model does not
-        _whole("stop_token_ids", token, 0, MAX_INT)
+        _check_integer("logprobs", params.logprobs, 0, MAX_TOP_LOGPROBS + 1)
+    for token in params.stop_token_ids:  # may be outside the vocabulary of the model's logits
+        _check_integer("stop_token_ids", token, 0, MAX_INT)
     if (thinking := params.thinking) is not None:
         if not thinking.end:
             raise ValueError("thinking has no end")
         _check_tokens("thinking", thinking.end, vocabulary)
         _check_tokens("thinking", () if thinking.start is None else (thinking.start,), vocabulary)
-        _whole("thinking", thinking.budget or 0, 0, MAX_INT)
+        _check_integer("thinking", thinking.budget or 0, 0, MAX_INT)
 
 
 def _check_tokens(name: str, tokens: tuple[int, ...] | list[int], vocabulary: int) -> None:
-    # All at once: a prompt may have a million of them.
+    # Without a loop in Python, because a prompt may have a million tokens.
     if set(map(type, tokens)) - {int} or (
         tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary
     ):
         raise ValueError(f"{name} has a token outside of 0 to {vocabulary - 1}")
 
 
-def _whole(name: str, value: object, least: int, below: int) -> None:
-    if type(value) is not int or not least <= value < below:
-        raise ValueError(f"{name} has to be a whole number from {least} to {below - 1}")
+def _check_integer(name: str, value: object, minimum: int, end: int) -> None:
+    if type(value) is not int or not minimum <= value < end:
+        raise ValueError(f"{name} has to be a whole number from {minimum} to {end - 1}")
 
 
-def _real(name: str, value: float, fits: Callable[[float], bool]) -> None:
+def _check_real(name: str, value: float, fits: Callable[[float], bool]) -> None:
     if type(value) not in (int, float) or not fits(value):
         raise ValueError(f"{name} is not a number in its range")

@@ -1,4 +1,4 @@
-"""The engine core: plans a step, launches it, and reads the step before."""
+"""The engine core: plans a step, launches it, and reads the previous step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, SwapWork
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.outputs import Outputs
-from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.pipeline import Pipeline
 from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
-from chairlift.engine.core.stats import StepRecorder
+from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars
@@ -32,11 +31,11 @@ class EngineCore:
 
     Args:
         model: how to call the model, and its caches.
-        limits: of the batch; without packed model calls it has one band only.
-        prefix_bytes: memory that the prefix cache may use; 0 turns it off.
-        store: keeps prefixes on disk.
-        swap: keeps the states of preempted rows; None: they are computed again.
-        compiler: of grammars; None: no request may have one.
+        limits: the scheduler's limits. Without packed model calls, the batch has only one band.
+        prefix_bytes: memory for the prefix cache; 0 turns it off.
+        store: keeps prefixes on disk; None keeps them only in memory.
+        swap: keeps the states of preempted rows; with None they are computed again.
+        compiler: compiles grammars; with None, no request may have one.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class EngineCore:
         swap: Swap[Sequence] | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        # Where bands do not share a model call, each would read all weights again.
+        # If bands do not share a model call, each band's call reads all weights again.
         self.limits = limits = limits if model.forward.packs else replace(limits, bands=1)
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
@@ -90,7 +89,7 @@ class EngineCore:
     def idle(self) -> bool:
         """Whether a step would neither compute nor report anything.
 
-        Requests may still wait for a background's work, which calls ``wake`` when it is there.
+        Requests may still wait for background work, which calls ``wake`` when it has finished.
         """
         if not self.scheduler.idle or self.pipeline.running.rows:
             return False
@@ -98,15 +97,15 @@ class EngineCore:
         return not (unreported or any(work.due for work in self._background))
 
     def submit(self, request: Submit) -> None:
-        """Queues a request. One that cannot be queued ends with an error, and no other does."""
+        """Queues a request. If that fails, only this request ends with an error."""
         try:
             self.grammars.begin(request)
             sequences = self.requests.add(request)
-        except Exception as error:  # of any type: it lies in what this request asks for
+        except Exception as error:  # of any type: the cause is this request
             self.grammars.drop(request.request_id)
             self.outputs.refuse(request, error)
             return
-        # NOTE: once: resumed choices share what they begin with, and what is fetched goes by it.
+        # NOTE: fetch only once, because resumed choices share their prefix.
         self.prefixes.fetch(sequences[0])
         for sequence in sequences:
             self.scheduler.add(sequence)
@@ -118,23 +117,23 @@ class EngineCore:
 
     def close(self, timeout: float) -> None:
         """Ends background work and saves what outlives the process, within ``timeout`` seconds."""
-        # The prefixes come last: saving them may take all of the time.
+        # Prefixes come last, because saving them may take all of the time.
         for work in reversed(self._background):
             work.close(timeout)
 
     def abort(self, abort: Abort) -> None:
-        """Ends what an abort names; its rows leave with the next step. Unknown ids are ignored."""
+        """Ends one or all choices of a request, if it exists. Rows leave with the next step."""
         for sequence in self.scheduler.sequences_of(abort.request_id):
             if abort.index is None or not sequence.forked or sequence.index == abort.index:
                 self.outputs.finish(sequence, abort.reason)
 
     def withdraw(self, request_id: str) -> None:
-        """Removes a request without reporting it. Unknown ids are ignored."""
+        """Removes a request without reporting it. Ignores unknown ids."""
         for sequence in self.scheduler.sequences_of(request_id):
             self.outputs.remove(sequence)
 
     def step(self) -> StepOutput:
-        """Plans and launches a step, and returns the tokens of the one before."""
+        """Plans and launches a step, and returns the tokens of the previous step."""
         timer = PhaseTimer(self._recorder.current.phases)
         self._collect()
         plan = self.scheduler.plan(self.batch.capacities)
@@ -149,7 +148,7 @@ class EngineCore:
         return StepOutput(outputs, self._recorder.finish(plan, timer.total))
 
     def _collect(self) -> None:
-        """Takes over what background work has finished."""
+        """Passes the results of finished background work to the scheduler."""
         for work in self._background:
             blocked, failed = work.collect()
             for sequence in blocked:

@@ -1,4 +1,4 @@
-"""The decode batch: every row of it gains one token a step."""
+"""The decode batch: each of its rows gets one token per step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class DecodeBatch:
-    """The rows, the token that each feeds next, and one batch of caches for each band.
+    """The rows, the next input token of each, and one batch of caches for each band.
 
-    The tokens stay on the device: a step feeds what the step before sampled, whether the host has
-    read it or not. ``rows`` has the rows of the bands, one band after the other, and then those
-    that arrive: sequences whose prompt ends in the step. They are sampled with the others, and
-    their states are copied into the caches before the next step.
+    The tokens stay on the device: a step's inputs are the tokens that the previous step sampled,
+    even if the host has not read them yet.
+
+    Attributes:
+        rows: the rows of the bands, one band after the other, and then the joining rows: sequences
+            whose prompt ends in the current step. These are sampled with the others, and their
+            states are copied into the caches before the next step.
+        bands: the caches.
+        joining: the states of the joining rows.
     """
 
     def __init__(
@@ -34,21 +39,20 @@ class DecodeBatch:
     ) -> None:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
-        # The states of the last rows, which have yet to join the caches.
-        self.arriving: dict[Sequence, Snapshot] = {}
+        self.joining: dict[Sequence, Snapshot] = {}
         self._sampler = Sampler(vocabulary)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 
     @property
-    def held(self) -> int:
-        """How many of the rows are in the caches."""
+    def cached_rows(self) -> int:
+        """The number of rows in the caches."""
         return sum(map(len, self.bands))
 
     @property
     def tokens(self) -> mx.array:
-        """``[rows of the caches]``: the token ids that they feed next."""
-        return self._tokens[: self.held]
+        """The next input tokens of the rows in the caches: ``[cached_rows]`` int32."""
+        return self._tokens[: self.cached_rows]
 
     @property
     def capacities(self) -> tuple[Capacity, ...]:
@@ -57,17 +61,17 @@ class DecodeBatch:
 
     @property
     def offsets(self) -> list[int]:
-        """How many tokens each row of the caches has."""
+        """The number of tokens of each row in the caches."""
         return [offset for band in self.bands for offset in band.offsets]
 
     @property
-    def held_columns(self) -> int:
-        """Columns of all rows in the caches, padding included."""
+    def total_columns(self) -> int:
+        """The number of columns of all rows in the caches, including padding."""
         return sum(band.capacity.columns * len(band) for band in self.bands)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the caches take."""
+        """The caches' size in bytes."""
         return sum(band.nbytes for band in self.bands)
 
     @property
@@ -77,48 +81,51 @@ class DecodeBatch:
 
     @property
     def states(self) -> list[mx.array]:
-        """Recurrent states: evaluate them as well, since no logits of the step depend on them."""
+        """Recurrent states. Evaluate them in each step: its logits do not depend on them."""
         return [array for band in self.bands for array in band.states]
 
     def state(self, sequence: Sequence) -> Snapshot:
-        """The state of a sequence with a row, or just arrived; it shares the caches' memory."""
-        if sequence in self.arriving:
-            return self.arriving[sequence]
-        band, row = next((band, row) for band, row, own in self._places() if own is sequence)
+        """The state of a sequence with a row; it shares the caches' memory."""
+        if sequence in self.joining:
+            return self.joining[sequence]
+        band, row = next((band, row) for band, row, other in self._places() if other is sequence)
         return band.extract(row)
 
     def places_of(self, leaves: Seq[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
-        """Those of some sequences that have a row in the caches: each with its band and row."""
+        """Yields each of these sequences that has a row in the caches, with its band and row."""
         if leaves:
-            gone = set(leaves)
+            leaving = set(leaves)
             for band, row, sequence in self._places():
-                if sequence in gone:
+                if sequence in leaving:
                     yield sequence, band, row
 
     def apply_plan(self, plan: Plan) -> list[mx.array]:
-        """Makes the rows those of a plan: some leave, those that arrived join, and some change
-        their band. The plan's ``joins`` arrive in this step.
+        """Changes the rows to a plan's rows.
+
+        Rows leave, rows that joined in the previous step get a place in the caches, and rows move
+        to another band. The plan's ``joins`` become the new joining rows; ``joining`` is empty
+        until the caller sets it.
 
         Returns:
             Arrays to evaluate before the next step is dispatched.
         """
         leaves, bands, joins = set(plan.leaves), plan.decode, list(plan.joins)
-        # Nothing is kept of sequences that leave while buffers are moved.
-        states = {s: state for s, state in self.arriving.items() if s not in leaves}
-        self.arriving = {}
+        # Drop the states of leaving sequences first, to free their memory.
+        states = {s: state for s, state in self.joining.items() if s not in leaves}
+        self.joining = {}
         moves: list[mx.array] = []
         orders: list[list[int]] = []
         start = 0
         for number, band in enumerate(self.bands):
-            own = self.rows[start : start + len(band)]
-            out = {row for row, s in enumerate(own) if s in leaves or bands[s] != number}
-            moving = {own[row]: band.extract(row).copy() for row in out if own[row] not in leaves}
+            rows = self.rows[start : start + len(band)]
+            out = {row for row, s in enumerate(rows) if s in leaves or bands[s] != number}
+            moving = {rows[row]: band.extract(row).copy() for row in out if rows[row] not in leaves}
             states |= moving
-            moves += _begun([array for state in moving.values() for array in state.arrays])
-            nonfinite = [row for row in out if own[row].nonfinite]
+            moves += _dispatched([array for state in moving.values() for array in state.arrays])
+            nonfinite = [row for row in out if rows[row].nonfinite]
             orders.append([start + row for row in band.leave(out, nonfinite)])
-            start += len(own)
-            moves += _begun(band.take_moves())
+            start += len(rows)
+            moves += _dispatched(band.take_moves())
         self._resize(plan.capacities, moves)
         if states:
             for row, sequence in enumerate(self.rows):
@@ -126,7 +133,7 @@ class DecodeBatch:
                     self.bands[bands[sequence]].join(states[sequence])
                     orders[bands[sequence]].append(row)
         for band in self.bands:
-            moves += _begun(band.take_moves())
+            moves += _dispatched(band.take_moves())
         order = list(chain(*orders))
         if joins or order != list(range(len(self.rows))):
             self._tokens = self._tokens[mx.array(order, mx.int32)]
@@ -135,17 +142,17 @@ class DecodeBatch:
         return moves
 
     def _places(self) -> Iterator[tuple[BatchCache, int, Sequence]]:
-        """Each row of the caches: its band, its number there, its sequence."""
+        """Yields each row in the caches: its band, its number there, its sequence."""
         places = ((band, row) for band in self.bands for row in range(len(band)))
         for (band, row), sequence in zip(places, self.rows, strict=False):
             yield band, row, sequence
 
     def sample(self, logits: mx.array, masks: Bits | None = None) -> Sampled:
-        """Samples a token for each row, arriving ones included; nothing is computed yet.
+        """Builds the graph that samples a token for each row, including joining rows.
 
         Args:
             logits: ``[rows, vocabulary]``.
-            masks: ``[rows, words]``, the tokens each row may choose; None: any.
+            masks: ``[rows, words]``, the tokens that each row may choose; None allows all.
         """
         sampled = self._sampler.sample(logits, [row.generated for row in self.rows], masks)
         self._tokens = sampled.tokens
@@ -155,7 +162,7 @@ class DecodeBatch:
         """Replaces the buffers of bands whose capacity changes, one after the other."""
         if tuple(capacities) == self.capacities:
             return
-        # Pending moves and a running step hold the old buffers while the new ones are made.
+        # Wait first: pending moves and a running step keep the old buffers in memory.
         mx.eval(moves)
         mx.synchronize()
         for number in resize_order(self.capacities, capacities):
@@ -166,7 +173,7 @@ class DecodeBatch:
                 band.resize(capacity)
 
 
-def _begun(arrays: list[mx.array]) -> list[mx.array]:
-    """Dispatches arrays at once: queued layers rely on the order of dispatch."""
+def _dispatched(arrays: list[mx.array]) -> list[mx.array]:
+    """Dispatches arrays at once, because queued layers rely on the order of dispatch."""
     mx.async_eval(arrays)
     return arrays

@@ -15,7 +15,7 @@ _NONFINITE = ("nonfinite_logits", "nonfinite_hidden")
 
 
 def explained(error: BaseException) -> str:
-    """One line about an exception, for the client whose request it ends."""
+    """One line about an exception, for the client whose request fails."""
     text = " ".join(str(error).split())
     if isinstance(error, RowFailed):
         return f"this request failed in the engine: {text}"
@@ -24,9 +24,9 @@ def explained(error: BaseException) -> str:
 
 def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[TokenOutput]:
     """Logs and counts a sequence whose part of a step has failed; returns its last outputs."""
-    # The message of any other error may quote a user.
-    what = str(error) if isinstance(error, RowFailed) else redacted_traceback(error)
-    log.error("request %s has failed: %s", sequence.request_id, what)
+    # Messages of other errors may quote a user.
+    text = str(error) if isinstance(error, RowFailed) else redacted_traceback(error)
+    log.error("request %s has failed: %s", sequence.request_id, text)
     reason = _reason(error)
     sequence.nonfinite = reason in _NONFINITE
     stats.rows_failed[reason] = stats.rows_failed.get(reason, 0) + len(sequence.choices)
@@ -35,7 +35,7 @@ def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[T
 
 
 def _reason(error: BaseException) -> str:
-    """The label of an error in the metric ``chairlift_rows_failed``."""
+    """The error's label in the metric ``chairlift_rows_failed``."""
     if isinstance(error, RowFailed):
         return error.reason
     return "grammar" if isinstance(error, GrammarError) else "other"
@@ -51,7 +51,7 @@ def refusal(request: Submit, why: str) -> list[TokenOutput]:
 
 
 def refused(request: Submit, now: float) -> list[FinishedChoice]:
-    """The metrics' records of a refused request's choices."""
+    """The records of a refused request's choices, for the metrics."""
     return [
         FinishedChoice(
             reason="error",

@@ -1,4 +1,4 @@
-"""The engine's loop: receive, step, send."""
+"""The engine's loop: receives messages, runs a step, sends its output."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-
-# Within what ``client.STOP_SECONDS`` allows.
+# Less than ``process.child.STOP_SECONDS``, after which the process is killed.
 CLOSE_SECONDS = 8.0
 
 
@@ -40,7 +39,7 @@ class Inbox(Protocol):
         ...
 
     def wake(self) -> None:
-        """Ends a waiting ``receive``, or the next one that would wait. Thread-safe."""
+        """Ends a waiting ``receive``, or the next ``receive`` that would wait. Thread-safe."""
         ...
 
 
@@ -53,10 +52,12 @@ def run(
 ) -> None:
     """Starts an engine and serves until it receives ``Shutdown``.
 
-    ``on_compute`` is called with the sequences about to run, before any work is dispatched.
+    Args:
+        on_compute: called with the sequences about to run, before any work is dispatched.
 
     Raises:
-        EngineDead: a step has failed as a whole, so no single request is to blame. The log has it.
+        EngineDead: a whole step has failed, so no single request can be blamed. The cause is
+            logged.
     """
     with ThreadWatch(blas_threads(), config.threads):
         try:

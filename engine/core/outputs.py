@@ -1,4 +1,4 @@
-"""Turns the results of a computed step into token outputs, and ends the sequences that are done."""
+"""Converts the results of a computed step to token outputs, and ends finished sequences."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Outputs:
-    """Reads steps, and ends sequences: because they are finished, aborted, or have failed.
+    """Reads steps, and ends sequences that are finished, are aborted, or have failed.
 
     Args:
-        background: forgets each sequence that ends.
+        background: is informed of each sequence that ends.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Outputs:
         self._constraints = constraints
         self._recorder = recorder
         self._background = background
-        # Last outputs of failed choices, which the next ``read`` returns.
+        # The last outputs of failed choices, which the next ``read`` returns.
         self._failed: list[TokenOutput] = []
 
     @property
     def pending(self) -> bool:
-        """Whether failures are still to be returned by ``read``."""
+        """Whether the next ``read`` has failures to return."""
         return bool(self._failed)
 
     def read(self, step: Step) -> list[TokenOutput]:
-        """Reads a computed step's tokens, ends the sequences that they end, and adds failures."""
+        """Reads a computed step's tokens, ends finished sequences, and adds outputs of failures."""
         now = time.monotonic()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
         outcomes = step.outcomes
@@ -75,7 +75,7 @@ class Outputs:
                 if output.finish is not None:
                     self.finish(sequence, output.finish)
                 outputs.append(output)
-            except Exception as error:  # of any type: the others have tokens of their own
+            except Exception as error:  # of any type: the other rows must get their tokens
                 self.fail(sequence, error)
         outputs += self._failed
         self._failed = []
@@ -88,7 +88,7 @@ class Outputs:
         self._recorder.current.finished += refused(request, time.monotonic())
 
     def fail(self, sequence: Sequence, error: BaseException) -> None:
-        """Ends one choice whose own part of a step has failed."""
+        """Ends a sequence whose part of a step has failed."""
         self._failed += failed(sequence, error, self._recorder.current)
         self.finish(sequence, "error")
 
@@ -100,7 +100,7 @@ class Outputs:
         self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out of all parts of the engine without reporting it."""
+        """Removes a sequence from all parts of the engine without reporting it."""
         self._scheduler.finish(sequence)
         self._requests.end(sequence)
         self._constraints.drop(sequence)
@@ -111,8 +111,8 @@ class Outputs:
     def _output(
         self, sequence: Sequence, token: int | None, logprobs: TokenLogprobs | None, now: float
     ) -> TokenOutput:
-        """The output for one row's token; without one, for a prompt that no token was to follow."""
-        new = sequence.first_token_at is None
+        """The output for one row's token; without a token, for a request that is only a prompt."""
+        first = sequence.first_token_at is None
         request = self._requests.request_for(sequence)
         reason: FinishReason | None = "length"
         if token is not None:
@@ -121,16 +121,16 @@ class Outputs:
             reason = request.finish_reason(sequence, token)
             if self._constraints.complete(sequence):
                 reason = "stop"
-        wanted = request.submit.params.logprobs
+        requested = request.submit.params.logprobs
         return TokenOutput(
             sequence.request_id,
             sequence.index,
             [] if token is None else [token],
-            None if wanted is None or logprobs is None else [cut(logprobs, wanted)],
+            None if requested is None or logprobs is None else [cut(logprobs, requested)],
             reason,
             token in request.stop_ids,
-            cached_tokens=(sequence.cached or 0) if new else 0,
-            prefill_times=PrefillTimes(sequence.chunks, now) if new else None,
+            cached_tokens=(sequence.cached or 0) if first else 0,
+            prefill_times=PrefillTimes(sequence.chunks, now) if first else None,
         )
 
     def _time_token(self, sequence: Sequence, now: float) -> None:

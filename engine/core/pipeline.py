@@ -1,7 +1,7 @@
-"""Two steps at a time: the next one is launched before the tokens of the one before are read.
+"""Runs two steps at a time: a step is launched before the tokens of the previous step are read.
 
-NOTE: in which order the next step may be built and dispatched depends on who writes to the cache
-buffers; see ``LaunchOrder`` here and the note in ``step``.
+NOTE: the order in which the next step may be built and dispatched depends on how cache buffers are
+written; see ``LaunchOrder`` here and the note in ``step``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import mlx.core as mx
 
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.decode import DecodeBatch
-from chairlift.engine.core.phase_timer import PhaseTimer
 from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
-from chairlift.engine.core.stats import StepRecorder
+from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
@@ -27,20 +26,20 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class LaunchOrder(Enum):
-    """When a step may be built and dispatched while the one before is running."""
+    """The order of building, dispatching, and waiting for the previous step."""
 
     # Wait, build, dispatch: the model computes while its graph is built.
     EAGER = "eager"
-    # Build, wait, dispatch: MLX writes in place only to buffers that nothing else holds.
+    # Build, wait, dispatch: MLX writes in place only to buffers that nothing else references.
     SEQUENTIAL = "sequential"
     # Build, dispatch, wait: the cache layers write to their buffers without MLX.
     QUEUED = "queued"
 
 
 class Pipeline:
-    """Launches steps, and holds the one that is running.
+    """Launches steps, and keeps the running one.
 
-    A step is ``launch(plan)``, then ``finish_previous()``.
+    For each step, call ``launch(plan)``, then ``finish_previous()``.
     """
 
     def __init__(
@@ -73,11 +72,12 @@ class Pipeline:
             LaunchOrder.SEQUENTIAL: self._launch_sequential,
             LaunchOrder.QUEUED: self._launch_queued,
         }[self.order]
-        # The step whose tokens are read next, and the one launched after it.
+        # The step whose tokens are read next, and the step launched after it.
         self.running = Step()
         self._launched = Step()
-        # The work of the running step until it is computed, and when the step before it was.
+        # The work of these two steps; NO_WORK once the running one is computed.
         self._work = self._launched_work = NO_WORK
+        # The time at which the last step was computed.
         self._computed_at = 0.0
 
     def launch(self, plan: Plan, timer: PhaseTimer) -> None:
@@ -87,7 +87,7 @@ class Pipeline:
         self._launched, self._launched_work = self._launch(plan, timer), plan.work
 
     def finish_previous(self, timer: PhaseTimer) -> Step:
-        """Waits for the step before the one just launched, and returns it."""
+        """Waits for the step before the launched one, and returns it."""
         timer.end("launch")
         self._wait(timer)
         previous, self.running = self.running, self._launched
@@ -111,7 +111,7 @@ class Pipeline:
         return self._dispatch(step, timer)
 
     def _dispatch(self, step: Step, timer: PhaseTimer) -> Step:
-        """Hands a step to the device; one with constrained rows is sampled after its masks."""
+        """Dispatches a step. A step with constrained rows is sampled once their masks are known."""
         step.dispatch()
         if step.logits is not None:
             timer.end("launch")
@@ -124,7 +124,7 @@ class Pipeline:
     def _wait(self, timer: PhaseTimer) -> None:
         """Waits until the running step is computed.
 
-        The first time, the scheduler learns how long it took after the step before, and the
+        Once for each step, the scheduler learns how long it took after the previous step, and the
         constraints of its rows advance by their tokens.
         """
         running = self.running
@@ -143,7 +143,7 @@ class Pipeline:
         timer.end("wait")
 
     def _build(self, plan: Plan) -> Step:
-        """Builds a plan's graph: rows leave and join, chunks of prompts, a token for each row."""
+        """Builds a plan's graph: rows leave and join, prompt chunks, a token for each row."""
         now = time.monotonic()
         for sequence in (*plan.chunks, *plan.joins, *plan.ends):
             sequence.scheduled_at = sequence.scheduled_at or now
@@ -155,30 +155,30 @@ class Pipeline:
         for sequence in plan.preempted:
             state = self._prefill.state(sequence) or batch.state(sequence)
             self._swap.put(sequence, sequence.tokens, state)
-        # First, since what is kept next may evict the prefixes that the plan begins with.
+        # NOTE: this comes before ``keep``, which may evict the prefixes that the plan begins with.
         chunks = self._prefill.chunks(plan)
         if prefixes.active:
             for sequence, band, row in batch.places_of(plan.leaves):
                 if not self._swap.covers(sequence):
                     prefixes.keep(sequence, band, row)
-        first = self._move_rows(plan)
+        before_dispatch = self._move_rows(plan)
         self._constraints.join(plan.joins)
         outcome = self.forward(batch.bands, batch.tokens, chunks)
         logits = outcome.logits
-        read = self._prompt_outputs.take(plan, chunks, outcome)
-        batch.arriving = self._prefill.states(plan)
+        prompt_arrays = self._prompt_outputs.take(plan, chunks, outcome)
+        batch.joining = self._prefill.states(plan)
         rows = list(batch.rows)
         constrained = self._constraints.constrains(rows)
         sampled = None if logits is None or constrained else batch.sample(logits)
-        # NOTE: MLX updates arrays in place, and the Python object stays the same. Waiting on the
-        # originals would also compute what the next step writes: so the handles are copied.
+        # NOTE: copy the array handles. MLX updates arrays in place, so waiting on the originals
+        # would also run the next step.
         side_effects = [copy(array) for chunk in chunks for array in chunk.cache.state]
-        side_effects += [*read, *prefixes.take_pending(), *batch.states]
+        side_effects += [*prompt_arrays, *prefixes.take_pending(), *batch.states]
         return Step(
             rows=rows,
             sampled=sampled,
             logits=logits if constrained else None,
-            before_dispatch=first,
+            before_dispatch=before_dispatch,
             side_effects=side_effects,
             queued=self.order is LaunchOrder.QUEUED,
             computed=[*plan.decode, *plan.chunks],
@@ -187,14 +187,14 @@ class Pipeline:
         )
 
     def _move_rows(self, plan: Plan) -> list[mx.array]:
-        """Makes the batch's rows those of a plan; returns what to evaluate before the dispatch."""
+        """Changes the batch's rows to a plan's; returns arrays to evaluate before the dispatch."""
         batch = self._batch
-        first = [*self._prefixes.take_pending(), *self._swap.pending]
-        mx.async_eval(first)
+        arrays = [*self._prefixes.take_pending(), *self._swap.pending]
+        mx.async_eval(arrays)
         if plan.capacities != batch.capacities:
-            # Pending copies hold the old buffers of all layers while the new ones are made.
-            mx.eval(first)
-        first += batch.apply_plan(plan)
+            # Wait first: pending copies keep the old buffers of all layers in memory.
+            mx.eval(arrays)
+        arrays += batch.apply_plan(plan)
         if self.order is LaunchOrder.EAGER:
-            mx.eval(first)
-        return first
+            mx.eval(arrays)
+        return arrays

@@ -1,4 +1,4 @@
-"""The prompts being computed: each has its own cache until its row joins the decode batch."""
+"""The prompts in prefill: each has its own cache until its row joins the decode batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class PrefillBatch:
-    """The caches of sequences whose prompt is being computed, one row each.
+    """The caches of sequences in prefill, one row each.
 
     Args:
-        limits: determine how large each cache is.
+        make_cache: makes an empty cache for one prompt.
+        prefixes: provides cached prefixes, and gets the computed ones.
+        swap: provides the states of preempted sequences.
+        limits: determine the size of each cache.
     """
 
     def __init__(
@@ -38,16 +41,16 @@ class PrefillBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the caches take between two steps."""
+        """The caches' size in bytes, between two steps."""
         return sum(cache.nbytes for cache in self._caches.values())
 
     def state(self, sequence: Sequence) -> Snapshot | None:
-        """The state of a prompt so far; None if it is not being computed."""
+        """The state of a sequence's prompt so far; None if the sequence is not in prefill."""
         cache = self._caches.get(sequence)
         return cache.extract(0) if cache else None
 
     def chunks(self, plan: Plan) -> list[Chunk]:
-        """The chunks of a plan. Drops the caches of sequences that ended or were preempted."""
+        """Returns a plan's chunks; drops the caches of sequences that ended or were preempted."""
         for sequence in list(self._caches):
             if sequence.finished or sequence in plan.preempted:
                 del self._caches[sequence]
@@ -57,20 +60,20 @@ class PrefillBatch:
         chunks = []
         for sequence, tokens in plan.chunks.items():
             cache = self._caches[sequence]
-            begun = cache.offsets[0]
+            start = cache.offsets[0]
             chunks.append(
                 Chunk(
                     cache,
-                    sequence.tokens[begun : begun + tokens],
+                    sequence.tokens[start : start + tokens],
                     choices[sequence],
-                    _scored(sequence, begun, tokens),
+                    _scored(sequence, start, tokens),
                     sequence.pooling is not None,
                 )
             )
         return chunks
 
     def states(self, plan: Plan) -> dict[Sequence, Snapshot]:
-        """The states that joining choices start from; the prefix cache gets all chunks as well."""
+        """Returns the first state of each joining choice; adds all chunks to the prefix cache."""
         if self._prefixes.active:
             for sequence in plan.chunks:
                 self._prefixes.keep(sequence, self._caches[sequence], 0)
@@ -80,7 +83,7 @@ class PrefillBatch:
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
     def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
-        """A cache as large as the prompt needs, filled with its swapped or cached tokens."""
+        """Makes a cache as large as the prompt needs, filled with its swapped or cached tokens."""
         cache = self._make_cache()
         size = self._limits.prompt_size(sequence.num_tokens, cached)
         cache.resize(Capacity(1, size.columns), size.step)
@@ -90,8 +93,8 @@ class PrefillBatch:
         return cache
 
 
-def _scored(sequence: Sequence, begun: int, tokens: int) -> int:
-    """How many tokens of a chunk need logits, to score the prompt token that follows each."""
+def _scored(sequence: Sequence, start: int, tokens: int) -> int:
+    """The number of a chunk's tokens whose logits score the prompt token after them."""
     if not sequence.scored:
         return 0
-    return max(0, min(tokens, sequence.prompt_tokens - 1 - begun))
+    return max(0, min(tokens, sequence.prompt_tokens - 1 - start))

@@ -1,4 +1,4 @@
-"""The prefix cache as the engine uses it: sequences look up, take and add prefixes."""
+"""The engine's prefix cache: sequences look up prefixes, start from them, and add new ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.prefix.match import Evicted
 from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
-from chairlift.cache.store.index import Segment
-from chairlift.cache.store.reader import Load
+from chairlift.cache.store.index import FileSegment
+from chairlift.cache.store.reader import StoreLoad
 from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.core.background import NOTHING_NEW, Collected
 from chairlift.engine.core.store_stats import StoreReport
@@ -27,23 +27,23 @@ class PrefixCache:
     """Maps sequences, by their tokens and their tenant's salt, to the tree of snapshots.
 
     Args:
-        kinds: what each layer caches.
+        kinds: the kind of each layer's cache.
         budget: maximum bytes in memory; 0 turns the prefix cache off.
-        store: receives what memory has no room for; None: evicted prefixes are lost.
+        store: gets the prefixes that memory evicts; with None, these are lost.
     """
 
     def __init__(self, kinds: Seq[LayerKind], budget: int, store: PrefixStore | None) -> None:
         self._tree = PrefixTree(kinds, budget, None if store is None else self._dropped)
-        self._whole = all(kind.window is None for kind in kinds)
+        self._has_windows = any(kind.window is not None for kind in kinds)
         self._store = store
-        # Evictions that the stats have reported.
+        # The number of evictions that the stats have reported.
         self._evictions = 0
         self._on_store = None if store is None else StoreReport(store)
         # The requests that wait for the disk, in order; the first one's load is running. Loads run
-        # one at a time, because the requests behind often want the same prefix and then find it
-        # in memory.
+        # one at a time, because the later requests often need the same prefix and then find it in
+        # memory.
         self._fetching: dict[str, Sequence] = {}
-        self._load: Load | None = None
+        self._load: StoreLoad | None = None
         self._closing: list[Evicted] | None = None
 
     @property
@@ -58,7 +58,7 @@ class PrefixCache:
 
     @property
     def due(self) -> bool:
-        """Whether a load has arrived, or the store's stats have changed."""
+        """Whether a load has ended, or the store's stats have changed."""
         arrived = self._load is not None and self._load.ended.is_set()
         return arrived or (self._on_store is not None and self._on_store.due)
 
@@ -68,10 +68,10 @@ class PrefixCache:
             self._store.on_change = wake
 
     def fetch(self, sequence: Sequence) -> None:
-        """Starts to read from disk a longer prefix than memory has, if there is one.
+        """Starts to read from disk, if the disk has a longer prefix of a sequence than memory.
 
-        The sequence is ``is_awaited`` until ``collect`` has put it there, or it proves to be
-        gone or broken.
+        The sequence is ``is_awaited`` until ``collect`` has moved that prefix to memory, or until
+        it turns out to be gone or broken.
         """
         if sequence.bypasses_prefix_cache:
             return
@@ -85,7 +85,7 @@ class PrefixCache:
         return sequence.request_id in self._fetching
 
     def collect(self) -> Collected:
-        """Puts into memory what has been read, and starts to read what is wanted next."""
+        """Adds loaded prefixes to memory, and starts the next load."""
         while self._load is not None and self._load.ended.is_set():
             load, self._load = self._load, None
             sequence = self._fetching.pop(next(iter(self._fetching)))
@@ -100,11 +100,11 @@ class PrefixCache:
                     load.seconds,
                     extra={"completion_id": sequence.request_id},
                 )
-            self._read_on()
+            self._start_next_load()
         return NOTHING_NEW
 
     def drop(self, sequence: Sequence, last: bool) -> None:
-        """Stops reading for a request whose last choice has ended."""
+        """Cancels the load of a request whose last choice has ended."""
         if not last:
             return
         request_id = sequence.request_id
@@ -112,10 +112,10 @@ class PrefixCache:
             self._load.cancel()
             self._load = None
         self._fetching.pop(request_id, None)
-        self._read_on()
+        self._start_next_load()
 
-    def _read_on(self) -> None:
-        """Starts the next load. Skips requests whose prefix is in memory by now."""
+    def _start_next_load(self) -> None:
+        """Starts the next load; skips requests whose prefix has come into memory since."""
         while self._store is not None and self._load is None and self._fetching:
             request_id, sequence = next(iter(self._fetching.items()))
             if segments := self._on_disk(sequence):
@@ -123,7 +123,7 @@ class PrefixCache:
             else:
                 del self._fetching[request_id]
 
-    def _on_disk(self, sequence: Sequence) -> list[Segment]:
+    def _on_disk(self, sequence: Sequence) -> list[FileSegment]:
         if self._store is None:
             return []
         tokens, salt = sequence.ids[:-1], sequence.cache_salt
@@ -131,7 +131,7 @@ class PrefixCache:
         return self._store.find(tokens, have, salt)
 
     def report(self, stats: StepStats) -> None:
-        """Adds evictions since the step before, and current sizes, to a step's stats."""
+        """Sets the prefix cache's fields of a step's stats."""
         stats.prefix_bytes = self.nbytes
         stats.prefix_evictions = self._tree.evictions - self._evictions
         self._evictions = self._tree.evictions
@@ -139,10 +139,10 @@ class PrefixCache:
             self._on_store.report(stats)
 
     def cached(self, sequence: Sequence) -> int:
-        """How many first tokens of a sequence are cached; its last token is always computed.
+        """The number of a sequence's first tokens that are cached; its last token never counts.
 
-        Also notes on the sequence how many tokens it shares with others, usable or not; and this
-        answer, which is valid until the tree changes.
+        Also sets the sequence's ``shared``, the tokens that it shares with others, usable or not,
+        and its ``match``, which caches this answer until the tree changes.
         """
         version, length = sequence.match
         if version != self._tree.version:
@@ -152,7 +152,7 @@ class PrefixCache:
         return length
 
     def state(self, sequence: Sequence, length: int) -> Snapshot | None:
-        """The caches after a sequence's first ``length`` tokens, which ``cached`` promised."""
+        """The state after a sequence's first ``length`` tokens; ``cached`` returned that number."""
         if not length:
             return None
         match = self._tree.match(sequence.ids, length, sequence.cache_salt)
@@ -160,18 +160,20 @@ class PrefixCache:
         return match.snapshot()
 
     def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
-        """Adds to the tree what is new in the caches of a sequence's row."""
+        """Adds a sequence's tokens to the tree, with their state in a row of ``cache``."""
         if sequence.replay or sequence.bypasses_prefix_cache or sequence.nonfinite:
-            return  # not asked for again, not meant for the cache, or not fit for others
-        # A token may have been in flight when the sequence was ended.
+            return  # no request repeats it, it must not be shared, or its state is broken
+        # The row may lack the last token, if that was in flight when the sequence ended.
         tokens = sequence.ids[: cache.offsets[row]]
-        # A window may lack older tokens at a position that the tree has.
-        known = self._tree.match(tokens, salt=sequence.cache_salt).known if self._whole else 0
+        # With windows, the tree may know tokens whose state at this position it does not have.
+        known = 0
+        if not self._has_windows:
+            known = self._tree.match(tokens, salt=sequence.cache_salt).known
         snapshot = cache.extract(row, known).part(known, len(tokens))
         self._tree.insert(tokens, snapshot, sequence.cache_salt)
 
     def take_pending(self) -> list[mx.array]:
-        """Copies that have to be evaluated before the buffers they are taken from change."""
+        """Returns pending copies, to be evaluated before the copied buffers change."""
         return self._tree.take_pending()
 
     def close(self, timeout: float) -> None:

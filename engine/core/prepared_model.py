@@ -1,4 +1,4 @@
-"""A loaded model as the engine calls it: how a step is computed, and with which caches."""
+"""Prepares a loaded model: chooses how a step calls it, and with which caches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from typing import Any
 from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.model.forward import CacheFactories, Forward, hidden_size, select_forward
+from chairlift.engine.model.forward import (
+    CacheFactories,
+    Forward,
+    attention_heads,
+    hidden_size,
+    select_forward,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """What one engine core needs of its model.
+    """The parts of a model that an engine core needs.
 
     Attributes:
         forward: builds the model calls of a step.
-        caches: make the caches of decode rows and of prompts.
-        kinds: what each layer caches.
+        caches: makes the caches of decode rows and of prompts.
+        kinds: the kind of each layer's cache.
         vocabulary: the last dimension of the logits.
-        hidden_size: the length of the last hidden states; None where the model hides them.
+        hidden_size: the length of the last hidden states; None if they cannot be read.
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
     """
 
@@ -40,21 +46,25 @@ def prepare_model(
     eager: bool = False,
     quantization: Quantization | None = None,
     layers: AttentionLayers = PLAIN,
+    score_bytes: int | None = None,
 ) -> PreparedModel:
     """Runs a few short trial steps to find the fastest way to call a model correctly.
 
     Args:
         model: an mlx-lm model whose caches can be batched; see ``probe``.
         vocabulary: the last dimension of its logits.
-        chunk_multiple: the last chunk of a prompt is padded to a multiple of so many tokens.
+        chunk_multiple: the last chunk of a prompt is padded to a multiple of this many tokens.
         eager: see ``PreparedModel``.
-        quantization: of keys and values, in rows and prefixes.
-        layers: the cache classes to use where the model allows them; see
-            ``engine.device.acceleration``.
+        quantization: the quantization of keys and values, in rows and prefixes; None for none.
+        layers: the cache classes that are used if the model works with them; see
+            ``engine.core.acceleration``.
+        score_bytes: bounds the float32 attention scores of a layer, where a model file computes
+            them by itself; None: no bound.
     """
     make_cache = partial(make_batch, model, quantization)
-    makers = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
-    forward, caches = select_forward(model, make_cache, makers, chunk_multiple)
+    preferred = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
+    max_pairs = None if score_bytes is None else score_bytes // (4 * attention_heads(model))
+    forward, caches = select_forward(model, make_cache, preferred, chunk_multiple, max_pairs)
     return PreparedModel(
         forward=forward,
         caches=caches,

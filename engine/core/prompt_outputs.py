@@ -1,4 +1,4 @@
-"""What requests ask of their prompts themselves: gathered chunk by chunk, told when they end."""
+"""Outputs for the prompts themselves: log-probabilities and embeddings, collected by chunk."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class PromptOutput(Protocol):
-    """What one prompt is asked for."""
+    """The output for one prompt."""
 
     def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
-        """Takes what a chunk adds; nothing is computed yet.
+        """Adds the graph for one chunk; nothing is computed yet.
 
         Args:
-            tokens: all those of the prompt that follow the chunk's first.
-            scored: logits ``[scored, vocabulary]``, if any are wanted of this chunk.
+            tokens: the prompt's tokens after the chunk's first token.
+            scored: logits ``[scored, vocabulary]`` of the chunk's first tokens, if requested.
             hidden: ``[tokens of the chunk, hidden size]``, if the prompt is pooled.
         """
         ...
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is to be evaluated with the step of the chunk that was added last."""
+        """The arrays to evaluate with the step of the last added chunk."""
         ...
 
     def add_to(self, output: TokenOutput) -> None:
-        """Adds the whole, evaluated, to what the request is told.
+        """Sets the output's fields from the evaluated arrays.
 
         Raises:
             RowFailed: the model's numbers are not finite.
@@ -43,28 +43,28 @@ class PromptOutput(Protocol):
 
 
 class PromptOutputs:
-    """Of the sequences whose prompts are under way.
+    """The outputs of all prompts in prefill that request any.
 
-    What was gathered belongs to a prompt's first tokens, as its cache does: a prompt that was
-    preempted goes on with both, or begins anew with both.
+    The collected numbers belong to a prompt's first tokens, like its cache. A preempted prompt
+    continues with both, or restarts without both.
     """
 
     def __init__(self) -> None:
         self._by_sequence: dict[Sequence, PromptOutput] = {}
 
     def take(self, plan: Plan, chunks: list[Chunk], outcome: Outcome) -> list[mx.array]:
-        """Takes what a plan's chunks add; returns what is to be evaluated with the step."""
-        self._by_sequence = {s: own for s, own in self._by_sequence.items() if not s.finished}
+        """Adds the graphs for a plan's chunks; returns arrays to evaluate with the step."""
+        self._by_sequence = {s: one for s, one in self._by_sequence.items() if not s.finished}
         arrays: list[mx.array] = []
         for number, sequence in enumerate(plan.chunks):
-            begun = plan.cached.get(sequence, sequence.computed)
-            if not begun or sequence not in self._by_sequence:
+            start = plan.cached.get(sequence, sequence.computed)
+            if not start or sequence not in self._by_sequence:
                 output = _prompt_output_of(sequence)
                 if output is None:
                     continue
                 self._by_sequence[sequence] = output
             self._by_sequence[sequence].add(
-                sequence.tokens[begun + 1 :],
+                sequence.tokens[start + 1 :],
                 outcome.scored.get(number),
                 outcome.hidden.get(number),
             )
@@ -72,10 +72,10 @@ class PromptOutputs:
         return arrays
 
     def ended(self, plan: Plan) -> dict[Sequence, PromptOutput]:
-        """By choice, those of the prompts that end with a plan; they are under way no more."""
+        """Removes and returns the outputs of the prompts that end with a plan, by choice."""
         ends = {**plan.joins, **plan.ends}
-        whole = {s: self._by_sequence.pop(s) for s in set(ends.values()) if s in self._by_sequence}
-        return {choice: whole[s] for choice, s in ends.items() if s in whole}
+        ended = {s: self._by_sequence.pop(s) for s in set(ends.values()) if s in self._by_sequence}
+        return {choice: ended[s] for choice, s in ends.items() if s in ended}
 
 
 def _prompt_output_of(sequence: Sequence) -> PromptOutput | None:
@@ -90,17 +90,17 @@ def _prompt_output_of(sequence: Sequence) -> PromptOutput | None:
 
 
 class _Scores:
-    """Log-probabilities of a prompt's tokens and of the ``most`` likely ones at their places."""
+    """Log-probabilities of a prompt's tokens, and of the k most likely ones at each position."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, k: int) -> None:
+        self._k = k
         self._parts: list[TopLogprobs] = []
 
     def add(self, tokens: list[int], scored: mx.array | None, hidden: mx.array | None) -> None:
         if scored is not None:
             following = mx.array(tokens[: scored.shape[0]], mx.int32)
-            most = min(self._most, scored.shape[1])
-            self._parts.append(top_logprobs_in_slices(scored, following, most))
+            k = min(self._k, scored.shape[1])
+            self._parts.append(top_logprobs_in_slices(scored, following, k))
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -109,7 +109,7 @@ class _Scores:
     def add_to(self, output: TokenOutput) -> None:
         chosen = [np.array(part.chosen, np.float32) for part in self._parts]
         top = [np.array(part.top, np.float32) for part in self._parts]
-        # -inf is a token that the model rules out; what is not finite in any other way gives NaN.
+        # -inf means that the model rules out a token. Other logits that are not finite give NaN.
         if any(np.isnan(part).any() for part in (*chosen, *top)):
             raise RowFailed("the model's logits for the prompt are not finite", "nonfinite_logits")
         output.prompt_logprobs = PromptLogprobs(
@@ -138,7 +138,7 @@ class _Last:
 
 
 class _Mean:
-    """The mean of the hidden states of all a prompt's tokens; added up in float32."""
+    """The mean of the hidden states of all tokens of a prompt, summed in float32."""
 
     def __init__(self) -> None:
         self._tokens = 0

@@ -1,4 +1,4 @@
-"""The requests that the engine is working on, and what each of their sequences is sampled by."""
+"""The engine's unfinished requests, and how their sequences are sampled."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chairlift.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ActiveRequest:
-    """A submitted request with what is looked up for each of its tokens."""
+    """A submitted request, with its stop tokens as a set for fast look-up."""
 
     submit: Submit
     stop_ids: frozenset[int]
 
     def sampler_row(self, sequence: Sequence) -> SamplerRow:
-        """How a choice samples: choice i of n by its own seed."""
+        """The sampling parameters of a choice; each choice has its own seed."""
         params = self.submit.params
         return SamplerRow(
             msgspec.structs.replace(params, seed=params.seed + sequence.index),
@@ -32,13 +32,13 @@ class ActiveRequest:
         )
 
     def constraint(self, matcher: LLMatcher | None) -> Constraint | None:
-        """What a choice is held to, if to anything; ``matcher`` is its own."""
+        """The constraint of a choice, or None; ``matcher`` is the choice's own."""
         params = self.submit.params
-        held = params.grammar is not None or params.thinking is not None
-        return Constraint(params, matcher) if held else None
+        constrained = params.grammar is not None or params.thinking is not None
+        return Constraint(params, matcher) if constrained else None
 
     def finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """Why a sequence ends with the token just read, if it does."""
+        """The reason why a sequence ends with the token just read; None if it continues."""
         if token in self.stop_ids:
             return "stop"
         return "length" if len(sequence.tokens) >= sequence.max_total_tokens else None
@@ -46,7 +46,7 @@ class ActiveRequest:
     def finished(
         self, sequence: Sequence, reason: FinishReason, now: float
     ) -> Iterator[FinishedChoice]:
-        """What the metrics learn of a sequence that ends, once for each choice it stands for."""
+        """Yields a record for the metrics for each choice of a sequence that ends."""
         for _ in range(0 if sequence.replay else len(sequence.choices)):
             yield FinishedChoice(
                 reason=reason,
@@ -63,10 +63,10 @@ class ActiveRequest:
 
 
 class Requests:
-    """All unfinished requests by id; each is forgotten with the last of its choices.
+    """All unfinished requests, by id. A request is removed when its last choice ends.
 
     Args:
-        vocabulary: token ids are below this.
+        vocabulary: the last dimension of the logits; token ids are below it.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -78,12 +78,14 @@ class Requests:
         return request_id in self._requests
 
     def add(self, submit: Submit) -> list[Sequence]:
-        """Registers a request and returns the sequences that stand for its choices: one for all,
-        or, where they are resumed, one for each.
+        """Registers a request, and returns its sequences.
+
+        A new request has one sequence, which stands for all its choices until its prompt is
+        computed. A resumed request has one sequence for each choice.
 
         Raises:
             ValueError: a number in it is out of its range.
-            Exception: of any type; something that it brings into a step cannot be built.
+            Exception: of any type; its part of a step cannot be built.
         """
         check_submit(submit, self.vocabulary)
         request = ActiveRequest(submit, frozenset(submit.params.stop_token_ids))
@@ -106,7 +108,7 @@ class Requests:
         return sequences
 
     def _check(self, request: ActiveRequest, sequences: list[Sequence]) -> None:
-        """Builds alone what each sequence adds to a batch, where it would fail for all rows."""
+        """Builds each sequence's sampling graph alone. In a batch, an error would hit all rows."""
         for sequence in sequences:
             check_row(request.sampler_row(sequence), self.vocabulary)
 
@@ -123,19 +125,19 @@ class Requests:
 
 
 def _resume(sequence: Sequence, choice: Resumed) -> Sequence:
-    """A choice of the request that ``sequence`` stands for, which has its first tokens already."""
-    begun = bool(choice.output)
+    """The sequence of a resumed choice; ``sequence`` is that of its request."""
+    has_tokens = bool(choice.output)
     return replace(
         sequence,
         tokens=[*sequence.tokens, *choice.output],
         prompt_tokens=sequence.prompt_tokens,
         index=choice.index,
         forked=True,
-        cached=choice.cached_tokens if begun else None,
+        cached=choice.cached_tokens if has_tokens else None,
         scheduled_at=choice.scheduled,
         first_token_at=choice.first_token,
         last_token_at=choice.last_token,
         chunks=[],
-        # Told with the first token.
-        prompt_logprobs=None if begun else sequence.prompt_logprobs,
+        # These were sent with the first token.
+        prompt_logprobs=None if has_tokens else sequence.prompt_logprobs,
     )

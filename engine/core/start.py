@@ -13,11 +13,11 @@ from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
 from chairlift.engine.device import memory, profile
-from chairlift.engine.device.acceleration import accelerate
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
@@ -33,10 +33,10 @@ from chairlift.scheduler.sequence import Sequence
 def start_core(
     config: EngineConfig, source: ModelSource, on_progress: Callable[[str], None]
 ) -> tuple[EngineCore, ModelInfo]:
-    """Loads the model, probes it, and sizes the batch to the machine.
+    """Loads the model, probes it, and adapts the size of the batch to the machine.
 
     Raises:
-        ModelError: the model cannot be loaded or served, or the limits leave it no room.
+        ModelError: the model cannot be loaded or served, or does not fit the limits.
     """
     loaded = load_model(source, config.dtype, on_progress)
     return serve_loaded(config, loaded, on_progress, source)
@@ -50,8 +50,8 @@ def serve_loaded(
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
     on_progress("first step")
-    # Quantized weights lose next to nothing by a little more rounding. An explicitly configured
-    # type is computed exactly.
+    # Quantized weights lose almost nothing by a little more rounding. An explicitly configured type
+    # is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
     eager, own_layers = accelerate(loaded.model, exactly)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
@@ -65,7 +65,8 @@ def serve_loaded(
         raise ModelError(str(error)) from error
     contexts = (limits.max_context, loaded.max_context, config.max_context)
     model = prepare_model(
-        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers)
+        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers),
+        score_bytes=device.attention_bytes,
     )
     info = ModelInfo(
         architecture=loaded.architecture,

@@ -1,7 +1,8 @@
-"""The stats of each step, which the metrics are made of."""
+"""Measures each step: the statistics from which the metrics are made."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import mlx.core as mx
@@ -18,7 +19,11 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class StepRecorder:
-    """Collects one step's stats at a time, in ``current``, from all parts of the engine."""
+    """Collects the stats of one step at a time from all parts of the engine.
+
+    Attributes:
+        current: the stats of the current step.
+    """
 
     def __init__(
         self,
@@ -40,7 +45,7 @@ class StepRecorder:
         self._grammars = grammars
 
     def begin(self, plan: Plan) -> None:
-        """Before a plan is built: counts where the cached tokens of new sequences come from."""
+        """Counts the cached tokens of a plan's new sequences. Call it before the plan is built."""
         stats = self.current
         stats.resumed = {"memory": 0, "disk": 0, "recompute": 0}
         for sequence in users(plan.cached):
@@ -52,7 +57,7 @@ class StepRecorder:
                 stats.prefix_hits += plan.cached[sequence]
 
     def finish(self, plan: Plan, duration: float) -> StepStats:
-        """After a step of ``duration`` seconds: completes its stats and begins the next ones."""
+        """Completes and returns the stats of a step of ``duration`` seconds; starts the next."""
         stats, self.current = self.current, StepStats()
         batch, scheduler, geometry = self._batch, self._scheduler, self._limits.geometry
         offsets = batch.offsets
@@ -67,8 +72,8 @@ class StepRecorder:
         stats.swapped_bytes = {"memory": self._swap.nbytes, "disk": self._swap.disk_nbytes}
         self._prefixes.report(stats)
         stats.grammar_hits, stats.grammar_seconds = self._grammars.take_counts()
-        stats.held_columns = batch.held_columns
-        stats.padded_columns = batch.held_columns - sum(offsets)
+        stats.total_columns = batch.total_columns
+        stats.padded_columns = batch.total_columns - sum(offsets)
         stats.kv_reserved_bytes = batch.nbytes + self._prefill.nbytes
         computed = [sequence.computed for sequence in scheduler.prefilling]
         stats.kv_used_bytes = geometry.used(offsets) + geometry.used(computed)
@@ -79,6 +84,25 @@ class StepRecorder:
         return stats
 
 
+class PhaseTimer:
+    """Adds the seconds between two calls of ``end`` to the named phase."""
+
+    def __init__(self, phases: dict[str, float]) -> None:
+        self._phases = phases
+        self.start = self._last = time.monotonic()
+
+    @property
+    def total(self) -> float:
+        """Seconds from the start to the end of the last phase."""
+        return self._last - self.start
+
+    def end(self, phase: str) -> None:
+        """Adds the time since the last call, or since the start, to this phase."""
+        now = time.monotonic()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
 def users(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Leaves out the sequences that the server itself replays."""
+    """The sequences of users, without the canary's replays."""
     return [sequence for sequence in sequences if not sequence.replay]

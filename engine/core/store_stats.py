@@ -17,11 +17,11 @@ class _State(NamedTuple):
 
 
 class StoreReport:
-    """Adds to each step's stats what has changed since the step before."""
+    """Adds the store's changes since the previous step to each step's stats."""
 
     def __init__(self, store: PrefixStore) -> None:
         self._store = store
-        # The first step reports what was found at the start; it does not make the store ``due``.
+        # The first step reports the files found at the start; they do not make the report ``due``.
         self._reported = StoreStats()
         self._last_state = self._state()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import SamplingParams, Submit, Thinking
 
-_EVERYTHING = SamplingParams(
+_ALL_PARAMETERS = SamplingParams(
     max_tokens=4,
     seed=0,
     temperature=0.8,
@@ -25,11 +25,11 @@ _CONSTRAINED = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), 
 
 
 def warm(core: EngineCore) -> None:
-    """Serves a few short requests with every kind of sampling; the core is thrown away afterwards.
+    """Serves a few short requests with every kind of sampling. Do not use the core afterwards.
 
     The requests join and leave in different steps, alone and beside others.
     """
-    for number, params in enumerate((_GREEDY, _EVERYTHING, _GREEDY, _CONSTRAINED)):
+    for number, params in enumerate((_GREEDY, _ALL_PARAMETERS, _GREEDY, _CONSTRAINED)):
         core.submit(Submit(str(number), [1, 0] * (1 + number), params))
         core.step()
     while not core.idle:

@@ -16,8 +16,8 @@ from chairlift.cache.layer import Mask
 from chairlift.cache.packed import Part
 from chairlift.engine.cpu.gemm import Floats, products
 from chairlift.engine.cpu.views import BLOCK, view
+from chairlift.engine.device.profile import SCORE_BYTES
 from chairlift.engine.model.attention_blocks import (
-    SCORE_BYTES,
     Block,
     blocks,
     by_head,
@@ -95,8 +95,8 @@ def attended(
     Args:
         grouped: queries ``[rows, key heads, query heads of each * step, dim]``.
         keys, values: ``[rows, key heads, columns, dim]``.
-        mask: None, "causal", or booleans ``[rows, heads or 1, step, columns]``, with an axis more
-            in the form of ``LayerCache.grouped_masks``.
+        mask: None, "causal", booleans ``[rows, heads or 1, step, columns]``, or the form of
+            ``LayerCache.grouped_masks``, which has one more axis.
         score_bytes: see ``engine.model.attention_blocks``.
 
     Returns:
@@ -108,11 +108,11 @@ def attended(
     shown = by_head(view(mask), key_heads) if isinstance(mask, mx.array) else mask
     if 4 * rows * key_heads * queries * seen <= score_bytes:
         return _block(grouped, keys, values, _hidden(shown, None, step, seen), shape, scale)
-    apart = grouped.reshape(*shape, dim)
+    split = grouped.reshape(*shape, dim)
     mixed = np.empty((rows * key_heads * queries, width), np.float32)
     done = 0
     for block in blocks(shape, seen, score_bytes):
-        part = apart[block]
+        part = split[block]
         hidden = _hidden(shown, block, step, seen)
         columns = slice(seen if hidden is None else hidden.first + hidden.where.shape[-1])
         heads = (block.rows, block.key_heads, columns)
@@ -125,9 +125,12 @@ def attended(
 
 
 class _Hidden(NamedTuple):
-    """Which columns queries do not see: those of ``where``, which begins at column ``first``.
+    """The columns that each query does not see.
 
-    ``where`` broadcasts to ``[rows, key heads, query heads, step, columns from first]``.
+    Attributes:
+        first: all columns before this one are visible.
+        where: true where a column is hidden; broadcasts to ``[rows, key heads, query heads, step,
+            columns from first]``.
     """
 
     first: int
@@ -142,7 +145,7 @@ def _block(
     shape: tuple[int, ...],
     scale: float,
 ) -> Floats:
-    """The same for one block, whose axes have the sizes in ``shape``."""
+    """Computes attention of one block, whose axes have the sizes in ``shape``."""
     rows, key_heads, _, step = shape
     seen = keys.shape[2]
     if rows > 1 or step * seen <= MAX_BATCHED_SCORES:
@@ -166,8 +169,8 @@ def _hidden(
     if isinstance(shown, str):
         # All queries see the columns before the first of the new tokens.
         first, tokens = seen - step, slice(0, step) if block is None else block.tokens
-        columns, own = np.arange(tokens.stop), np.arange(tokens.start, tokens.stop)
-        return _Hidden(first, columns > own[:, None])
+        columns, queries = np.arange(tokens.stop), np.arange(tokens.start, tokens.stop)
+        return _Hidden(first, columns > queries[:, None])
     return _Hidden(0, ~(shown if block is None else part_of(shown, block)))
 
 

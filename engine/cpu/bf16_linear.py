@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_TOKENS = 64
 # Weights of smaller layers are not worth a copy.
 MIN_WEIGHTS = 1 << 16
-# Rows of a weight that are looked at first: they rule most weights out that are not bfloat16.
+# Rows of a weight that are checked first. They rule out most weights that are not bfloat16.
 SAMPLE_ROWS = 16
 # Share of the free memory that the copies may take.
 SHARE = 0.25
@@ -80,7 +80,7 @@ class Bf16Linear(_Grouped, Linear):
 
 
 class Bf16Embedding(_Grouped, Embedding):
-    """An embedding that is the output layer, too."""
+    """An embedding that is also the output layer."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         """``x @ weight.T``."""
@@ -97,8 +97,8 @@ def install(model: Any, exactly: bool) -> bool:
     """Gives a float32 model's linear layers bfloat16 weights, if there is memory for the copy.
 
     Args:
-        exactly: only layers whose weights are bfloat16 numbers already. Else all weights are
-            rounded to bfloat16.
+        exactly: replace only layers whose weights are bfloat16 numbers already. Otherwise all
+            weights are rounded to bfloat16.
 
     Returns:
         Whether any layer was replaced.
@@ -109,7 +109,7 @@ def install(model: Any, exactly: bool) -> bool:
     chosen = [layer for layer in layers if _is_suitable(layer, exactly)]
     size = sum(layer.weight.nbytes // 2 for layer in chosen)
     if size > SHARE * memory.free_memory():
-        log.info("no memory for the weights in bfloat16 as well: %.1f GB", size / 1e9)
+        log.info("no memory for a bfloat16 copy of the weights: %.1f GB", size / 1e9)
         return False
     for layer in chosen:
         if not exactly:
@@ -122,7 +122,7 @@ def install(model: Any, exactly: bool) -> bool:
         if not hasattr(layer, "products"):
             layer._join(Products([layer]), 0)
     fused = sum(_fuse(layer) for layer in layers)
-    log.info("in bfloat16 for few tokens: %d layers, %d times three as one", len(chosen), fused)
+    log.info("bfloat16 weights for few tokens: %d layers, %d fused MLPs", len(chosen), fused)
     return bool(chosen)
 
 
@@ -153,7 +153,7 @@ def _group(layer: Any) -> None:
 
 
 def _fuse(layer: Any) -> bool:
-    """Computes an MLP's SwiGLU without MLX, if a trial shows that this is what it computes."""
+    """Replaces an MLP by one that computes SwiGLU without MLX, if a trial gives the same."""
     if set(layer.children()) != set(_MLP):
         return False
     gate, up, down = (layer[name] for name in _MLP)

@@ -1,8 +1,8 @@
 """Matrix products with bfloat16 weights on CPUs with matrix units for them (Intel AMX).
 
 Inputs and outputs are float32. Each input number is split into three bfloat16 numbers, which
-together have its 24 bits, and the three products are added. So the product is as exact as a float32
-one with these weights, and reads half as many bytes.
+together have its 24 bits, and the three products are added. The result is as exact as a float32
+product with these weights, and the product reads half as many bytes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class _Routines(NamedTuple):
 
 
 def available() -> bool:
-    """Whether this CPU has the units, and the loaded BLAS uses them."""
+    """Whether this CPU has the matrix units, and the loaded BLAS uses them."""
     return has_units() and _routines() is not None
 
 
 def has_units() -> bool:
-    """Whether this CPU has the units, whether or not the BLAS uses them."""
+    """Whether this CPU has the matrix units; the BLAS may still not use them."""
     try:
         return " amx_bf16 " in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -90,7 +90,7 @@ class Matrix:
         self._workspaces: dict[int, _Workspace] = {}
 
     def __call__(self, x: Floats) -> Floats:
-        """``[tokens, inputs]`` → ``[tokens, outputs]``; the next product overwrites it."""
+        """``[tokens, inputs]`` → ``[tokens, outputs]``; the next call overwrites the result."""
         tokens, inputs = x.shape
         outputs = self.stops[-1]
         workspace = self._workspaces.get(tokens)
@@ -145,7 +145,7 @@ class _Workspace:
         self._uppers = _upper(self._first), _upper(self._second)
 
     def split(self, x: Floats) -> None:
-        """Writes ``pieces`` whose sum is ``x``; each has the next eight bits."""
+        """Writes three ``pieces`` whose sum is ``x``; each holds the next eight bits of it."""
         x = np.ascontiguousarray(x)
         first, second = self._first, self._second
         self.pieces[0] = _upper(x)
@@ -159,7 +159,7 @@ class _Workspace:
 
 
 class _Scratch:
-    """Memory that is reused: the system has to clear fresh memory first."""
+    """Reusable memory: fresh memory is slower, because the system clears it first."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)

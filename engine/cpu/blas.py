@@ -43,8 +43,11 @@ _ADVICE = (
 class BlasReport:
     """The BLAS that MLX's CPU backend uses.
 
-    ``name`` and ``path`` are None if it is MLX's own: no other is needed (MLX computes on an
-    accelerator or on macOS), or none was found. ``warning`` is a line for the operator, or None.
+    Attributes:
+        name: e.g. "mkl". None means MLX's own BLAS: no other is needed (MLX computes on an
+            accelerator or on macOS), or none was found.
+        path: its library; None as for ``name``.
+        warning: a line for the operator, or None.
     """
 
     name: str | None = None
@@ -125,9 +128,10 @@ def _installed_mkl() -> list[Path]:
 
 
 def _renamed_openblas() -> Path | None:
-    """A copy of scipy-openblas32's library under the standard names, or None if not installed.
+    """A copy of scipy-openblas32's library with the standard symbol names; None if not installed.
 
-    Its symbols have the prefix ``scipy_`` so that they never clash with others. Here they must.
+    Its symbols have the prefix ``scipy_``, which keeps them from replacing others. Here they have
+    to replace MLX's.
     """
     spec = importlib.util.find_spec("scipy_openblas32")
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""How many processor cores this process may use, and how busy other processes keep them."""
+"""Counts the processor cores that this process may use, and the use that others make of them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def usage() -> Usage:
         OSError: the system does not publish them (``/proc/stat``, ``/proc/self/task/*/schedstat``).
         ValueError: the files have another format.
     """
-    busy, own = _busy_seconds(), time.process_time()
-    return Usage(time.monotonic(), busy - own, _waited_seconds())
+    busy, ours = _busy_seconds(), time.process_time()
+    return Usage(time.monotonic(), busy - ours, _waited_seconds())
 
 
 def available() -> int:
@@ -61,10 +61,11 @@ def quota(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float | None:
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # In a container the path may be the host's, but the files those of the container's root.
+        # In a container the path may be the host's, while the files are those of the container's
+        # root. So a folder of the path may be missing.
         root = cgroups / "cpu" if controllers else cgroups
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
             limits += _limit(folder)
             if folder == root:
                 break
@@ -84,7 +85,7 @@ def _limit(folder: Path) -> list[float]:
 
 
 def _busy_seconds() -> float:
-    """Time that all processes, or a hypervisor, used on this process's cores."""
+    """Seconds that all processes, or a hypervisor, used on this process's cores."""
     cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in (_PROC / "stat").read_text().splitlines():

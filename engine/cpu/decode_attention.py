@@ -2,7 +2,7 @@
 
 In a small model rotary embedding, attention and a dozen small operations of MLX take as long as the
 matrix products between them. Here MLX only writes the new keys and values. A layer is replaced only
-if a trial shows that it computes the same.
+if a trial shows that the replacement computes the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIAL = Trial(elementwise(1e-3), log, error="an attention layer is of another f
 
 
 def install(model: Any) -> None:
-    """Replaces the attention layers that are like Llama's and have bfloat16 weights."""
+    """Replaces the attention layers that have Llama's form and bfloat16 weights."""
     count = sum(_replace(layer) for layer in model.modules())
     if count:
         log.info("decode attention on the host: %d layers", count)
@@ -43,12 +43,14 @@ def _replace(layer: Any) -> bool:
         return False
     base: Any = type(layer)
 
-    def decode(own: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
+    def decode(
+        self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any
+    ) -> mx.array:
         supported = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
         result: mx.array = (
-            _decode(own, x, mask, cache)
+            _decode(self, x, mask, cache)
             if supported
-            else base.__call__(own, x, mask, cache, **more)
+            else base.__call__(self, x, mask, cache, **more)
         )
         return result
 
@@ -65,19 +67,19 @@ def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -
     product = matrix(view(x).reshape(rows, width))
     queries, _, values = matrix.apart(product)
     heads, key_heads = queries.shape[1] // dim, values.shape[1] // dim
-    both = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
-    turned = layer.rope.rotate(both, cache.offset)
-    new = turned[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
+    queries_keys = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
+    rotated = layer.rope.rotate(queries_keys, cache.offset)
+    new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
     seen = cache.update_and_fetch(*map(mx.array, new))
     mx.eval(seen, [] if mask is None else mask)
-    grouped = turned[:, :heads].reshape(rows, key_heads, -1, dim)
+    grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
     mixed = attended(grouped, *seen, mask, 1, layer.scale)
     result: mx.array = mx.array(layer.o_proj.products.matrix(mixed.reshape(rows, -1)))
     return result[:, None]
 
 
 def _decodes_alike(layer: Any, decode: Any) -> bool:
-    """Whether ``decode`` gives what the layer's own decode step gives, behind three tokens."""
+    """Whether ``decode`` and the layer itself give the same in a decode step after three tokens."""
     inputs = layer.q_proj.weight.shape[1]
     prompt, token = (mx.random.normal((2, n, inputs), key=mx.random.key(n)) for n in (3, 1))
 

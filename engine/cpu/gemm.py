@@ -1,7 +1,7 @@
 """Computes many small matrix products in one call of the BLAS that ``engine.cpu.blas`` loaded.
 
-The BLAS spreads a batch over its threads. NumPy and MLX compute one product after the other, most
-of which are too small for two threads.
+The BLAS spreads a batch of products over its threads. NumPy and MLX compute one product after the
+other, and most of these are too small for two threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
     leading = b.strides[3 if transposed else 2] // b.itemsize
     # An axis of one has a stride that means nothing, and that BLAS may refuse.
     leading = max(leading, k if transposed else n)
-    # From one head to the next over all rows.
+    # The distance from one head to the next is the same over all rows.
     distance = b.strides[1] if heads > 1 else b.strides[0]
     result = np.empty((rows, heads, m, n), np.float32)
     batched(

@@ -1,10 +1,10 @@
 """Computes a float32 model's SwiGLU and attention in NumPy, where MLX computes on the CPU.
 
-MLX's CPU backend takes 12 ns for each ``exp`` and whatever is built on it (0.32.4, x86-64), and
-handles query heads that share a key head one by one. NumPy takes half a nanosecond, on the same
-memory. These kernels evaluate their inputs while the graph is built: such a model is *eager*, and
-a step of it may be built only when nothing else uses the buffers that it writes. Results are exact
-to float32 rounding.
+MLX's CPU backend takes 12 ns for each ``exp`` and for the operations that use it (0.32.4, x86-64),
+and computes query heads that share a key head one by one. NumPy takes half a nanosecond, on the
+same memory. These kernels evaluate their inputs while the graph is built. Such a model is *eager*:
+its next step may be built only when nothing else uses the buffers that the step writes. Results are
+exact to float32 rounding.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 class SharedRope(Module):
     """Rotary embedding that computes sines and cosines once for each step, not for each layer.
 
-    Layers with the same settings share ``tables``. They hold the tables of one offset array and
-    length only: each step has a new offset array, so older tables are never needed again.
+    Layers with the same settings share ``tables``, which are those of one offset array and length.
+    Each step has a new offset array, so older tables are never needed again.
     """
 
     def __init__(self, rope: RoPE, tables: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dims = rope.dims
         self._scale = rope.scale
-        # Computed as MLX does: at long positions other roundings would show.
+        # Computed as in MLX: at long positions, different rounding would change results.
         step = math.log(rope.base) / (rope.dims // 2)
         self._frequencies = mx.exp(mx.arange(0, -(rope.dims // 2), -1) * step)
         self._tables = tables
@@ -59,7 +59,7 @@ class SharedRope(Module):
         return result.astype(x.dtype)
 
     def rotate(self, x: Floats, offset: mx.array) -> Floats:
-        """The same for one token a row, ``[rows, heads, dim]``, if all dimensions are rotated."""
+        """Rotates one token per row, ``[rows, heads, dim]``; all dimensions must be rotated."""
         tables = self._tables
         cos, sin = self._table(offset, 1)
         if "host" not in tables:
@@ -76,7 +76,7 @@ class SharedRope(Module):
 
     @property
     def dims(self) -> int:
-        """How many dimensions of a head are rotated."""
+        """The number of a head's dimensions that are rotated."""
         return self._dims
 
     def _table(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
@@ -92,7 +92,7 @@ class SharedRope(Module):
 
 
 def install(model: Any, exactly: bool = True) -> bool:
-    """Replaces mlx-lm's functions in a float32 model by those above.
+    """Replaces mlx-lm's functions in a float32 model by this package's.
 
     Args:
         exactly: see ``bf16_linear.install``.

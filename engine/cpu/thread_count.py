@@ -63,8 +63,8 @@ class Policy:
         free = min(self._max_threads, max(1, int(self._available - others + SHARED)))
         if free < self.threads:
             self._free_since = None
-            # Without waiting, a second's work takes 1 - waited seconds. Fewer threads take longer
-            # for it, but are better if they still take less than the second.
+            # Without waiting, the work of one second would take 1 - waited seconds. Fewer threads
+            # take longer for it, but are better if they still need less than that second.
             if 1 - waited < (free / self.threads) ** SCALING:
                 self._lower(free, now.at)
         elif free > self.threads:
@@ -126,10 +126,10 @@ def blas_threads() -> BlasThreads | None:
 class ThreadWatch:
     """A context manager that adapts the number of threads while it is entered.
 
-    It watches from a thread of its own, because a step beside other processes may take seconds.
+    It watches on a separate thread, because a step beside other processes may take seconds.
 
     Args:
-        setting: the library's; with None nothing happens.
+        setting: the library's setting; with None nothing happens.
         fixed: use this many threads always. None: as many as the library and a cgroup's limit
             allow, and fewer while other processes use the cores.
     """

@@ -1,4 +1,4 @@
-"""Attention on CUDA: for rows our kernel, without a mask; for prompts MLX's own, in few shapes."""
+"""Attention on CUDA: our kernel for decode rows; MLX's own, in few shapes, for prompt chunks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from chairlift.cache.packed import Part
 from chairlift.engine.cuda.kernel import KeysValues, decode_attention
 from chairlift.engine.cuda.layer import CudaLayer
 
-# Prompts' chunks are padded to a multiple of this many tokens, and had better begin at one.
+# Prompt chunks are padded to a multiple of this many tokens; they are fastest if they also begin
+# at such a multiple.
 CHUNK_MULTIPLE = 128
-# Plans are compiled beforehand for chunks of sequences up to this: 36 of them, a second or two.
+# Plans are compiled in advance for chunks of sequences up to this length: 36 plans, one to two
+# seconds.
 PLANNED_TOKENS = 1024
-# Scores of one head up to which plain products are sooner than a plan of cuDNN's.
+# Up to this many scores a head, plain products are faster than compiling a plan of cuDNN's.
 FEW_SCORES = 1 << 21
 
 
 def attend(
     parts: Sequence[Part], scale: float, sinks: mx.array | None
 ) -> Sequence[mx.array | None]:
-    """See ``model.attention.Attend``: rows of a ``CudaLayer``, prompts' chunks without ``sinks``.
+    """See ``model.attention.Attend``: rows of a ``CudaLayer``, prompt chunks without ``sinks``.
 
     Raises:
-        ValueError: a mask of rows is not one of ours.
+        ValueError: rows have a mask that is not one of ``CudaLayer``'s.
     """
     if any(isinstance(part.layer, CudaLayer) and not part.layer.shared.traced for part in parts):
-        # One CUDA graph a layer, and the same for all of them: MLX keeps those that it has met, and
-        # one that it has not takes milliseconds. Nothing here waits for the running step.
+        # This makes one CUDA graph per layer, the same for all layers. MLX keeps the graphs that it
+        # has built, and a new one takes milliseconds. The call does not wait for the running step.
         mx.async_eval([array for part in parts for array in part[1:4]])
     return [_attended(part, scale, sinks) for part in parts]
 
@@ -50,14 +52,13 @@ def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | No
 
 
 def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """Each of the newest tokens attends to all up to itself.
+    """Causal attention of a prompt chunk's tokens to the prompt up to each of them.
 
-    cuDNN, which MLX calls, compiles a plan for every shape and layout in memory that it has not
-    seen: 34 ms on an H200. So both ends are padded alike to a multiple of ``CHUNK_MULTIPLE``
-    (queries see none of the padding, which comes after them), and parts of wider buffers are copied
-    out of them; a whole prompt's own come as the model made them, which is always alike. Where the
-    tokens before the chunk are not such a multiple, and the scores are few, plain products are
-    sooner.
+    cuDNN, which MLX calls, compiles a plan for every new shape and memory layout: 34 ms on an H200.
+    To keep shapes few, queries and keys are padded at the end to a multiple of ``CHUNK_MULTIPLE``;
+    causality hides this padding from the queries. To keep layouts few, parts of wider buffers are
+    copied; the keys of a complete prompt come from the model, always in the same layout. If the
+    chunk does not begin at such a multiple and there are few scores, plain products are faster.
 
     Args:
         queries: ``[rows, heads, new, dim]``.
@@ -66,8 +67,8 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     Returns:
         ``[rows, heads, new, value dim]``.
     """
-    new, whole = queries.shape[2], keys.shape[2]
-    if (whole - new) % CHUNK_MULTIPLE and new * whole <= FEW_SCORES:
+    new, total = queries.shape[2], keys.shape[2]
+    if (total - new) % CHUNK_MULTIPLE and new * total <= FEW_SCORES:
         return _products(queries, keys, values, scale)
     rows, heads, _, dim = queries.shape
     if rows == 1:
@@ -75,7 +76,7 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     arrays = [queries, keys, values]
     if missing := -new % CHUNK_MULTIPLE:
         arrays = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in arrays]
-    elif new < whole:
+    elif new < total:
         arrays = [mx.contiguous(array) for array in arrays]
     mixed = mx.fast.scaled_dot_product_attention(*arrays, scale=scale, mask="causal")
     return mixed[:, :, :new]
@@ -83,23 +84,23 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
 
 @functools.cache
 def _plan(heads: int, key_heads: int, dim: int, value_dim: int, dtype: mx.Dtype) -> None:
-    """Has cuDNN compile the shapes of chunks that are met most, when a model is first called."""
+    """Lets cuDNN compile plans for the most frequent shapes of chunks, at the first call."""
     sizes = range(CHUNK_MULTIPLE, PLANNED_TOKENS + 1, CHUNK_MULTIPLE)
-    for new, whole in itertools.combinations_with_replacement(sizes, 2):
-        shapes = [(new, heads, dim), (whole, key_heads, dim), (whole, key_heads, value_dim)]
-        # As they lie in a packed step: token by token.
+    for new, total in itertools.combinations_with_replacement(sizes, 2):
+        shapes = [(new, heads, dim), (total, key_heads, dim), (total, key_heads, value_dim)]
+        # Swapped: in a packed step, tokens are the outer axis in memory.
         arrays = [mx.zeros((1, *shape), dtype).swapaxes(1, 2) for shape in shapes]
-        if new < whole:
+        if new < total:
             arrays = [mx.contiguous(array) for array in arrays]
         mx.eval(mx.fast.scaled_dot_product_attention(*arrays, scale=1.0, mask="causal"))
 
 
 def _products(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
     rows, heads, new, dim = queries.shape
-    key_heads, whole = keys.shape[1], keys.shape[2]
+    key_heads, total = keys.shape[1], keys.shape[2]
     grouped = (queries * scale).reshape(rows, key_heads, -1, dim)
-    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, key_heads, -1, new, whole)
-    visible = mx.arange(whole - new, whole)[:, None] >= mx.arange(whole)
+    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, key_heads, -1, new, total)
+    visible = mx.arange(total - new, total)[:, None] >= mx.arange(total)
     scores = mx.where(visible, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
-    weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, key_heads, -1, whole)
+    weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, key_heads, -1, total)
     return (weights @ values).reshape(rows, heads, new, -1)

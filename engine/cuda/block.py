@@ -1,9 +1,9 @@
 """Transformer blocks like Llama's on CUDA: nine operations instead of nineteen.
 
-A decode step of few rows takes as long as the host needs to launch it, and each product asks cuBLAS
-how to compute it. So queries, keys and values are one product, and so are gate and up; products add
-the residual themselves; and one kernel computes what lies between them. A block is replaced only if
-a trial shows that it computes the same.
+A decode step of few rows takes as long as the host needs to launch it, and for each product MLX
+also asks cuBLAS how to compute it. Therefore queries, keys and values are one product, gate and up
+are another, products add the residual themselves, and one kernel computes what lies between two
+products. A block is replaced only if a trial shows that the replacement computes the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj"}
 # Names of the number of query heads in mlx-lm's model files.
 _HEADS = ("n_heads", "num_heads", "num_attention_heads")
-# Of the largest number: fused products round their sums at other places.
+# As a share of the largest number. Fused products round their sums at other places.
 TOLERANCE = 0.02
 _TRIAL = Trial(within_largest(TOLERANCE), log, error="a layer is of another form: %s")
 _BLOCK_TRIAL = Trial(identical, log, error="a block is of another form: %s")
@@ -53,7 +53,7 @@ class _Mlp(NamedTuple):
 
 
 def install(model: Any) -> None:
-    """Replaces the blocks of a model that are like Llama's."""
+    """Replaces those blocks of a model that have Llama's form."""
     blocks = sum(_replace(layer) for layer in model.modules())
     if blocks:
         log.info("blocks in few operations: %d", blocks)
@@ -65,30 +65,30 @@ def _replace(block: Any) -> bool:
     attention, mlp = _attention(block.self_attn), _mlp(block.mlp)
     if attention is None:
         return False
-    theirs: Any = type(block)
+    original: Any = type(block)
     first, second = block.input_layernorm, block.post_attention_layernorm
     lookup = names_of(block.self_attn)
 
-    def fused(own: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
+    def fused(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
         result: mx.array
         if more or not isinstance(cache, LayerCache | PackedLayer):
-            result = theirs.__call__(own, x, mask, cache, **more)
+            result = original.__call__(self, x, mask, cache, **more)
             return result
         mixed = _mixed(attention, first(x), mask, cache, lookup)
         x = attention.out.added(mixed, x)
         if mlp is None:
-            result = x + own.mlp(second(x))
+            result = x + self.mlp(second(x))
             return result
         return mlp.down.added(swiglu(mlp.both(second(x))), x)
 
-    block.__class__ = type(theirs.__name__, (theirs,), {"__call__": fused})
+    block.__class__ = type(original.__name__, (original,), {"__call__": fused})
     return True
 
 
 def _mixed(
     attention: _Attention, x: mx.array, mask: Any, cache: Any, lookup: dict[str, Any]
 ) -> mx.array:
-    """What an attention layer's output product is made of: ``[rows, length, heads * dim]``."""
+    """The input of an attention layer's output product: ``[rows, length, heads * dim]``."""
     rows, length, _ = x.shape
     queries, keys, values = split_heads(attention.qkv(x), cache.offset, attention.heads)
     keys, values = cache.update_and_fetch(keys, values)
@@ -101,7 +101,7 @@ def _mixed(
 
 
 def _is_sum(block: Any) -> bool:
-    """Whether a block adds attention and MLP, each of its input's norm, to what it is given."""
+    """Whether a block is ``y = x + attention(norm(x))``, then ``y + mlp(norm(y))``."""
     norms = block.input_layernorm, block.post_attention_layernorm
     if any(type(norm) is not RMSNorm for norm in norms):
         return False
@@ -118,8 +118,8 @@ def _is_sum(block: Any) -> bool:
 
 def _attention(layer: Any) -> _Attention | None:
     children = layer.children()
-    own = set(children)
-    if own not in (_ATTENTION, _ATTENTION | _NORMS) or "bias" in layer.o_proj:
+    names = set(children)
+    if names not in (_ATTENTION, _ATTENTION | _NORMS) or "bias" in layer.o_proj:
         return None
     projections = [children[name] for name in _QKV]
     queries, keys, values = (projection.weight.shape[0] for projection in projections)
@@ -129,7 +129,7 @@ def _attention(layer: Any) -> _Attention | None:
         return None
     dim = queries // heads
     norms = None
-    if own & _NORMS:
+    if names & _NORMS:
         pair = layer.q_norm, layer.k_norm
         if any(type(norm) is not RMSNorm or norm.weight.size != dim for norm in pair):
             return None
@@ -147,8 +147,9 @@ def _attention(layer: Any) -> _Attention | None:
 
 
 def _frequencies(rope: Any) -> mx.array | None:
-    """``[numbers that turn / 2]`` float32: by how much a position turns each pair; None where this
-    is not all that is done to them.
+    """The angle by which one position rotates each pair: ``[rotated numbers / 2]`` float32.
+
+    None if the rotary embedding does anything beyond that rotation.
     """
     if getattr(rope, "traditional", False):
         return None
@@ -158,12 +159,13 @@ def _frequencies(rope: Any) -> mx.array | None:
     if not hasattr(rope, "_freqs"):
         return None
     frequencies = 1 / rope._freqs
-    # NOTE: attention may hide it from a comparison of its results that YaRN makes them larger, too.
+    # NOTE: compare here, because YaRN also scales queries and keys, which a comparison of
+    # attention's results may miss.
     x = mx.ones((1, 1, 1, 2 * frequencies.size))
     cosines, sines = mx.cos(frequencies), mx.sin(frequencies)
-    turned = [cosines - sines, cosines + sines]
+    rotated = [cosines - sines, cosines + sines]
     alike = _TRIAL.passes(
-        lambda: rope(x, offset=1), lambda: mx.concatenate(turned)[None, None, None]
+        lambda: rope(x, offset=1), lambda: mx.concatenate(rotated)[None, None, None]
     )
     return frequencies if alike else None
 
@@ -184,18 +186,18 @@ def _mlp(layer: Any) -> _Mlp | None:
 
 
 def _attends_alike(layer: Any, fused: _Attention) -> bool:
-    """Whether a layer's own prompt and decode step give the same."""
+    """Whether a layer and its fused form give the same in a prompt step and in a decode step."""
     inputs = layer.o_proj.weight.shape[0]
     lookup = names_of(layer)
 
-    def own(x: mx.array, mask: Any, cache: LayerCache) -> mx.array:
+    def original(x: mx.array, mask: Any, cache: LayerCache) -> mx.array:
         result: mx.array = layer(x, mask, cache)
         return result
 
     def ours(x: mx.array, mask: Any, cache: LayerCache) -> mx.array:
         return fused.out(_mixed(fused, x, mask, cache, lookup))
 
-    def tried(call: Any) -> mx.array:
+    def results_of(call: Any) -> mx.array:
         batch = BatchCache([LayerKind(None)])
         cache = batch.layers[0]
         for _ in range(2):
@@ -207,16 +209,16 @@ def _attends_alike(layer: Any, fused: _Attention) -> bool:
                 results.append(call(x, cache.make_mask(length), cache))
         return mx.concatenate(results, axis=1)
 
-    return _TRIAL.passes(lambda: tried(own), lambda: tried(ours))
+    return _TRIAL.passes(lambda: results_of(original), lambda: results_of(ours))
 
 
 def _dtype(layer: Any) -> mx.Dtype:
-    """Of a layer's activations."""
+    """The type of a layer's activations."""
     part = next(iter(layer.children().values()))
     dtype: mx.Dtype = part.get("scales", part.weight).dtype
     return dtype
 
 
 def _input(width: int, dtype: mx.Dtype, length: int) -> mx.array:
-    """Two rows of random numbers, each of that many tokens."""
+    """Random activations: ``[2, length, width]``."""
     return mx.random.normal((2, length, width), dtype, key=mx.random.key(length))

@@ -1,7 +1,7 @@
-"""What lies between a block's products on CUDA, in one kernel each.
+"""Two CUDA kernels for the operations between a transformer block's matrix products.
 
-From the product with the weights of queries, keys and values to the three of them: biases, norms of
-each head, rotary embedding, apart from each other. And from that of gate and up to their SwiGLU.
+``split_heads`` splits the fused product of queries, keys and values, and applies biases, head norms
+and rotary embedding. ``swiglu`` turns the fused product of gate and up into their SwiGLU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import mlx.core as mx
 
 _WARPS = 4
 _THREADS = 256
-# Numbers that a thread of SwiGLU takes.
+# Numbers that each thread of SwiGLU computes.
 WIDE = 8
 
-# Grid: (heads of all three, token); a warp for each head of a token. A lane takes pairs of numbers
-# that turn together, and behind those the rest, two by two.
+# Grid: (query, key and value heads, token); one warp for each head of a token. A lane computes
+# pairs of numbers that the rotary embedding rotates together, then pairs of the remaining numbers.
 _SPLIT = """
   constexpr int PAIRS = DIM / 2, HALF = TURNED / 2, EACH = (PAIRS + 31) / 32;
   const int head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -71,7 +71,7 @@ _SPLIT = """
   }
 """
 
-# Grid: eight numbers of a token's SwiGLU.
+# One-dimensional grid: each thread computes eight numbers of a token's SwiGLU.
 _SWIGLU = """
   struct alignas(8 * sizeof(T)) Eight { T v[8]; };
   const long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -90,7 +90,7 @@ _SWIGLU = """
 
 
 class HeadNorms(NamedTuple):
-    """Root mean square norms of each query and key head: weights ``[dim]``."""
+    """The RMS norms of query heads and of key heads: weights ``[dim]``."""
 
     query: mx.array
     key: mx.array
@@ -99,11 +99,16 @@ class HeadNorms(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """How a layer's product is made into heads.
+    """The form of an attention layer's heads.
 
-    ``frequencies`` float32 are those of the first ``2 * len`` numbers of a head, by which a
-    position turns them, each with the one half of them further. ``bias`` is
-    ``[(heads + 2 * key_heads) * dim]``.
+    Attributes:
+        heads: number of query heads.
+        key_heads: number of key heads, and of value heads.
+        dim: numbers of one head.
+        frequencies: ``[pairs]`` float32, the angle by which one position rotates each pair. The
+            first ``2 * pairs`` numbers of a head are rotated, number i together with i + pairs.
+        norms: None if heads are not normalized.
+        bias: ``[(heads + 2 * key_heads) * dim]``, or None.
     """
 
     heads: int
@@ -115,7 +120,7 @@ class Heads:
 
 
 class SplitHeads(NamedTuple):
-    """``[rows, heads, length, dim]`` each, keys and values of the key heads."""
+    """Queries ``[rows, heads, length, dim]``; keys, values ``[rows, key heads, length, dim]``."""
 
     queries: mx.array
     keys: mx.array
@@ -123,11 +128,11 @@ class SplitHeads(NamedTuple):
 
 
 def split_heads(product: mx.array, positions: mx.array, heads: Heads) -> SplitHeads:
-    """Queries, keys and values out of one product.
+    """Splits a product into queries, keys and values, with biases, norms and rotary embedding.
 
     Args:
         product: ``[rows, length, (heads + 2 * key_heads) * dim]``.
-        positions: ``[rows]`` int32, of each row's first token.
+        positions: ``[rows]`` int32, the position of each row's first token.
     """
     rows, length, _ = product.shape
     nothing = _nothing(product.dtype)
@@ -155,14 +160,18 @@ def split_heads(product: mx.array, positions: mx.array, heads: Heads) -> SplitHe
         ],
         grid=(-(-sum(counts) // _WARPS) * _WARPS * 32, rows * length, 1),
         threadgroup=(_WARPS * 32, 1, 1),
-        output_shapes=[(rows, own, length, heads.dim) for own in counts],
+        output_shapes=[(rows, count, length, heads.dim) for count in counts],
         output_dtypes=[product.dtype] * 3,
     )
     return SplitHeads(*outputs)
 
 
 def swiglu(product: mx.array) -> mx.array:
-    """``silu(gate) * up`` of ``[rows, length, gate and up]``, each a multiple of WIDE wide."""
+    """``silu(gate) * up`` of ``[rows, length, gate and up]``; both have a multiple of WIDE numbers.
+
+    Returns:
+        ``[rows, length, numbers of gate]``.
+    """
     rows, length, both = product.shape
     width = both // 2
     out: mx.array

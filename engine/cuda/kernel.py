@@ -1,10 +1,10 @@
-"""Decode attention on CUDA: a kernel that reads each row's own columns of the ring, and no mask.
+"""Decode attention on CUDA: a kernel that reads only a row's own columns of the ring, without mask.
 
-MLX's own attention is five to eight times slower with a mask array than without, and reads what the
-mask hides. Here a block of threads takes one row, the query heads of one key head (a group), and
-one part of the row's columns. Each of its warps goes over columns of its own with a running maximum
-and sum, and in the end they are merged. Where rows are few, each is split among several blocks, and
-a second kernel merges these.
+MLX's own attention is five to eight times slower with a mask array than without, and reads the
+columns that the mask hides. Here a thread block computes one row, the query heads of one key head
+(a group), and one part of the row's columns. Each warp of the block goes over different columns
+with a running maximum and sum; the warps' results are merged at the end. If there are few rows,
+each is split among several blocks, and a second kernel merges their results.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from chairlift.engine.cuda import attention_source as source
+
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-# Of these, where keys are of two bytes, tensor cores take.
+# Head dimensions for which tensor cores are used, if keys are float16 or bfloat16.
 TENSOR_DIMS = (64, 128)
 WARPS = 4
-# Query heads that a block does at once: what they need of a thread's registers allows no more.
-MOST_HEADS = 8
-# Blocks that fill a large GPU (an H200 has 132 multiprocessors), and columns worth a block.
-ENOUGH_BLOCKS = 512
-LEAST_COLUMNS = 64
+# Query heads that a block computes at once; a thread has no registers for more.
+MAX_HEADS = 8
+# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
+TARGET_BLOCKS = 512
+# A row is split only as far as each block gets this many columns.
+MIN_COLUMNS = 64
 
 
 class KeysValues(NamedTuple):
@@ -34,366 +37,61 @@ class KeysValues(NamedTuple):
     values: mx.array
 
 
-_HEADER = """
-template <typename T> struct alignas(16) Eight { T v[8]; };
-struct alignas(16) Four { unsigned v[4]; };
-
-template <typename T> __device__ inline unsigned pair(T low, T high) {
-  return reinterpret_cast<unsigned short&>(low) |
-      (static_cast<unsigned>(reinterpret_cast<unsigned short&>(high)) << 16);
-}
-
-// Adds eight rows of 16 numbers, times 16 columns of eight: of a thread's row the columns c, c + 1.
-template <bool BFLOAT>
-__device__ inline void multiply(
-    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
-  float unused0, unused1;
-  if constexpr (BFLOAT) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
-        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
-        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
-  }
-}
-"""
-
-# Grid: (split, key head and group, row). Scores are in powers of two: scale has log2(e) in it.
-_BEGIN = """
-  constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  const int columns = keys_shape[2], key_heads = keys_shape[1];
-  const int splits = gridDim.x, split = blockIdx.x, row = blockIdx.z;
-  const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
-  const int head = blockIdx.y * HEADS;  // the first of the group
-  const int heads = gridDim.y * HEADS;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int held = lengths[row];
-  const int first = (long)held * split / splits, last = (long)held * (split + 1) / splits;
-  int start = cursor[0] - held;
-  if (start < 0) start += columns;
-  const int newest = cursor[0] - 1;
-  const long own = ((long)row * key_heads + key_head) * columns;
-  const long fresh = ((long)row * key_heads + key_head) * DIM;
-  if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
-    const int at = threadIdx.x * 8;
-    const long where = (own + newest) * DIM + at;  // that nobody reads in this step
-    *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
-        *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
-    *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
-        *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
-  }
-  __shared__ float all_mixed[WARPS][HEADS][DIM];
-  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
-"""
-
-# By multiplications of one number after the other: any type, any dim.
-_PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
-  constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
-  constexpr int DEEP = 4;             // and one behind the other
-  constexpr int STRIDE = WARPS * SIDE;
-  const int side = lane / LANES, at = (lane % LANES) * 8;
-  const bool busy = at < DIM;
-  float query[HEADS][8], mixed[HEADS][8], high[HEADS], sum[HEADS];
-  #pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    const T* from = queries + ((long)row * heads + head + h) * DIM + (busy ? at : 0);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      query[h][i] = busy ? static_cast<float>(from[i]) * scale[0] : 0.f;
-      mixed[h][i] = 0.f;
-    }
-    high[h] = LEAST;
-    sum[h] = 0.f;
-    if (SINKS && split == 0 && warp == 0 && side == 0) {
-      high[h] = sinks[head + h] * 1.4426950408889634f;
-      sum[h] = 1.f;
-    }
-  }
-  for (int base = first; base < last; base += STRIDE * DEEP) {
-    float score[DEEP][HEADS];
-    Eight<T> key[DEEP], value[DEEP];
-    #pragma unroll
-    for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
-      int column = start + min(base + d * STRIDE + warp * SIDE + side, last - 1);
-      if (column >= columns) column -= columns;
-      const bool is_new = column == newest;
-      const long where = (is_new ? fresh : (own + column) * DIM) + (busy ? at : 0);
-      key[d] = *reinterpret_cast<const Eight<T>*>((is_new ? new_keys : keys) + where);
-      value[d] = *reinterpret_cast<const Eight<T>*>((is_new ? new_values : values) + where);
-    }
-    #pragma unroll
-    for (int d = 0; d < DEEP; ++d) {
-      #pragma unroll
-      for (int h = 0; h < HEADS; ++h) score[d][h] = 0.f;
-      #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float number = static_cast<float>(key[d].v[i]);
-        #pragma unroll
-        for (int h = 0; h < HEADS; ++h) score[d][h] += query[h][i] * number;
-      }
-    }
-    #pragma unroll
-    for (int d = 0; d < DEEP; ++d) {
-      const bool real = base + d * STRIDE + warp * SIDE + side < last;
-      #pragma unroll
-      for (int h = 0; h < HEADS; ++h) {
-        #pragma unroll
-        for (int other = LANES / 2; other > 0; other /= 2)
-          score[d][h] += __shfl_xor_sync(0xffffffffu, score[d][h], other);
-        if (!real) score[d][h] = NEVER;
-      }
-    }
-    #pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-      float higher = high[h];
-      #pragma unroll
-      for (int d = 0; d < DEEP; ++d) higher = fmaxf(higher, score[d][h]);
-      const float faded = exp2f(high[h] - higher);
-      high[h] = higher;
-      sum[h] *= faded;
-      #pragma unroll
-      for (int i = 0; i < 8; ++i) mixed[h][i] *= faded;
-      #pragma unroll
-      for (int d = 0; d < DEEP; ++d) {
-        const float weight = exp2f(score[d][h] - higher);
-        sum[h] += weight;
-        #pragma unroll
-        for (int i = 0; i < 8; ++i) mixed[h][i] += weight * static_cast<float>(value[d].v[i]);
-      }
-    }
-  }
-  #pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    #pragma unroll
-    for (int other = LANES; other < 32; other *= 2) {
-      const float theirs = __shfl_xor_sync(0xffffffffu, high[h], other);
-      const float higher = fmaxf(high[h], theirs);
-      const float mine = exp2f(high[h] - higher), their = exp2f(theirs - higher);
-      sum[h] = sum[h] * mine + __shfl_xor_sync(0xffffffffu, sum[h], other) * their;
-      #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float part = __shfl_xor_sync(0xffffffffu, mixed[h][i], other);
-        mixed[h][i] = mixed[h][i] * mine + part * their;
-      }
-      high[h] = higher;
-    }
-  }
-  if (side == 0) {
-    #pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-      if (busy) {
-        #pragma unroll
-        for (int i = 0; i < 8; ++i) all_mixed[warp][h][at + i] = mixed[h][i];
-      }
-      if (lane == 0) { all_high[warp][h] = high[h]; all_sum[warp][h] = sum[h]; }
-    }
-  }
-"""
-
-# By tensor cores. Of what they multiply, a thread has two neighbours in each of two columns; which
-# dims those are is the same for queries and keys, and chosen so that it reads 16 bytes at a time.
-# Of values it has four columns, whose neighbours it pairs. Weights are split in two, whose sum has
-# 16 bits, so that little is lost. Rows are query heads, eight at most: the other eight are zeros.
-_TENSOR = """
-  const int g = lane / 4, c = lane % 4;
-  const bool busy = g < HEADS;
-  Four query[DIM / 32];
-  float mixed[DIM / 8][2], high = LEAST, sum = 0.f;
-  #pragma unroll
-  for (int j = 0; j < DIM / 32; ++j) {
-    const T* from = queries + ((long)row * heads + head + (busy ? g : 0)) * DIM + 32 * j + 8 * c;
-    query[j] = *reinterpret_cast<const Four*>(from);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) query[j].v[i] = busy ? query[j].v[i] : 0;
-  }
-  #pragma unroll
-  for (int i = 0; i < DIM / 8; ++i) mixed[i][0] = mixed[i][1] = 0.f;
-  if (SINKS && split == 0 && warp == 0 && busy) {
-    high = sinks[head + g] * 1.4426950408889634f;
-    sum = c == 0 ? 1.f : 0.f;
-  }
-  for (int base = first + warp * 16; base < last; base += WARPS * 16) {
-    Four key[2][DIM / 32], value[4][DIM / 64];
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      int column = start + min(base + g + 8 * k, last - 1);
-      if (column >= columns) column -= columns;
-      const T* from = column == newest ? new_keys + fresh : keys + (own + column) * DIM;
-      #pragma unroll
-      for (int j = 0; j < DIM / 32; ++j)
-        key[k][j] = *reinterpret_cast<const Four*>(from + 32 * j + 8 * c);
-    }
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      int column = start + min(base + 2 * c + k % 2 + k / 2 * 8, last - 1);
-      if (column >= columns) column -= columns;
-      const T* from = column == newest ? new_values + fresh : values + (own + column) * DIM;
-      #pragma unroll
-      for (int j = 0; j < DIM / 64; ++j)
-        value[k][j] = *reinterpret_cast<const Four*>(from + 64 * j + 8 * g);
-    }
-    float score[2][2] = {};
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      #pragma unroll
-      for (int j = 0; j < DIM / 32; ++j) {
-        const unsigned *q = query[j].v, *from = key[k][j].v;
-        multiply<BFLOAT>(score[k], q[0], q[1], from[0], from[1]);
-        multiply<BFLOAT>(score[k], q[2], q[3], from[2], from[3]);
-      }
-    }
-    float higher = high;
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const bool real = base + 2 * c + k % 2 + k / 2 * 8 < last;
-      float& own_score = score[k / 2][k % 2];
-      own_score = real ? own_score * scale[0] : NEVER;
-      higher = fmaxf(higher, own_score);
-    }
-    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
-    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
-    const float faded = exp2f(high - higher);
-    high = higher;
-    sum *= faded;
-    #pragma unroll
-    for (int i = 0; i < DIM / 8; ++i) { mixed[i][0] *= faded; mixed[i][1] *= faded; }
-    unsigned weight[2], rest[2];
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float one = exp2f(score[k][0] - higher), two = exp2f(score[k][1] - higher);
-      sum += one + two;
-      const T one_high = static_cast<T>(one), two_high = static_cast<T>(two);
-      weight[k] = pair(one_high, two_high);
-      rest[k] = pair(
-          static_cast<T>(one - static_cast<float>(one_high)),
-          static_cast<T>(two - static_cast<float>(two_high)));
-    }
-    #pragma unroll
-    for (int j = 0; j < DIM / 64; ++j) {
-      #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int half = i % 2 ? 0x7632 : 0x5410;
-        const unsigned near = __byte_perm(value[0][j].v[i / 2], value[1][j].v[i / 2], half);
-        const unsigned far = __byte_perm(value[2][j].v[i / 2], value[3][j].v[i / 2], half);
-        multiply<BFLOAT>(mixed[8 * j + i], weight[0], weight[1], near, far);
-        multiply<BFLOAT>(mixed[8 * j + i], rest[0], rest[1], near, far);
-      }
-    }
-  }
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-  if (busy) {
-    #pragma unroll
-    for (int i = 0; i < DIM / 8; ++i) {
-      const int dim = i / 8 * 64 + 16 * c + i % 8;
-      all_mixed[warp][g][dim] = mixed[i][0];
-      all_mixed[warp][g][dim + 8] = mixed[i][1];
-    }
-    if (c == 0) { all_high[warp][g] = high; all_sum[warp][g] = sum; }
-  }
-"""
-
-_END = """
-  __syncthreads();
-  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
-    const int h = i / DIM, dim = i % DIM;
-    float higher = LEAST;
-    #pragma unroll
-    for (int w = 0; w < WARPS; ++w) higher = fmaxf(higher, all_high[w][h]);
-    float total = 0.f, result = 0.f;
-    #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      const float faded = exp2f(all_high[w][h] - higher);
-      total += all_sum[w][h] * faded;
-      result += all_mixed[w][h][dim] * faded;
-    }
-    const long whole = (long)row * heads + head + h;
-    if (PARTIAL) {
-      out[(whole * splits + split) * DIM + dim] = result;
-      if (dim == 0) {
-        weights[(whole * splits + split) * 2] = higher;
-        weights[(whole * splits + split) * 2 + 1] = total;
-      }
-    } else {
-      out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
-    }
-  }
-"""
-
-# Grid: one block of DIM threads for each row and head.
-_MERGE = """
-  const int splits = weights_shape[2];
-  const long whole = blockIdx.x;
-  float higher = -1e30f, total = 0.f, result = 0.f;
-  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * splits + s) * 2]);
-  for (int s = 0; s < splits; ++s) {
-    const float faded = exp2f(weights[(whole * splits + s) * 2] - higher);
-    total += weights[(whole * splits + s) * 2 + 1] * faded;
-    result += parts[(whole * splits + s) * DIM + threadIdx.x] * faded;
-  }
-  out[whole * DIM + threadIdx.x] = static_cast<T>(total > 0.f ? result / total : 0.f);
-"""
-
-
 def decode_attention(
     queries: mx.array,
     new: KeysValues,
-    held: KeysValues,
+    buffers: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """One query a row attends to the newest columns of its row, round the ring.
+    """Attention of one query per row to the newest columns of that row, round the ring.
 
     Args:
         queries: ``[rows, heads, 1, dim]``.
-        new: ``[rows, key heads, 1, dim]``, of the newest column, into which they are written.
-        held: ``[at least rows, key heads, columns, dim]``, whole and contiguous buffers.
-        lengths: ``[rows]`` int32, how many columns each row's query sees, its own included.
+        new: ``[rows, key heads, 1, dim]``; written to the newest column of ``buffers``.
+        buffers: ``[at least rows, key heads, columns, dim]``, contiguous.
+        lengths: ``[rows]`` int32, how many columns each row's query sees, the newest included.
         cursor: ``[1]`` int32, the column behind the newest, in ``[1, columns]``.
-        scale: of the scores.
+        scale: factor of the scores.
         sinks: ``[heads]``, or None.
 
     Returns:
         ``[rows, heads, 1, dim]`` of the queries' type.
     """
-    group = queries.shape[1] // held.keys.shape[1]
+    group = queries.shape[1] // buffers.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
-    return _attend(queries, new, held, lengths, cursor, scale, sinks)
+    return _attend(queries, new, buffers, lengths, cursor, scale, sinks)
 
 
 @functools.cache
 def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
-    """Compiles the kernels for few rows and for many, seconds each, when first called."""
+    """Compiles the kernels for few rows and for many at the first call; takes seconds for each."""
     queries = mx.zeros((1, group, 1, dim), dtype)
     one, sinks = mx.ones((1,), mx.int32), mx.zeros((group,)) if with_sinks else None
-    for columns in (1, 2 * LEAST_COLUMNS):
-        new, held = (mx.zeros((1, 1, width, dim), dtype) for width in (1, columns))
-        both = KeysValues(new, new), KeysValues(held, held)
+    for columns in (1, 2 * MIN_COLUMNS):
+        new, buffers = (mx.zeros((1, 1, width, dim), dtype) for width in (1, columns))
+        both = KeysValues(new, new), KeysValues(buffers, buffers)
         mx.eval(_attend(queries, *both, one, one, 1.0, sinks))
 
 
 def _attend(
     queries: mx.array,
     new: KeysValues,
-    held: KeysValues,
+    buffers: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
     sinks: mx.array | None,
 ) -> mx.array:
-    """The same; how many blocks share a row's columns depends on how many rows there are."""
+    """Launches the kernels; the fewer rows there are, the more blocks share a row's columns."""
     rows, heads, _, dim = queries.shape
-    _, key_heads, columns, _ = held.keys.shape
+    _, key_heads, columns, _ = buffers.keys.shape
     group = heads // key_heads
-    together = next(n for n in range(min(group, MOST_HEADS), 0, -1) if group % n == 0)
-    blocks = heads // together
-    splits = min(-(-ENOUGH_BLOCKS // (rows * blocks)), max(1, columns // LEAST_COLUMNS))
+    heads_per_block = next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
+    blocks = heads // heads_per_block
+    splits = min(-(-TARGET_BLOCKS // (rows * blocks)), max(1, columns // MIN_COLUMNS))
     partial = splits > 1
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
     out: mx.array
@@ -401,7 +99,7 @@ def _attend(
         inputs=[
             queries,
             *new,
-            *held,
+            *buffers,
             lengths,
             cursor,
             _scale(scale),
@@ -410,7 +108,7 @@ def _attend(
         template=[
             ("T", queries.dtype),
             ("DIM", dim),
-            ("HEADS", together),
+            ("HEADS", heads_per_block),
             ("WARPS", WARPS),
             ("PARTIAL", partial),
             ("SINKS", sinks is not None),
@@ -454,8 +152,8 @@ def _kernel(tensor: bool) -> Any:
             "sinks",
         ],
         output_names=["out", "weights"],
-        header=_HEADER,
-        source=_BEGIN + (_TENSOR if tensor else _PLAIN) + _END,
+        header=source.HEADER,
+        source=source.BEGIN + (source.TENSOR if tensor else source.PLAIN) + source.END,
     )
 
 
@@ -465,7 +163,7 @@ def _merge() -> Any:
         name="chairlift_decode_merge",
         input_names=["parts", "weights"],
         output_names=["out"],
-        source=_MERGE,
+        source=source.MERGE,
     )
 
 

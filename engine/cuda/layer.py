@@ -1,8 +1,8 @@
 """Cache layers on CUDA whose buffers the kernels write in place.
 
 MLX sees these buffers only as inputs, so it never copies them, and a step can be launched while the
-one before still runs. The device's queue keeps reads and writes in order: everything that reads or
-writes these buffers is launched in the order in which it has to happen (see ``put``).
+previous step still runs. The device's queue keeps reads and writes in order, so all reads and
+writes of these buffers must be launched in the order in which they are to happen (see ``put``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chairlift.engine.cuda.rows import RowMove
 
 
 class CudaLayer(LayerCache):
-    """A layer of the decode batch. Steps have one token a row, which the attention kernel writes.
+    """A layer of the decode batch. A step has one token per row, which the attention kernel writes.
 
     Raises:
         ValueError: keys and values have a shape or type without a kernel.
@@ -28,7 +28,7 @@ class CudaLayer(LayerCache):
     queued = True
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Keeps a step's ``[rows, heads, 1, dim]`` for attention, and returns them as they are."""
+        """Returns a step's keys and values unchanged, each ``[rows, key heads, 1, dim]``."""
         check(keys, values)
         if keys.shape[2] != 1:
             raise ValueError(f"steps are of one token a row, not {keys.shape[2]}")
@@ -51,28 +51,30 @@ class CudaLayer(LayerCache):
         """Does nothing: the kernel reads only columns that the row has written."""
 
     def clear_newest(self, start: int, stop: int) -> None:
-        """Nothing; see ``clear``."""
+        """Does nothing; see ``clear``."""
 
     def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
         """See ``LayerCache.move``."""
         ring = self.ring
-        held = [
+        row_moves = [
             RowMove(row, to, (ring.cursor - tokens) % ring.columns, tokens)
             for row, to in moves
             if (tokens := ring.lengths[row])
         ]
-        return [cuda_rows.move(self.buffers, held)] if self.keys is not None and held else []
+        if self.keys is None or not row_moves:
+            return []
+        return [cuda_rows.move(self.buffers, row_moves)]
 
     @property
     def buffers(self) -> KeysValues:
-        """Keys and values of all rows. Something must have been written before."""
+        """Keys and values of all rows; they must have been allocated by a write."""
         assert self.keys is not None
         assert self.values is not None
         return KeysValues(self.keys, self.values)
 
 
 class CudaPrompt(LayerCache):
-    """A layer of a prompt's own cache, of one row. Later reads of the buffers see what is written.
+    """A layer of one prompt's cache, with one row. Later reads of the buffers see each write.
 
     Raises:
         ValueError: see ``CudaLayer``.
@@ -87,10 +89,10 @@ class CudaPrompt(LayerCache):
         columns = self.ring.columns
         assert keys.shape[0] == 1, "a prompt has one row"
         assert keys.shape[2] <= columns, (keys.shape, columns)
-        held = KeysValues(self.keys, self.values)
+        buffers = KeysValues(self.keys, self.values)
         column = (stop - keys.shape[2]) % columns
-        # NOTE: launch it now. Within one CUDA graph it might run in parallel with what reads it.
-        mx.async_eval(cuda_rows.put(held, KeysValues(keys, values), rows.start, column))
+        # NOTE: launch it now. Within one CUDA graph it could run in parallel with a later read.
+        mx.async_eval(cuda_rows.put(buffers, KeysValues(keys, values), rows.start, column))
 
 
 def check(keys: mx.array, values: mx.array) -> None:

@@ -1,4 +1,4 @@
-"""Rows of keys and values put into, and moved within, buffers on CUDA, where they are."""
+"""CUDA kernels that write rows of keys and values into buffers, and copy them within, in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.engine.cuda.kernel import KeysValues
 
 _THREADS = 256
 
-# Grid: (numbers of a head's tokens, key head). ``place`` is a row and the column of the first.
+# Grid: (numbers of a head's tokens, key head). ``place`` is the row, and its first token's column.
 _PUT = """
   const int dim = new_keys_shape[3], tokens = new_keys_shape[2];
   const int heads = keys_shape[1], columns = keys_shape[2], head = blockIdx.y;
@@ -28,8 +28,7 @@ _PUT = """
       head * new_values_strides[1] + token * new_values_strides[2] + at * new_values_strides[3]];
 """
 
-# Grid: (numbers of a head's tokens, key head, move). ``moves`` are rows from and to, the column of
-# the first token, and tokens.
+# Grid: (numbers of a head's tokens, key head, move). ``moves`` are ``RowMove``'s four fields.
 _MOVE = """
   const int dim = keys_shape[3], heads = keys_shape[1], columns = keys_shape[2];
   const int* move = moves + blockIdx.z * 4;
@@ -45,7 +44,7 @@ _MOVE = """
 
 
 class RowMove(NamedTuple):
-    """``tokens`` columns from ``column`` on, round the ring, of one row to another one's."""
+    """Copies ``tokens`` columns from ``column`` on, round the ring, from ``row`` to row ``to``."""
 
     row: int
     to: int
@@ -53,21 +52,21 @@ class RowMove(NamedTuple):
     tokens: int
 
 
-def put(held: KeysValues, new: KeysValues, row: int, column: int) -> mx.array:
+def put(buffers: KeysValues, new: KeysValues, row: int, column: int) -> mx.array:
     """Writes a row's tokens into its columns from ``column`` on, round the ring.
 
     Args:
-        held: ``[rows, key heads, columns, dim]``, contiguous buffers; they are written to.
+        buffers: ``[rows, key heads, columns, dim]``, contiguous; they are written in place.
         new: ``[1, key heads, tokens, dim]``.
 
     Returns:
-        ``[1]``: once it is there, so are they.
+        ``[1]``, which is ready once the tokens are written.
     """
     _, heads, tokens, dim = new.keys.shape
     done: mx.array
     (done,) = _kernel("put", _PUT, ("new_keys", "new_values", "keys", "values", "place"))(
-        inputs=[*new, *held, _numbers(row, column)],
-        template=[("T", held.keys.dtype)],
+        inputs=[*new, *buffers, _numbers(row, column)],
+        template=[("T", buffers.keys.dtype)],
         grid=(-(-tokens * dim // _THREADS) * _THREADS, heads, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[(1,)],
@@ -76,15 +75,15 @@ def put(held: KeysValues, new: KeysValues, row: int, column: int) -> mx.array:
     return done
 
 
-def move(held: KeysValues, moves: Sequence[RowMove]) -> mx.array:
-    """Copies rows over others within the buffers; no row is in two of the moves. See ``put``."""
-    _, heads, _, dim = held.keys.shape
-    most = max(one.tokens for one in moves) * dim
+def move(buffers: KeysValues, moves: Sequence[RowMove]) -> mx.array:
+    """Copies rows over others within the buffers; no row may be in two moves. See ``put``."""
+    _, heads, _, dim = buffers.keys.shape
+    max_numbers = max(one.tokens for one in moves) * dim
     done: mx.array
     (done,) = _kernel("move", _MOVE, ("keys", "values", "moves"))(
-        inputs=[*held, _numbers(*moves)],
-        template=[("T", held.keys.dtype)],
-        grid=(-(-most // _THREADS) * _THREADS, heads, len(moves)),
+        inputs=[*buffers, _numbers(*moves)],
+        template=[("T", buffers.keys.dtype)],
+        grid=(-(-max_numbers // _THREADS) * _THREADS, heads, len(moves)),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
@@ -94,8 +93,9 @@ def move(held: KeysValues, moves: Sequence[RowMove]) -> mx.array:
 
 @functools.lru_cache(maxsize=64)
 def _numbers(*numbers: int | RowMove) -> mx.array:
-    """The same array for all layers: the host writes to memory that the device reads, which takes
-    as long as launching a kernel.
+    """An int32 array for kernels, cached because all layers use the same one.
+
+    Making it takes as long as launching a kernel: the host writes to memory that the device reads.
     """
     return mx.array(numbers, mx.int32)
 

@@ -13,7 +13,7 @@ from chairlift.engine.model.trial import Trial, elementwise, identical
 
 log = logging.getLogger(__name__)
 
-# bfloat16 has eight bits, and the reference rounds in other places than the kernel.
+# bfloat16 has eight bits, and the reference rounds at other places than the kernel.
 TOLERANCE = 0.02
 _ERROR = "no CUDA kernel for attention, MLX's own is used: %s"
 _MISMATCH = "the CUDA kernel for attention is wrong on this device; MLX's own is used"
@@ -24,7 +24,7 @@ _ROWS_TRIAL = Trial(identical, log, error=_ERROR, level=logging.WARNING, mismatc
 
 
 def kernels_work() -> bool:
-    """Whether the kernels compile here and compute what MLX's own operations compute."""
+    """Whether the kernels compile here and compute the same as MLX's own operations."""
     if not hasattr(mx, "cuda") or not mx.cuda.is_available():
         return False
     return (
@@ -37,8 +37,8 @@ def kernels_work() -> bool:
 def _decodes_right(count: int, with_sinks: bool) -> bool:
     """Tries decode attention of ``count`` rows, some of which lie across the ring's end.
 
-    The kernel splits few rows among several blocks, but not many rows. It writes the newest column
-    itself, hence that column is cleared before.
+    The kernel splits a row among several blocks only if there are few rows. It writes the newest
+    column itself, so that column is cleared before.
     """
     heads, key_heads, columns, dim = 8, 2, 256, 128
     key = mx.random.key(count)
@@ -73,7 +73,7 @@ def _decodes_right(count: int, with_sinks: bool) -> bool:
 
 
 def _chunks_right(old: int) -> bool:
-    """Tries attention of a prompt's chunk of 70 tokens behind ``old`` others."""
+    """Tries attention of a prompt chunk of 70 tokens that follows ``old`` tokens."""
     heads, key_heads, new, dim = 8, 2, 70, 128
     key = mx.random.key(old)
     queries = mx.random.normal((1, heads, new, dim), mx.bfloat16, key=key)
@@ -86,7 +86,7 @@ def _chunks_right(old: int) -> bool:
 
 
 def _rows_right() -> bool:
-    """Tries to put a row into buffers round the ring, and to copy it over another row."""
+    """Tries to write a row round the ring's end, and to copy it over another row."""
     buffers = KeysValues(*(mx.zeros((3, 2, 8, 64), mx.bfloat16) for _ in range(2)))
     new = KeysValues(*(mx.random.normal((1, 2, 9, 64), mx.bfloat16)[:, :, 4:] for _ in range(2)))
     columns = mx.array([6, 7, 0, 1, 2])

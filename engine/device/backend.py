@@ -1,4 +1,4 @@
-"""Imports MLX, or says in one line why that fails and which command mends it."""
+"""Imports MLX, or explains in one line why that fails and which command fixes it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-# MLX's wheel for Linux holds no compiled library: `mlx/lib/libmlx.so` comes from one of these.
-# The last that is installed is the one to keep.
+# MLX's wheel for Linux contains no compiled library: `mlx/lib/libmlx.so` comes from one of these.
+# If several are installed, keep the last of this list.
 BACKENDS = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 
 
@@ -29,13 +29,13 @@ def import_mlx() -> None:
 
 
 def explain(error: Exception) -> str:
-    """One line: why the import of MLX failed, and what to do."""
+    """One line with the reason why the import of MLX failed, and the command to run."""
     cause = " ".join(str(error).split())[:300] or type(error).__name__
     return f"MLX cannot be imported ({cause}): {advice()}"
 
 
 def advice() -> str:
-    """What makes MLX's backend work, from the packages that are installed."""
+    """The command that makes MLX's backend work, depending on the installed packages."""
     release = _version("mlx")
     if release is None:
         return f"run '{install('mlx')}'"
@@ -54,7 +54,7 @@ def advice() -> str:
 
 
 def conflict() -> str | None:
-    """What to do about two installed backends, which overwrite each other; None if there are none.
+    """The commands that resolve two installed backends, which overwrite each other; else None.
 
     Removing one removes the library of both, so the other has to be installed again.
     """

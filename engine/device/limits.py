@@ -16,10 +16,10 @@ def build_limits(
     kv_bytes: int,
     prefix_bytes: int,
 ) -> Limits:
-    """The limits of a batch.
+    """Builds the scheduler's limits.
 
     Args:
-        geometry: what a token costs in the model's caches.
+        geometry: the bytes that tokens take in the model's caches.
         vocabulary: the last dimension of the model's logits.
         kv_bytes, prefix_bytes: see ``memory.plan_kv_memory``.
 
@@ -47,17 +47,17 @@ def build_limits(
 
 
 def max_rows(config: EngineConfig, profile: DeviceProfile) -> int:
-    """Rows of the decode batch: as configured, else by device."""
+    """Rows of the decode batch: the configured number, else the device's."""
     return profile.max_rows if config.max_rows is None else config.max_rows
 
 
 def max_step_tokens(config: EngineConfig, profile: DeviceProfile) -> int:
-    """Tokens of a step: as configured, else a chunk and one decode token for each row."""
+    """Tokens of a step: the configured number, else a chunk and one decode token for each row."""
     if config.max_step_tokens is not None:
         return config.max_step_tokens
     return profile.chunk_tokens + max_rows(config, profile)
 
 
 def step_seconds(config: EngineConfig, profile: DeviceProfile) -> float:
-    """How long a step may take while rows are decoding: as configured, else by device."""
+    """Time limit of a step while rows are decoding: the configured one, else the device's."""
     return profile.step_seconds if config.max_step_ms is None else config.max_step_ms / 1e3

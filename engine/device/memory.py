@@ -12,7 +12,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.limits import max_rows
 from chairlift.engine.device.profile import DeviceProfile, current
 
-# Host memory for preempted rows: this much, or that share of the free memory if it is less.
+# Host memory for preempted rows: this much, or this share of the free memory if that is less.
 SWAP_BYTES = 4 << 30
 SWAP_SHARE = 1 / 8
 # Memory that sampling uses for each logit of a step: counts for penalties, logits before and after
@@ -30,8 +30,8 @@ class KVMemory(NamedTuple):
 def free_memory() -> int:
     """Bytes that can still be allocated where MLX computes.
 
-    On Metal that is what is left of the recommended working set, which is a part of the memory
-    that device and host share.
+    On Metal, device and host share their memory; this is the part of Metal's recommended working
+    set that is not in use.
     """
     if current().on_cpu:
         return free_host_memory()
@@ -71,7 +71,7 @@ def cache_bytes(profile: DeviceProfile) -> int:
 
 
 def step_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> int:
-    """Upper bound of a step's logits, sampling and attention scores, which no cache counts."""
+    """Upper bound for a step's logits, sampling and attention scores, which no cache counts."""
     sampled = max_rows(config, profile) * vocabulary * SAMPLER_BYTES
     return sampled + profile.scored_bytes + profile.attention_bytes
 
@@ -79,9 +79,9 @@ def step_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) ->
 def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> KVMemory:
     """Divides memory between rows and prefix cache. Call it once the weights are loaded.
 
-    Without a configured size both get a share of the free memory, a quarter of it for the prefix
-    cache. A step's own memory and MLX's cache of buffers stay free, and so does on Metal the
-    memory for preempted rows, which is the same memory.
+    Without a configured size, both get a share of the free memory, a quarter of it for the prefix
+    cache. The memory of a step and of MLX's buffer cache stays free. On Metal the memory for
+    preempted rows stays free, too, because it is taken from the same memory.
     """
     if config.kv_memory is not None:
         prefix = config.prefix_cache_bytes

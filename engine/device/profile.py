@@ -1,4 +1,4 @@
-"""Which device MLX computes on, and the settings that the engine chooses for it."""
+"""The device that MLX computes on, and the engine's settings for each kind of device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Literal
 
 import mlx.core as mx
 
-from chairlift.engine.model.attention_blocks import SCORE_BYTES
-
 # Row groups ("bands") of similar length that attention may read separately, on any device.
 BANDS = 4
+# Bytes of float32 scores that attention on the CPU computes at once (``model.attention_blocks``).
+# Without blocks, 32 heads of a chunk of 512 tokens behind 131,072 others have 8.6 GB of scores.
+# Blocks of this size take no longer than larger ones: their products are still hundreds of rows
+# high, and they fit in a large L3 cache.
+SCORE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class DeviceProfile:
         max_rows: rows of the decode batch.
         chunk_tokens: prompt tokens of a step, beside one decode token for each row.
         chunk_multiple: chunks are padded to a multiple of this many tokens. Above 1 only where a
-            chunk length that is new costs time, because a plan is compiled for it.
+            new chunk length costs time, because a plan is compiled for it.
         step_seconds: how long a step may take while rows are decoding; prompts are cut to fit.
         step_stretch: a step may also take this many times what its rows alone take, if longer.
         avoids_partial_prefill: a prompt waits rather than begin in the remainder of a step.
@@ -32,9 +35,10 @@ class DeviceProfile:
         band_bytes: bytes of KV reads that a further band has to save in each step.
         checkpoint_tokens: distance in tokens between the recurrent states kept of a prompt. The
             first request that shares a prefix shares it up to the last of them.
-        kv_share: share of the free memory for KV cache and prefix cache together.
+        kv_share: share of the free memory for the KV cache and the prefix cache together.
         scored_bytes: float32 logits of prompt tokens that a step may hold, for prompt logprobs.
-        attention_bytes: memory for attention scores during a step.
+        attention_bytes: memory for attention scores during a step. Attention that a model file
+            computes by itself gets shorter chunks, so that one layer's scores fit.
         cache_share: share of the free memory for MLX's cache of freed buffers.
         cache_bytes: upper bound of that cache. Without a bound MLX keeps any number of buffers,
             which no budget counts.
@@ -91,7 +95,7 @@ CPU = DeviceProfile(
     # The rest of the machine needs memory, too.
     kv_share=0.5,
     scored_bytes=128 << 20,
-    attention_bytes=SCORE_BYTES,
+    attention_bytes=4 * SCORE_BYTES,
     cache_share=1 / 16,
     cache_bytes=512 << 20,
     unified_memory=False,
@@ -117,7 +121,7 @@ CUDA = DeviceProfile(
     # The GPU's memory is the engine's alone.
     kv_share=0.85,
     scored_bytes=512 << 20,
-    attention_bytes=0,
+    attention_bytes=1 << 30,
     cache_share=1 / 10,
     cache_bytes=16 << 30,
     unified_memory=False,
@@ -152,7 +156,7 @@ METAL = DeviceProfile(
     # has its part already. The rest of this share is for a step's activations.
     kv_share=0.7,
     scored_bytes=128 << 20,
-    attention_bytes=0,
+    attention_bytes=256 << 20,
     # As on the CPU, the cache of buffers takes memory from other programs.
     cache_share=1 / 16,
     cache_bytes=2 << 30,

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the config.json mlx-lm would have been given."""
+"""Converts a GGUF file's metadata to the configuration that mlx-lm reads from config.json."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from chairlift.engine.gguf.file import GGUFFile
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 
-# llama.cpp's, for files that leave them out.
+# llama.cpp's defaults for missing keys.
 _ROPE_BASE = 10_000.0
 _GEMMA3_LOCAL_ROPE_BASE = 10_000.0
 _GEMMA3_PATTERN = 6
-# The one Gemma 3 that scales attention by its width per head instead of the head's own.
+# Gemma 3 27B has this many layers. It alone scales attention by the hidden size per head instead of
+# the head's dimension.
 _GEMMA3_27B_LAYERS = 62
 
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
-    """The configuration mlx-lm's model classes take, "model_type" and "head_dim" included.
+    """The configuration for mlx-lm's model classes, including "model_type" and "head_dim".
 
-    Llama 3's frequency factors are a tensor and not part of it; see ``gguf_model``.
+    Llama 3's frequency factors are a tensor, which ``gguf.model`` reads.
 
     Raises:
         ModelError: a metadata key is missing or of the wrong type.
@@ -64,7 +65,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _per_layer(file: GGUFFile, key: str) -> int:
-    """A number that GGUF may give once or per layer; mlx-lm's classes know only one for all."""
+    """A number that GGUF may give once or per layer. mlx-lm's classes have one for all layers."""
     value = file.metadata.get(key)
     if isinstance(value, list) and len(set(value)) == 1 and isinstance(value[0], int):
         return value[0]
@@ -92,7 +93,7 @@ def _rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    # gemma3 is left out: its local layers must not be scaled, which YaRN files do not say.
+    # Not for gemma3: its local layers must not be scaled, and YaRN files do not say that.
     if kind == "yarn" and arch != "gemma3":
         original = file.require(f"{arch}.rope.scaling.original_context_length", int)
         return {
@@ -119,7 +120,7 @@ def _gemma3_extras(file: GGUFFile, hidden: int, heads: int, head_dim: int) -> di
 
 
 def _gemma3_pattern(file: GGUFFile) -> int:
-    """How many layers from one global layer to the next; the key may list every layer instead."""
+    """The distance from one global layer to the next; a file may list all layers instead."""
     key = "gemma3.attention.sliding_window_pattern"
     value = file.metadata.get(key)
     if not isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Reads the structure of a GGUF file: metadata and where each tensor's bytes lie.
+"""Reads the structure of a GGUF file: its metadata, and the position of each tensor's bytes.
 
-The ``gguf`` package's own reader makes an array object per metadata element: 8 s for Gemma's
-vocabulary, where this takes 0.3 s, and a truncated file ends it with an error about array shapes.
-The package still serves for the type tables and for dequantizing.
+The ``gguf`` package's reader makes an array object per metadata element. It takes 8 s for Gemma's
+vocabulary, this module 0.3 s; and at a truncated file it raises an error about array shapes. Only
+the package's type tables and its dequantization are used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """One tensor. ``shape`` is outermost first, in elements; ``start`` is a byte of the file."""
+    """One tensor's place in the file.
+
+    Attributes:
+        shape: in elements, outermost dimension first.
+        start: the position of its first byte in the file.
+    """
 
     name: str
     type: GGMLQuantizationType
@@ -54,12 +59,14 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """A GGUF file that has been found whole: every tensor it lists is inside it.
+    """A complete GGUF file: every listed tensor is inside it.
 
-    ``metadata`` holds Python values, arrays of them as lists; ``tensors`` is by name.
+    Attributes:
+        metadata: Python values by key; arrays are lists.
+        tensors: by name.
 
     Raises:
-        ModelError: it cannot be read, is truncated or is not a GGUF file.
+        ModelError: the file cannot be read, is truncated or is not a GGUF file.
         UnsupportedModel: its version, byte order or a tensor's type is not supported.
     """
 
@@ -131,20 +138,20 @@ class GGUFFile:
 
     @cached_property
     def header_sha256(self) -> str:
-        """Of everything before the tensors' bytes: metadata, tokenizer and shapes."""
+        """The SHA-256 of everything before the tensors' bytes: metadata, tokenizer and shapes."""
         return hashlib.sha256(memoryview(self._map)[: self._header_bytes]).hexdigest()
 
     def raw(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes, mapped not copied, as [rows, bytes of one row]."""
+        """The tensor's bytes, ``[rows, bytes of one row]``, as a view of the mapped file."""
         flat = np.frombuffer(self._map, np.uint8, tensor.n_bytes, tensor.start)
         block, block_bytes = GGML_QUANT_SIZES[tensor.type]
         return flat.reshape(-1, tensor.shape[-1] // block * block_bytes)
 
     def get(self, key: str, kind: type[T], default: T) -> T:
-        """The metadata value, or ``default`` where the key is absent.
+        """The metadata value of a key, or ``default`` if the key is missing.
 
         Raises:
-            ModelError: the value is not of the kind. An int is accepted for a float.
+            ModelError: the value has another type than ``kind``. An int is accepted for a float.
         """
         value = self.metadata.get(key)
         if value is None:
@@ -156,14 +163,14 @@ class GGUFFile:
         return value
 
     def require(self, key: str, kind: type[T]) -> T:
-        """As ``get``; a missing key is a ModelError as well."""
+        """As ``get``, but raises ModelError if the key is missing."""
         if key not in self.metadata:
             raise ModelError(f"{self.path}: metadata key {key} is missing")
         return self.get(key, kind, kind())
 
 
 class _Cursor:
-    """Reads GGUF's primitive values one after another, and sees where the file ends too early."""
+    """Reads GGUF's primitive values one after another; raises ModelError at the file's end."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data, self._path = data, path

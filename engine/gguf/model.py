@@ -1,4 +1,4 @@
-"""A GGUF file's tensors in mlx-lm's model classes, quantized blocks kept where MLX has the like."""
+"""Loads a GGUF file's tensors into mlx-lm's model classes; keeps quantization that MLX supports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Frequency factors of Llama 3; they become its rope_scaling instead of a parameter.
 _ROPE_FACTORS = "rope_freqs.weight"
 
-# MLX's affine groups hold as many weights as a block of these formats.
+# Weights of a block of these formats, and of a group in MLX's affine quantization.
 _GROUP = 32
 _KEPT_BITS = {GGMLType.Q4_0: 4, GGMLType.Q4_1: 4, GGMLType.Q8_0: 8}
 _FLOATING = {GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64}
@@ -58,11 +58,11 @@ _PROGRESS_SECONDS = 0.5
 
 
 def own_dtype(file: GGUFFile) -> mx.Dtype:
-    """The type to compute in on an accelerator, where the operator named none.
+    """The type to compute in on an accelerator, unless the operator configures one.
 
-    float16 holds the block scales of quantized files exactly, but only llama was made to run in
-    it: the others' activations leave its range, so they get bfloat16, whose rounding of a scale
-    (0.2 %) is below the quantization's own error.
+    float16 represents the block scales of quantized files exactly, but only llama's activations
+    stay in its range. Other models get bfloat16, which rounds a scale by 0.2 %, less than the
+    quantization's own error.
     """
     types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if types == {GGMLType.F32}:
@@ -73,18 +73,20 @@ def own_dtype(file: GGUFFile) -> mx.Dtype:
 
 
 def is_quantized(file: GGUFFile) -> bool:
-    """Whether there are blocks of fewer bits than a floating-point type has."""
+    """Whether any tensor has a quantized type."""
     return not {tensor.type for tensor in file.tensors.values()} <= _FLOATING
 
 
 def build_model(
     file: GGUFFile, *, keep_quantized: bool, dtype: mx.Dtype, on_progress: Callable[[str], None]
 ) -> tuple[Module, dict[str, Any]]:
-    """mlx-lm's model with the file's weights, and its configuration.
+    """Builds mlx-lm's model with the file's weights; returns it with its configuration.
 
-    Floating-point parameters, scales and biases of quantized ones too, are of ``dtype``.
-    ``keep_quantized`` keeps Q4_0, Q4_1 and Q8_0 blocks as MLX's affine groups of 32, of the same
-    values (exactly, where ``dtype`` is float32 or float16); all else is dequantized.
+    Args:
+        keep_quantized: Q4_0, Q4_1 and Q8_0 blocks become MLX's affine groups of 32, with the same
+            values (exactly, if ``dtype`` is float32 or float16). All others are dequantized.
+        dtype: the type of floating-point parameters, and of the scales and biases of quantized
+            ones.
 
     Raises:
         ModelError: metadata or tensors are missing or do not fit together.
@@ -115,7 +117,7 @@ def build_model(
             if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
                 values = values - 1.0  # llama.cpp's norms multiply by w, Gemma's by 1 + w
             new = {name: mx.array(values).astype(dtype)}
-        mx.eval(new)  # now, so that no more than one tensor exists twice
+        mx.eval(new)  # now, so that only one tensor at a time exists twice
         weights |= new
     return _assemble(file, config, weights, kept), config
 
@@ -123,11 +125,11 @@ def build_model(
 def pack_affine(
     rows: npt.NDArray[np.uint8], type_: GGMLType
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Q4_0, Q4_1 or Q8_0 blocks, [rows, bytes], as MLX's packed weight, scales and biases.
+    """Converts Q4_0, Q4_1 or Q8_0 blocks, ``[rows, bytes]``, to MLX's weights, scales and biases.
 
-    Loses nothing: a weight is scale * q + bias, where scale and Q4_1's bias are the block's own
-    float16, and the bias of Q4_0 (-8 scales) and Q8_0 (-128 scales) differs from it by a power of
-    two. Those of Q8_0 can leave float16's range, so scales and biases are returned in float32.
+    The conversion is exact. A weight is ``scale * q + bias``. The scale and Q4_1's bias are the
+    block's float16 numbers. The bias of Q4_0 (-8 scales) and of Q8_0 (-128 scales) is the scale
+    times a power of two. As Q8_0's bias can exceed float16's range, scales and biases are float32.
     """
     n = rows.shape[0]
     if type_ == GGMLType.Q8_0:
@@ -141,7 +143,7 @@ def pack_affine(
         blocks = rows.reshape(n, -1, header + _GROUP // 2)
         scales = _float16_at(blocks, 0)
         biases = -8.0 * scales if type_ == GGMLType.Q4_0 else _float16_at(blocks, 2)
-        # GGML: low nibbles hold weights 0-15, high ones 16-31. MLX: two neighbours a byte.
+        # In GGML, low nibbles are weights 0-15, high ones 16-31. In MLX, a byte has two neighbours.
         packed = blocks[..., header:]
         nibbles = np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
         codes = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
@@ -155,7 +157,7 @@ def _float16_at(blocks: npt.NDArray[np.uint8], byte: int) -> npt.NDArray[np.floa
 
 
 def _named_tensors(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[GGUFTensor, str]]:
-    """Each tensor that becomes a parameter, with the parameter's name."""
+    """Yields each tensor that becomes a parameter, with the parameter's name."""
     layer_names = _GEMMA3_LAYER_NAMES if config["model_type"] == "gemma3_text" else _LAYER_NAMES
     for tensor in file.tensors.values():
         if tensor.name == _ROPE_FACTORS:
@@ -202,7 +204,7 @@ def _dequantize(
 
 
 def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
-    """The rope_scaling whose frequencies are the file's: Llama 3.1's, with the file's factor."""
+    """Llama 3.1's rope_scaling with the file's factor, if its frequencies are the file's."""
     tensor = file.tensors[_ROPE_FACTORS]
     factors = _dequantize(file, tensor, file.raw(tensor)).reshape(-1)
     dims, base = config["head_dim"], config["rope_theta"]
@@ -215,9 +217,9 @@ def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    wanted = base ** (np.arange(0, dims, 2) / dims) * factors
-    made = np.array(initialize_rope(dims, base, False, scaling)._freqs)
-    if not np.allclose(made, wanted, rtol=1e-3):
+    expected = base ** (np.arange(0, dims, 2) / dims) * factors
+    frequencies = np.array(initialize_rope(dims, base, False, scaling)._freqs)
+    if not np.allclose(frequencies, expected, rtol=1e-3):
         raise UnsupportedModel(f"{file.path}: {_ROPE_FACTORS} is not Llama 3's scaling")
     return scaling
 

@@ -1,4 +1,4 @@
-"""Rebuilds a GGUF file's tokenizer as the files Hugging Face would have shipped, in the cache."""
+"""Converts a GGUF file's tokenizer to Hugging Face's tokenizer files, in the cache folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from chairlift.engine.config import cache_dir
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.file import GGUFFile
 
-# Part of the cache key: to be raised whenever this module builds something else.
+# Part of the cache key. Increase it when this module's output changes.
 _FORMAT = 1
 
 # llama.cpp's token types.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-# Tokens that end a turn or a text under these names, whatever the metadata calls the end.
+# Tokens with these names end a turn or a text, even if the metadata does not say so.
 _END_NAMES = (
     "<|endoftext|>",
     "<|im_end|>",
@@ -47,9 +47,9 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> TokenizerWrapper:
-    """The file's tokenizer with its chat template, special tokens and all ids that end a text.
+    """The file's tokenizer, with its chat template, special tokens and all ids that end a text.
 
-    It is built once per file content and kept in the cache folder.
+    It is built once per file content, and cached in the cache folder.
 
     Raises:
         ModelError: the metadata is incomplete or damaged, or the cache folder cannot be written.
@@ -63,14 +63,14 @@ def load_gguf_tokenizer(file: GGUFFile) -> TokenizerWrapper:
     try:
         return load_directory(folder, eos_token_ids=ends)
     except Exception:
-        # Renamed into place whole; a disk or a hand has damaged it since.
+        # The folder was complete when it was renamed, so it has been damaged since.
         shutil.rmtree(folder, ignore_errors=True)
         _build(file, folder)
         return load_directory(folder, eos_token_ids=ends)
 
 
 def end_token_ids(file: GGUFFile) -> list[int]:
-    """The ids that end a text: those the metadata names, and control tokens known by name."""
+    """The ids that end a text: those in the metadata, and control tokens with a known name."""
     tokens, types = _tokens(file), _types(file)
     ids = {file.get(f"tokenizer.ggml.{key}", int, -1) for key in _END_KEYS}
     ids |= {
@@ -82,7 +82,7 @@ def end_token_ids(file: GGUFFile) -> list[int]:
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer alone: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
+    """Builds the tokenizer: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
 
     Raises:
         ModelError, UnsupportedModel: as ``load_gguf_tokenizer``.
@@ -100,7 +100,7 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise ModelError(f"{file.path}: damaged tokenizer: {error}") from error
     typed = list(zip(_tokens(file), _types(file), strict=True))
-    # In two calls: each rebuilds the matcher of all added tokens.
+    # Only two calls, because each call rebuilds the matcher of all added tokens.
     special = [t for t, kind in typed if kind in (_CONTROL, _UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     plain = [t for t, kind in typed if kind == _USER_DEFINED]
@@ -131,7 +131,7 @@ def _build(file: GGUFFile, folder: Path) -> None:
             os.rename(work, folder)
         except OSError:
             shutil.rmtree(work, ignore_errors=True)
-            if not folder.is_dir():  # else another process has just built the same
+            if not folder.is_dir():  # otherwise, another process has just built it
                 raise
     except OSError as error:
         raise ModelError(f"cannot write the tokenizer to the cache {folder}: {error}") from error
@@ -151,7 +151,7 @@ def _types(file: GGUFFile) -> list[int]:
 
 
 def _byte_level(file: GGUFFile) -> Tokenizer:
-    # NOTE: files without the key come from before 2024 and have GPT-2's rule or a wrong one.
+    # NOTE: files without this key were made before 2024, with GPT-2's rule or a wrong one.
     pre = file.get("tokenizer.ggml.pre", str, "default")
     merges = [tuple(m.split(" ", 1)) for m in file.require("tokenizer.ggml.merges", list)]
     vocab = {token: i for i, token in enumerate(_tokens(file))}
@@ -207,7 +207,7 @@ def _sentencepiece(file: GGUFFile) -> Tokenizer:
 
 
 def _merges_by_score(file: GGUFFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best: merges ranked by that score."""
+    """The merges, best first. SentencePiece merges the neighbours whose union scores highest."""
     scores: list[float] = file.require("tokenizer.ggml.scores", list)
     if len(scores) != len(_tokens(file)):
         raise ModelError(f"{file.path}: {len(vocab)} tokens but {len(scores)} scores")
@@ -226,7 +226,7 @@ def _merges_by_score(file: GGUFFile, vocab: dict[str, int]) -> list[tuple[str, s
 
 
 def _post_processor(file: GGUFFile, model: str) -> processors.PostProcessor:
-    """Adds the tokens that begin and end every text, where the model wants any."""
+    """A post-processor that adds the tokens that begin and end every text, if the model has any."""
     # llama.cpp's rule for files without the key.
     pre = file.get("tokenizer.ggml.pre", str, "default")
     adds_bos = model == "llama" or pre in _LLAMA3_NAMES
@@ -242,6 +242,6 @@ def _post_processor(file: GGUFFile, model: str) -> processors.PostProcessor:
         special.append((token, number))
         template = [token, *template] if role == "bos" else [*template, token]
     if not special:
-        # What Hugging Face's files have here; it only moves offsets.
+        # As in Hugging Face's files; this only changes offsets.
         return processors.ByteLevel(trim_offsets=False)
     return processors.TemplateProcessing(single=template, special_tokens=special)

@@ -52,7 +52,7 @@ class Checker:
             raise GrammarError(problem)
 
     async def as_lark(self, text: str) -> str:
-        """Lark's notation of a grammar in GBNF.
+        """Converts a grammar from GBNF to Lark's notation.
 
         Raises:
             GrammarError: it cannot be read, or takes too long to read.
@@ -71,7 +71,7 @@ class Checker:
         try:
             await self._workers.run(Job(walk, (grammar,), fixture=self._vocabulary))
         except TooExpensive as error:
-            # Not remembered: on a less busy machine it may be fast enough.
+            # Not remembered, because it may be fast enough when the machine is less busy.
             raise GrammarError(f"{error} to compile") from error
         except GrammarError as error:
             return str(error)

@@ -13,14 +13,15 @@ from llguidance import LLMatcher, LLTokenizer
 from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.messages import Grammar
 
-# Most compiled grammars take some hundred kilobytes, those of long schemas 300 times their text.
+# Limits of the cache: grammars, and characters of their texts. Most compiled grammars take some
+# hundred kilobytes; those of long schemas take 300 times the size of their text.
 MAX_KEPT = 64
 MAX_KEPT_CHARS = 1 << 20
 THREADS = 2
 
 
 class Compiled(NamedTuple):
-    """Counts since the last call: cache hits, and the seconds of each compilation."""
+    """Counts since the last call: cache hits, and the duration of each compilation in seconds."""
 
     hits: int
     seconds: list[float]
@@ -32,9 +33,9 @@ class Compiler:
     A grammar that ``Checker`` accepts takes at most 2 s; ``Checker`` also tries two at a time.
 
     Args:
-        lexicon: returns the model's vocabulary; called at once on such a thread. NOTE: building its
-            tree holds the interpreter lock, half a second for 150,000 tokens, so create the
-            compiler before rows are running.
+        lexicon: returns the model's vocabulary; called at once on one of these threads. NOTE:
+            building the vocabulary's tree blocks the interpreter, half a second for 150,000
+            tokens, so create the compiler before rows are running.
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
@@ -49,8 +50,11 @@ class Compiler:
     ) -> Future[LLMatcher]:
         """Starts compiling a grammar unless it is cached; returns the future of its matcher.
 
-        The matcher stands before the first token; copy it for each row. ``done`` is called, from
-        any thread, when it is ready or has failed. A hit counts only if ``counted``.
+        Copy the matcher for each row: it has consumed no token yet.
+
+        Args:
+            done: called from any thread when the matcher is ready or has failed.
+            counted: whether a hit counts in ``take_counts``.
         """
         future = self._kept.get(grammar)
         if future is None:

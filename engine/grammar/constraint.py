@@ -1,4 +1,4 @@
-"""The constraint on one row's next token: by its thought first, then by its grammar."""
+"""The constraint on one row's next token: first by its thought, then by its grammar."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Constraint:
         return self._matcher if thought is None or thought.over or thought.opening else None
 
     def take(self, tokens: Seq[int]) -> None:
-        """Follows tokens of the output.
+        """Feeds the next tokens of the output to thought and grammar.
 
         Raises:
             GrammarError: one of them is not allowed, or the grammar exceeds its limits.

@@ -21,8 +21,13 @@ from chairlift.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class _Row:
-    """A row's constraint and its result: the next token's mask ``[words]``, or ``complete``, or
-    ``error``.
+    """A row's constraint, and its result for the next token.
+
+    Attributes:
+        mask: ``[words]``, the allowed tokens; None if ``complete`` or ``error`` is set.
+        complete: no further token can follow.
+        error: why the constraint has failed.
+        effort: the CPU time of the grammar.
     """
 
     constraint: Constraint
@@ -68,8 +73,9 @@ class Constraints:
         self._begin(updates)
 
     def advance(self, tokens: Iterable[tuple[Sequence, int]]) -> None:
-        """Feeds each sequence's new token to its constraint, if any; negative numbers (failures)
-        are skipped.
+        """Feeds each sequence's new token to its constraint, if it has one.
+
+        Negative tokens, which are failure codes, are skipped.
         """
         constrained = [(s, token) for s, token in tokens if token >= 0 and s in self._rows]
         self._begin([(self._rows[s], [token]) for s, token in constrained])
@@ -113,7 +119,7 @@ class Constraints:
 
     def _follow(self, updates: Seq[tuple[_Row, Seq[int]]]) -> None:
         """Feeds tokens to rows and makes their masks; runs on the thread."""
-        going: list[_Row] = []
+        unfinished: list[_Row] = []
         for row, tokens in updates:
             row.mask = None
             try:
@@ -123,10 +129,10 @@ class Constraints:
             except Exception as error:  # any error fails this row only
                 row.error = error
             if row.error is None and not row.complete:
-                going.append(row)
-        bits = free(len(going), self._vocabulary)
-        self._fill(going, bits)
-        for row, mask in zip(going, bits, strict=True):
+                unfinished.append(row)
+        bits = free(len(unfinished), self._vocabulary)
+        self._fill(unfinished, bits)
+        for row, mask in zip(unfinished, bits, strict=True):
             try:
                 row.mask = _completed(row.constraint, mask)
                 row.effort.check()
@@ -136,10 +142,10 @@ class Constraints:
     def _fill(self, rows: Seq[_Row], bits: Bits) -> None:
         """Fills ``[rows, words]`` with the tokens that each row's grammar allows.
 
-        All masks are made at once on several threads, which does not show which one is slow. If the
-        batch is slow, each of its rows' next mask is made alone and measured.
+        All masks are made together on several threads, which does not show which of them is slow.
+        If the batch is slow, the next mask of each of its rows is made alone and measured.
         """
-        together: list[tuple[LLMatcher, int]] = []
+        batch: list[tuple[LLMatcher, int]] = []
         for number, row in enumerate(rows):
             if (matcher := row.constraint.matcher) is None:
                 continue
@@ -147,14 +153,14 @@ class Constraints:
                 with row.effort.alone():
                     fill_next_token_bitmask(matcher, bits, number)
             else:
-                together.append((matcher, number))
-        if not together:
+                batch.append((matcher, number))
+        if not batch:
             return
         self._executor = self._executor or LLExecutor()
         began = time.perf_counter()
-        fill_next_token_bitmask_par(self._executor, together, bits)
+        fill_next_token_bitmask_par(self._executor, batch, bits)
         if time.perf_counter() - began > SUSPECT_SECONDS:
-            for _, number in together:
+            for _, number in batch:
                 rows[number].effort.suspect = True
 
 

@@ -10,20 +10,23 @@ from dataclasses import dataclass
 from chairlift.engine.errors import GrammarError
 
 # Limits of a row's CPU time: a base, and more for each token. Most grammars take 0.1 ms a token;
-# those of large schemas some tens of milliseconds once.
+# large schemas take some tens of milliseconds once.
 SECONDS = 1.0
 SECONDS_PER_TOKEN = 0.005
-# The masks of all rows together take far less, unless one of them is expensive.
+# If the masks of all rows together take longer than this, one of them is expensive.
 SUSPECT_SECONDS = 0.02
-# A row that takes less is not the expensive one.
+# A row that takes less than this, alone, is not the expensive one.
 _SLOW_SECONDS = 0.005
 
 
 @dataclass(slots=True)
 class Effort:
-    """The CPU time that one row's grammar has taken, and the tokens that it has consumed.
+    """The CPU time of one row's grammar.
 
-    ``suspect``: it may be the slow one of a batch, so its next mask is measured alone.
+    Attributes:
+        seconds: CPU time so far.
+        tokens: tokens that the grammar has consumed.
+        suspect: it may be the slow one of a batch, so its next mask is made alone and measured.
     """
 
     seconds: float = 0.0
@@ -50,9 +53,9 @@ class Effort:
         try:
             yield
         finally:
-            taken = time.thread_time() - began
-            self.seconds += taken
-            self.suspect = self.suspect or taken > _SLOW_SECONDS * parts
+            seconds = time.thread_time() - began
+            self.seconds += seconds
+            self.suspect = self.suspect or seconds > _SLOW_SECONDS * parts
 
     def check(self) -> None:
         """Raises GrammarError if the grammar has exceeded its CPU time."""

@@ -15,13 +15,13 @@ from chairlift.engine.messages import Grammar
 
 # Far above any real grammar.
 MAX_CHARS = 128 << 10
-# Between two tokens of JSON: nothing, a blank, or a new line and its indentation. With any run of
-# blanks a model could go on for ever.
+# Whitespace between two tokens of JSON: none, a blank, or a new line with indentation. If any
+# number of blanks were allowed, a model could write them forever.
 WHITESPACE = r"[ ]|\n[ ]{0,16}"
 # "oneOf" is treated as "anyOf", which is what most libraries that write it mean.
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
-# The library's own limits, which keep a mask to tens of milliseconds, but for the memory of a row's
-# lexer, here 100 MB at most; and errors that quote nothing.
+# The library's default limits, which bound a mask to tens of milliseconds, with two exceptions: a
+# row's lexer takes at most 100 MB, and errors quote nothing of the grammar.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 _MAX_REASON_CHARS = 300
 
@@ -29,8 +29,10 @@ _MAX_REASON_CHARS = 300
 class Lexicon(msgspec.Struct, frozen=True):
     """The vocabulary of a model, in the form that llguidance needs.
 
-    ``tokenizer`` is the JSON of a Hugging Face tokenizer, ``size`` the last dimension of the
-    model's logits, ``ends`` the ids that end a text.
+    Attributes:
+        tokenizer: the JSON of a Hugging Face tokenizer.
+        size: the last dimension of the model's logits.
+        ends: the ids that end a text.
     """
 
     tokenizer: str
@@ -41,7 +43,7 @@ class Lexicon(msgspec.Struct, frozen=True):
         """Builds the tree of all tokens' bytes: half a second for 150,000 tokens.
 
         Raises:
-            UnsupportedModel: the tokenizer is of a kind that llguidance does not know.
+            UnsupportedModel: llguidance does not support this kind of tokenizer.
         """
         try:
             return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.ends))
@@ -50,7 +52,7 @@ class Lexicon(msgspec.Struct, frozen=True):
 
 
 def has_backend(tokenizer: Any) -> bool:
-    """Whether mlx-lm's TokenizerWrapper ``tokenizer`` is one of the tokenizers library."""
+    """Whether mlx-lm's TokenizerWrapper ``tokenizer`` wraps one of the tokenizers library."""
     return getattr(tokenizer, "backend_tokenizer", None) is not None
 
 
@@ -67,10 +69,10 @@ def lexicon(tokenizer: Any, size: int) -> Lexicon:
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Compiles a grammar; returns a matcher before the first token, to be copied for each row.
+    """Compiles a grammar; returns a matcher that has consumed no token. Copy it for each row.
 
     NOTE: the library does not bound all of its work: this may take seconds and gigabytes, or crash
-    the process. ``Checker`` filters such grammars out first.
+    the process. ``Checker`` rejects such grammars before they get here.
 
     Raises:
         GrammarError: the grammar is invalid, unsupported, or exceeds the limits.
@@ -104,7 +106,7 @@ def _source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
             choices = msgspec.json.decode(grammar.text, type=list[str])
-            # Lark's strings are JSON's, but for surrogates.
+            # Lark's strings have JSON's syntax, except for surrogates.
             quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
             return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
         case "lark":
@@ -117,7 +119,7 @@ def _json_source(schema: Object | str) -> str:
 
 
 def _decoded(text: str) -> Object | str:
-    """The decoded schema; the text itself if it is not one, for the library's own error."""
+    """The decoded schema; the text itself if invalid, so that the library reports the error."""
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):

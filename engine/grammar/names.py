@@ -1,4 +1,4 @@
-"""A regular expression for the names of properties that a schema does not mention."""
+"""A regular expression for the property names that a schema does not mention."""
 
 from __future__ import annotations
 
@@ -6,28 +6,34 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# Control characters belong to no name.
+# No name contains control characters.
 _CONTROL = r"\x00-\x1f"
+# The key that marks the end of a name in the tree.
 _END = ""
 
 
-def other_names(names: Iterable[str], most_chars: int) -> str:
-    """Matches every text of 1 to ``most_chars`` characters that is none of ``names``.
+def other_names(names: Iterable[str], max_chars: int) -> str:
+    """A regular expression for the texts of 1 to ``max_chars`` characters except ``names``.
 
-    Without look-around, which the grammar's regular expressions lack: what is left of a text is
-    free from the first character on in which it differs from all names.
+    The grammar's regular expressions have no look-around. So the expression follows the tree of
+    names, and allows anything after the first character that differs from all names.
     """
     tree: dict[str, Any] = {}
     for name in names:
         node = tree
-        for char in name[: most_chars + 1]:
+        for char in name[: max_chars + 1]:
             node = node.setdefault(char, {})
         node[_END] = True
-    return f"^{_others(tree, most_chars, first=True)}$"
+    return f"^{_others(tree, max_chars, first=True)}$"
 
 
 def _others(node: dict[str, Any], left: int, first: bool = False) -> str:
-    """What may follow a beginning that names have in common."""
+    """The expression for the rest of a text, whose beginning is that of the names in ``node``.
+
+    Args:
+        left: the maximum number of further characters.
+        first: the text has no character yet, so it may not end.
+    """
     following = sorted(char for char in node if char != _END)
     ways = [] if first or _END in node else [""]
     if left:

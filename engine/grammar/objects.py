@@ -1,8 +1,8 @@
-"""Objects of a JSON schema to which properties could be added for ever: closed, or bounded.
+"""Rewrites JSON schemas so that no object allows an unlimited number of properties.
 
 A schema that does not say which properties an object may have allows any number of them, and a
-small model writes one after the other until ``max_tokens``. All that fits a schema that comes out
-of here fits the schema that went in.
+small model writes one after the other until ``max_tokens``. ``closed`` forbids unmentioned
+properties, ``bounded`` limits their number. A value that fits the result also fits the original.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from chairlift.engine.grammar.subschemas import (
     references,
 )
 
-# Properties that an object's schema does not mention: how many there may be beside the named ones,
-# and how long their names and texts may be. Their values are neither objects nor arrays.
+# Limits of unmentioned properties, which an object may have beside the named ones: their number,
+# and the length of their names and texts. Their values are neither objects nor arrays.
 MAX_UNMENTIONED = 8
 MAX_NAME_CHARS = 64
 MAX_TEXT_CHARS = 256
-# Entries of an object that is a map: its schema names none, or says what the others look like.
+# Properties of an object that is a map: its schema names none, or describes unmentioned ones.
 MAX_ENTRIES = 64
-# Levels of objects and arrays in a value of which the schema says nothing.
+# Levels of objects and arrays in a value that the schema does not describe.
 MAX_FREE_DEPTH = 6
-# Where more are optional, or names are longer, there are none beside them, nor in the objects of a
-# schema after so many that have optional ones: the grammar would be too large.
+# To keep the grammar small, an object gets no unmentioned properties if more named ones than this
+# are optional, if the names are longer in total, or if this many objects with optional properties
+# come before it in the schema.
 MAX_OPTIONAL = 64
 MAX_NAMED_CHARS = 2048
 MAX_ALTERNATIVES = 64
@@ -43,24 +44,24 @@ _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$c
     "writeOnly",
 }
 _DEFINITIONS = ("$defs", "definitions")
-# What definitions that are added are called; a number follows.
+# The prefix of the names of added definitions.
 _ADDED = "x-chairlift-"
 
 
 def closed(schema: Object) -> Object:
-    """The same with ``additionalProperties: false`` in every object that names its properties.
+    """Adds ``additionalProperties: false`` to every object that names its properties.
 
-    An object whose schema says what others it has stays as it is. So does one that several schemas
-    describe together, in ``allOf`` or with ``$ref`` or ``anyOf`` beside ``properties``: were one of
-    them closed, nothing would fit them all.
+    Two kinds of objects do not change: those whose schema describes unmentioned properties, and
+    those that several schemas describe together, in ``allOf`` or with ``$ref`` or ``anyOf`` beside
+    ``properties``. If one of these were closed, no value would fit all of them.
     """
     return _Closing(schema).result()
 
 
 def bounded(schema: Object) -> Object:
-    """The same with a limit on the number of properties of every object that has no limit.
+    """Limits the number of properties of every object that has no limit.
 
-    Objects that several schemas describe together stay as they are.
+    Objects that several schemas describe together do not change.
     """
     return _Bounding(schema).result()
 
@@ -74,17 +75,17 @@ class _Closing:
         self._added: Object = {}
 
     def result(self) -> Object:
-        """The whole schema."""
+        """The rewritten schema."""
         schema = self._rewritten("", "#", self._schema)
         assert isinstance(schema, dict)
         if self._added:
-            own = schema.get("$defs")
-            schema["$defs"] = {**(own if isinstance(own, dict) else {}), **self._added}
+            given = schema.get("$defs")
+            schema["$defs"] = {**(given if isinstance(given, dict) else {}), **self._added}
         return schema
 
     def _rewritten(self, keyword: str, pointer: str, schema: Schema) -> Schema:
         if isinstance(schema, bool) or (keyword and "$id" in schema):
-            return schema  # references below an $id are to what is there
+            return schema  # references below an $id point to schemas below it
         if pointer in self._combined or not APPLYING.isdisjoint(schema):
             return changed(schema, pointer, self._rewritten)
         if not _may_be_object(schema):
@@ -98,7 +99,7 @@ class _Closing:
 
 
 class _Bounding(_Closing):
-    """Rewrites a schema; values of which it says nothing become values with limits."""
+    """Also limits values that the schema does not describe."""
 
     def __init__(self, schema: Object) -> None:
         super().__init__(schema)
@@ -130,34 +131,34 @@ class _Bounding(_Closing):
             return self._with_others(schema, limits, MAX_ENTRIES, pointer)
         return self._with_others(schema, {}, MAX_ENTRIES, pointer)
 
-    def _with_others(self, schema: Object, limits: Object, most: int, pointer: str) -> Object:
-        """An object with its named properties and with ``most`` others, which ``limits`` describes.
+    def _with_others(self, schema: Object, limits: Object, others: int, pointer: str) -> Object:
+        """An object with its named properties and up to ``others`` more, described by ``limits``.
 
-        The library counts properties only where all those that are named are required. With
-        optional ones it is either an object without others, or one with all that are named.
+        The library counts properties only if all named ones are required. If some are optional, the
+        result has two alternatives: no unmentioned properties, or all the named ones.
         """
         named = list(schema.get("properties", ()))
         optional = set(named) - set(schema.get("required", ()))
-        least = schema.get("minProperties", 0)
-        most = len(named) + max(most, least - len(named) if isinstance(least, int) else 0)
+        minimum = schema.get("minProperties", 0)
+        maximum = len(named) + max(others, minimum - len(named) if isinstance(minimum, int) else 0)
         if not optional:
-            return {**schema, **limits, "maxProperties": most}
-        alone = {k: v for k, v in schema.items() if k != "patternProperties"}
-        alone["additionalProperties"] = False
+            return {**schema, **limits, "maxProperties": maximum}
+        only_named = {k: v for k, v in schema.items() if k != "patternProperties"}
+        only_named["additionalProperties"] = False
         moved = any(target.startswith(f"{pointer}/properties/") for target in self._targets)
         self._alternatives += 1
         too_large = len(optional) > MAX_OPTIONAL or self._alternatives > MAX_ALTERNATIVES
         if moved or too_large or False in schema["properties"].values():
-            return alone
+            return only_named
         shared = {name: self._shared(one) for name, one in schema["properties"].items()}
-        definitions = {k: alone.pop(k) for k in _DEFINITIONS if k in alone}
-        whole = {k: v for k, v in schema.items() if k not in definitions}
-        alone["properties"] = whole["properties"] = shared
-        whole |= {"type": "object", **limits, "required": named, "maxProperties": most}
-        return {**definitions, "anyOf": [alone, whole]}
+        definitions = {k: only_named.pop(k) for k in _DEFINITIONS if k in only_named}
+        with_others = {k: v for k, v in schema.items() if k not in definitions}
+        only_named["properties"] = with_others["properties"] = shared
+        with_others |= {"type": "object", **limits, "required": named, "maxProperties": maximum}
+        return {**definitions, "anyOf": [only_named, with_others]}
 
     def _shared(self, schema: Schema) -> Schema:
-        """The same schema, as a reference if it is long: it is needed twice."""
+        """The schema, or a reference to it if it is long, because it is used twice."""
         if isinstance(schema, bool) or not any(isinstance(v, dict | list) for v in schema.values()):
             return schema
         if set(schema) == {"$ref"}:
@@ -165,7 +166,7 @@ class _Bounding(_Closing):
         return {"$ref": self._add(schema)}
 
     def _free(self, depth: int) -> str:
-        """A reference to any JSON value of so many levels."""
+        """A reference to the schema of any JSON value with up to ``depth`` levels."""
         name = f"{_ADDED}any-{depth}"
         if name not in self._added:
             kinds: list[Object] = [{"type": _SCALARS}]
@@ -202,7 +203,7 @@ def _may_be_object(schema: Object) -> bool:
 
 
 def _all_named(schema: Object) -> Object:
-    """The same with a property for each name that is required: what the schema says of others."""
+    """Adds each required but unmentioned property, described as the schema describes others."""
     named, required = schema.get("properties", {}), schema.get("required", ())
     if not isinstance(named, dict) or not isinstance(required, Sequence) or not required:
         return schema

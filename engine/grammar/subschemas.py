@@ -1,4 +1,4 @@
-"""The schemas within a JSON schema: where they are, and which describe the same value together."""
+"""Finds the schemas within a JSON schema, and those that describe the same value together."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
-# A schema: an object, or true or false.
+# A schema is an object, true or false.
 Schema = dict[str, Any] | bool
 Object = dict[str, Any]
 
 _ONE = ("additionalProperties", "items")
 _LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-# Keywords whose schemas apply to the same value as the schema that they stand in.
+# Keywords whose schemas apply to the same value as the schema around them.
 APPLYING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
-# Keywords that say which properties an object has.
+# Keywords that describe an object's properties.
 OF_PROPERTIES = frozenset(
     {"properties", "patternProperties", "additionalProperties", "required"}
     | {"minProperties", "maxProperties"}
 )
 
-# The keyword that a schema stands under, its JSON pointer, and it.
+# Called with a schema's keyword, its JSON pointer and the schema; returns the replacement.
 Change = Callable[[str, str, Schema], Schema]
 
 
 def changed(schema: Object, pointer: str, change: Change) -> Object:
-    """A copy in which ``change`` has replaced each of the schemas directly within."""
+    """A copy in which ``change`` has replaced each schema directly within ``schema``."""
     copy = dict(schema)
     for keyword, value in schema.items():
         path = f"{pointer}/{keyword}"
@@ -47,7 +47,7 @@ def changed(schema: Object, pointer: str, change: Change) -> Object:
 
 
 def combines(schema: Object) -> bool:
-    """Whether the schemas that it applies describe a value together, with each other or with it."""
+    """Whether several schemas here describe one value together: applied ones, or this one too."""
     applying = APPLYING & schema.keys()
     return bool(applying) and (
         len(applying) > 1
@@ -57,9 +57,9 @@ def combines(schema: Object) -> bool:
 
 
 def combined(schema: Object) -> set[str]:
-    """The JSON pointers of all schemas that are only a part of what describes a value."""
+    """The JSON pointers of all schemas that describe a value together with other schemas."""
     found: set[str] = set()
-    # The references that stand for all of a schema, by its pointer.
+    # The targets of references that apply to the same value as a schema, by that schema's pointer.
     leading: dict[str, list[str]] = defaultdict(list)
 
     def walk(one: Schema, pointer: str, owners: tuple[str, ...], together: bool) -> None:
@@ -93,7 +93,7 @@ def combined(schema: Object) -> set[str]:
 
 
 def references(schema: Schema) -> Iterator[str]:
-    """The targets of all references in it."""
+    """Yields the targets of all references in a schema."""
     if isinstance(schema, bool):
         return
     if isinstance(reference := schema.get("$ref"), str):

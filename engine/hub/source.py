@@ -1,4 +1,4 @@
-"""Resolves the model to serve to a path. Imports no MLX, because it runs in the API process."""
+"""Finds the path of the model to serve. Imports no MLX, because it runs in the API process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that is on disk. ``name`` is the id it is served under. Small enough to pickle."""
+    """A model on disk. ``name`` is the id under which it is served."""
 
     name: str
     kind: Literal["gguf", "directory"]
@@ -42,7 +42,7 @@ def fetch(model: str) -> ModelSource:
     """As ``resolve``, and verifies every file that has a checksum.
 
     Raises:
-        ModelError: as in ``resolve``; or a file is not as its source says.
+        ModelError: as in ``resolve``; or a file has a wrong checksum.
     """
     return _found(model, False, download_checked)
 
@@ -50,7 +50,7 @@ def fetch(model: str) -> ModelSource:
 def _found(
     model: str, trust_remote_code: bool, download_from_hub: Callable[[str], Path]
 ) -> ModelSource:
-    # A bare name never means a directory that happens to be called like the default model.
+    # The default model's name never means a directory of that name.
     if model == DEFAULT_MODEL:
         return ModelSource(DEFAULT_MODEL, "gguf", fetch_default_model())
     try:

@@ -1,4 +1,4 @@
-"""Tracebacks for the log: types and places, but no messages, which may quote a user."""
+"""Tracebacks for the log: types and places without messages, because these may quote a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging of both processes: text or JSON lines, with the id of the request they are about.
+"""Logging of both processes: text or JSON lines, with the id of the request that they are about.
 
 python-json-logger makes the JSON, because it is a formatter for the standard library's ``logging``,
 which MLX-LM, transformers and aiohttp use as well.
@@ -31,12 +31,12 @@ class Stream(Protocol):
     def flush(self) -> object: ...
 
 
-# The id of the request being answered; every line logged meanwhile carries it.
+# The id of the current request, which is added to every line logged for it.
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 def set_up_logs(level: str, log_format: LogFormat, process: Process) -> None:
-    """Sets up logging from ``level`` on to standard error, one line per record."""
+    """Logs records of ``level`` and above to standard error, one line per record."""
     writer = LogWriter(STDERR)
     logging.basicConfig(level=level.upper(), handlers=[log_handler(log_format, process, writer)])
     if log_format == "json":
@@ -44,7 +44,7 @@ def set_up_logs(level: str, log_format: LogFormat, process: Process) -> None:
 
 
 def log_handler(log_format: LogFormat, process: Process, stream: Stream) -> logging.Handler:
-    """Writes records to ``stream`` with the id of their request."""
+    """A handler that writes records to ``stream``, with the id of their request."""
     handler = logging.StreamHandler(stream)
     handler.addFilter(_add_request_id)
     handler.setFormatter(_json(process) if log_format == "json" else TextFormatter(process))
@@ -62,7 +62,7 @@ def _json(process: Process) -> JsonFormatter:
 
 
 class TextFormatter(logging.Formatter):
-    """``time LEVEL process logger: message key=value …``; what ends the server stands alone."""
+    """``time LEVEL process logger: message key=value …``; critical messages have no such prefix."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")

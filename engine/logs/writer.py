@@ -14,23 +14,23 @@ from threading import Condition, Thread
 
 logger = logging.getLogger(__name__)
 
-# Characters that may wait for a slow reader; an access line has some 300.
+# Characters that may wait for a slow reader; an access line has about 300.
 MAX_CHARS = 4 << 20
-# How long the process waits at its end for unwritten lines.
+# Time that the process waits at its end for unwritten lines.
 END_SECONDS = 2.0
 
 
 class LogWriter:
     """Queues text for a file descriptor and writes it on a thread. Thread-safe.
 
-    While ``most`` characters wait, new lines are dropped and counted; a line in the log reports
-    their number once there is room. Lines that cannot be written (a full disk, a closed pipe) are
-    dropped silently, because there is nowhere to report it.
+    While ``max_chars`` characters wait, new lines are dropped and counted; a line in the log
+    reports their number once there is space. Lines that cannot be written (a full disk, a closed
+    pipe) are dropped silently, because there is nowhere to report it.
     """
 
-    def __init__(self, fd: int, most: int = MAX_CHARS) -> None:
+    def __init__(self, fd: int, max_chars: int = MAX_CHARS) -> None:
         self._fd = fd
-        self._most = most
+        self._max_chars = max_chars
         self._lines: deque[str] = deque()
         self._chars = self._lost = 0
         self._busy = False
@@ -42,7 +42,7 @@ class LogWriter:
     def write(self, text: str) -> None:
         """Queues a line."""
         with self._changed:
-            if self._lines and self._chars + len(text) > self._most:
+            if self._lines and self._chars + len(text) > self._max_chars:
                 self._lost += 1
                 return
             self._lines.append(text)
@@ -68,7 +68,7 @@ class LogWriter:
                 self._chars -= len(line)
             self._put(line.encode("utf-8", "backslashreplace"))
             with self._changed:
-                lost = self._lost if self._chars < self._most // 2 else 0
+                lost = self._lost if self._chars < self._max_chars // 2 else 0
                 self._lost -= lost
             if lost:
                 logger.warning("%d lines of the log were lost: it is read too slowly", lost)
@@ -78,7 +78,7 @@ class LogWriter:
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:  # a terminal that another process has made non-blocking
+            except BlockingIOError:  # another process has made this terminal non-blocking
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
                 poll.poll(1000)

@@ -1,7 +1,8 @@
 """Connects a model's attention with the engine's caches.
 
 All model files of mlx-lm call ``scaled_dot_product_attention``, which they import by name. So it is
-replaced in the module of each model file. With other caches mlx-lm's own function still runs.
+replaced in the module of each model file. With caches that are not the engine's, mlx-lm's function
+still runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Attend(Protocol):
     def __call__(
         self, parts: Sequence[Part], scale: float, sinks: mx.array | None
     ) -> Sequence[mx.array | None]:
-        """
+        """Computes attention of each part.
+
         Args:
             parts: queries, keys, values and masks of each part.
             scale: factor of the scores.
@@ -36,10 +38,10 @@ class Attend(Protocol):
 
 
 def install(model: Any, attend: Attend | None = None) -> bool:
-    """Has a model compute attention by ``attend`` where that can, else by mlx-lm's function.
+    """Replaces a model's attention by ``attend``, and by mlx-lm's function for unsupported parts.
 
     Returns:
-        Whether the model uses the function that is replaced.
+        Whether the model calls ``scaled_dot_product_attention`` at all.
     """
     found = False
     layers = (layer for layer in model.modules() if callable(layer))
@@ -52,7 +54,7 @@ def install(model: Any, attend: Attend | None = None) -> bool:
 
 
 def names_of(layer: Any) -> dict[str, Any]:
-    """The globals of the module of a layer's code. (That module need not be in ``sys.modules``.)"""
+    """The globals of the module with a layer's code, which may be missing in ``sys.modules``."""
     names: dict[str, Any] = type(layer).__call__.__globals__
     return names
 

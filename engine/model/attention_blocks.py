@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from chairlift.cache.layer import Mask
-
-# Bytes of a block's float32 scores. Without blocks, 32 heads of a chunk of 512 tokens behind
-# 131,072 others have 8.6 GB of scores. Blocks of this size take no longer than larger ones: their
-# products are still hundreds of rows high, and they fit in a large L3 cache.
-SCORE_BYTES = 32 << 20
+from chairlift.engine.device.profile import SCORE_BYTES
 
 
 class Block(NamedTuple):
-    """Slices of the queries that are computed together; ``heads`` are those of each key head."""
+    """Slices of the queries that are computed together; ``heads`` counts within each key head."""
 
     rows: slice
     key_heads: slice
@@ -31,11 +27,11 @@ def blocks(
 ) -> Iterator[Block]:
     """Divides queries into blocks that are contiguous, in memory order.
 
-    No block has more than ``score_bytes`` of scores, unless a single query has.
+    A block has at most ``score_bytes`` of scores, unless a single query has more.
 
     Args:
         shape: rows, key heads, query heads of each key head, new tokens.
-        seen: columns that each query has scores for.
+        seen: the number of columns for which each query has scores.
     """
     max_queries = max(1, score_bytes // (4 * max(1, seen)))
     inner = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
@@ -56,10 +52,10 @@ def fused_in_blocks(
     sinks: mx.array | None,
     score_bytes: int = SCORE_BYTES,
 ) -> mx.array:
-    """``mx.fast.scaled_dot_product_attention`` block by block: on the CPU it keeps all scores.
+    """``mx.fast.scaled_dot_product_attention``, block by block.
 
-    Evaluates each block before the next one is built, because MLX allocates memory for operations
-    before it computes them.
+    On the CPU, MLX's function keeps the scores of all queries. Each block is evaluated before the
+    next one is built, because MLX allocates memory for operations before it computes them.
 
     Args:
         queries: ``[rows, heads, step, dim]``.
@@ -98,7 +94,7 @@ def fused_in_blocks(
 def by_head(mask: Any, key_heads: int) -> Any:
     """Reshapes a mask to ``[rows, key heads, query heads of each, step, columns]``.
 
-    It may be an array of MLX or of NumPy, and any of its axes may be 1.
+    The mask may be an MLX or a NumPy array, and any of its axes may be 1.
     """
     if mask.ndim >= 5:
         return mask
@@ -110,13 +106,13 @@ def by_head(mask: Any, key_heads: int) -> Any:
 
 
 def part_of(mask: Any, block: Block) -> Any:
-    """A block's part of a mask in the shape of ``by_head``."""
+    """A block's part of a mask that has the shape of ``by_head``."""
     sliced = zip(block, mask.shape, strict=False)
     return mask[tuple(part if size > 1 else slice(0, 1) for part, size in sliced)]
 
 
 def _flat(mask: mx.array, queries: tuple[int, ...]) -> mx.array:
-    """A mask of five axes as one of four axes, for queries of that shape."""
+    """Reshapes a mask from five axes to four, for queries of the shape ``queries``."""
     rows, key_heads, shared, step, columns = mask.shape
     if key_heads == shared == 1:
         return mask[:, :, 0]

@@ -1,8 +1,8 @@
 """Compiles decode steps whose shapes stay the same.
 
-A step of few rows takes as long as the host needs to build and launch it. While the shapes stay
-the same, so does what Python and MLX do for each operation, and ``mx.compile`` does it only once.
-Works for ``queued`` layers only, whose buffers never change as far as MLX can see.
+A step of few rows takes as long as the host needs to build and launch it. While shapes stay the
+same, Python and MLX do the same work for each operation in every step; ``mx.compile`` does it only
+once. This works only with ``queued`` layers: MLX does not see that their buffers change.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# Steps of one shape after which it is compiled; compiling takes as long as three more steps.
+# A shape is compiled after this many steps. Compiling takes as long as three more steps.
 STEADY = 8
-# Above this the device takes longer than the host anyway (measured on an H200).
+# With more rows, the device takes longer than the host anyway (measured on an H200).
 MAX_ROWS = 64
-# Compiled shapes that are kept.
+# The number of compiled shapes that are kept.
 MAX_SHAPES = 64
-# Of the largest logit: fused operations round less often.
+# As a share of the largest logit. Fused operations round less often.
 TOLERANCE = 0.05
 _TRIAL = Trial(
     within_largest(TOLERANCE),
@@ -53,7 +53,8 @@ class CompiledSteps:
         self._gives_up = False
 
     def __call__(self, band: BatchCache, tokens: mx.array) -> mx.array:
-        """
+        """Computes the next logits of a band's rows.
+
         Args:
             band: must be within a step of one token.
             tokens: ``[rows, 1]``.
@@ -73,7 +74,7 @@ class CompiledSteps:
         return self._plain(band, tokens)
 
     def _plain(self, band: BatchCache, tokens: mx.array) -> mx.array:
-        """Calls the model uncompiled, and notes for which windows the layers gave lengths."""
+        """Calls the model uncompiled, and records the windows for which layers gave lengths."""
         logits: mx.array = self._model(tokens, cache=band.layers)
         self._limits = [list(layer.shared.lengths) for layer in _kinds(band)]
         return logits
@@ -118,11 +119,11 @@ class CompiledSteps:
         Args:
             tokens: ``[rows, 1]``.
             offset: ``[rows]``, the rows' positions.
-            kinds: for each kind of layer the newest column, and the lengths for each window.
+            kinds: for each kind of layer, the newest column and the lengths for each window.
             buffers: keys and values of each layer.
 
         Raises:
-            ValueError: the model's masks differ from step to step.
+            ValueError: the model's masks change from step to step.
         """
         assert self._band is not None
         band = self._band
@@ -134,22 +135,25 @@ class CompiledSteps:
                 _kinds(band), self._limits, kinds, strict=True
             )
         }
-        known = self._limits
+        expected = self._limits
         with _replaced_arrays(band.attention, offset, shared, buffers):
             logits = self._plain(band, tokens)
-        if known != self._limits:
+        if expected != self._limits:
             raise ValueError("its masks differ from step to step")
         return logits
 
     def _is_right(self, logits: mx.array, band: BatchCache, tokens: mx.array) -> bool:
-        """Whether a plain call gives the same logits; settled in a step after the traced one."""
+        """Whether a plain call gives the same logits.
+
+        Later steps rely on the answer only if it comes from a step after the traced one.
+        """
         right = _TRIAL.passes(lambda: self._plain(band, tokens), lambda: logits)
         self._checked = right and self._steady > STEADY
         return right
 
 
 def _kinds(band: BatchCache) -> list[LayerCache]:
-    """One layer of each kind, i.e. of each ring."""
+    """One layer of each kind, that is, of each ring."""
     return list({id(layer.ring): layer for layer in reversed(band.attention)}.values())
 
 
@@ -160,7 +164,7 @@ def _replaced_arrays(
     shared: dict[int, Shared],
     buffers: Sequence[tuple[mx.array, mx.array]],
 ) -> Iterator[None]:
-    """While inside, the layers use these arrays instead of their own."""
+    """A context in which the layers use these arrays instead of their own."""
     before = [(layer.offset, layer.shared, layer.keys, layer.values) for layer in layers]
     for layer, (keys, values) in zip(layers, buffers, strict=True):
         layer.begin(offset, shared[id(layer.ring)])
@@ -168,7 +172,7 @@ def _replaced_arrays(
     try:
         yield
     finally:
-        for layer, (own_offset, own_shared, *arrays) in zip(layers, before, strict=True):
-            layer.begin(own_offset, own_shared)
+        for layer, (layer_offset, layer_shared, *arrays) in zip(layers, before, strict=True):
+            layer.begin(layer_offset, layer_shared)
             layer.keys, layer.values = arrays
             layer.end()

@@ -1,7 +1,7 @@
-"""Turns tokens into text one at a time; the segments together are the text that ``decode`` gives.
+"""Converts tokens to text one at a time; all segments together are the text of ``decode``.
 
-mlx-lm's byte-level detokenizer drops a leading space, and its SentencePiece one depends on where a
-line begins. Both kinds of tokens stand for bytes, so one UTF-8 decoder serves both.
+mlx-lm's byte-level detokenizer drops a leading space, and its SentencePiece detokenizer depends on
+where a line begins. Tokens of both kinds stand for bytes, so one UTF-8 decoder serves both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 class ByteDetokenizer:
-    """Implements mlx-lm's StreamingDetokenizer in time linear in the tokens.
+    """Implements mlx-lm's StreamingDetokenizer, in time linear in the tokens.
 
-    An invalid byte becomes U+FFFD as soon as no later byte can complete it.
+    An invalid byte becomes U+FFFD as soon as no later byte can complete a character.
 
     Args:
         token_bytes: the bytes of each token id.
-        strip: drop one leading space of the text.
+        strip: whether to drop one leading space of the text.
     """
 
     def __init__(self, token_bytes: list[bytes], strip: bool) -> None:
@@ -69,7 +69,7 @@ class ByteDetokenizer:
 
 
 def byte_detokenizer(tokenizer: Any) -> ByteDetokenizer | None:
-    """The detokenizer of a transformers tokenizer; None if its decoder is of another kind."""
+    """A detokenizer for a transformers tokenizer; None if its decoder is of an unknown kind."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.decoder is None:
         return None

@@ -21,8 +21,10 @@ from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# Of the largest logit: bfloat16 has two digits, and logits of wrong tokens differ by much more.
+# As a share of the largest logit. bfloat16 has two digits; wrong logits differ by much more.
 TOLERANCE = 0.05
+# Attributes in which mlx-lm's attention layers keep the number of their query heads.
+_HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
 _TRIAL = Trial(within_largest(TOLERANCE), log, error="a model call of another form fails: %s")
 
 
@@ -30,9 +32,10 @@ class Chunk(NamedTuple):
     """The next tokens of one prompt.
 
     Attributes:
-        cache: the prompt's own, of one row.
-        choices: how many sequences continue this prompt; 0 if it does not end with this chunk.
-        scored: the number of first tokens whose logits are needed as well, for prompt logprobs.
+        cache: the prompt's cache, of one row.
+        choices: the number of sequences that continue this prompt; 0 if the prompt does not end
+            with this chunk.
+        scored: the logits of this many first tokens are needed as well, for prompt logprobs.
         pooled: the hidden states of all tokens are needed.
     """
 
@@ -44,13 +47,13 @@ class Chunk(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step computed.
+    """The results of a step's model calls.
 
     Attributes:
-        logits: ``[rows + choices, vocabulary]``; None if there are none.
-        scored: ``[scored, vocabulary]``, by the number of the chunk, of chunks that have any.
-        hidden: ``[tokens, hidden size]``, by the number of the chunk, of pooled chunks: the input
-            of the output layer.
+        logits: ``[rows + choices, vocabulary]``; None if there are no rows and no choices.
+        scored: the logits ``[scored, vocabulary]`` of chunks with ``scored``, by chunk number.
+        hidden: the inputs ``[tokens, hidden size]`` of the output layer, of pooled chunks, by chunk
+            number.
     """
 
     logits: mx.array | None
@@ -62,19 +65,30 @@ class Forward:
     """Calls a model; builds graphs only, unless the model is eager.
 
     Args:
-        head: computes logits at selected positions only; None where the model's output layer was
-            not found.
+        head: computes logits at selected positions only; None if the model's output layer was not
+            found.
         packs: one call computes rows and chunks together; see ``cache.packed``.
-        multiple: the last chunk of a prompt is padded to a multiple of this many tokens in packed
-            calls, so that they have few different shapes.
+        multiple: in packed calls, the last chunk of a prompt is padded to a multiple of this many
+            tokens, to have few different shapes.
+        max_pairs: pairs of a query and a key that a model call of one chunk may have, because a
+            model file with attention of its own keeps a score of each pair and head. Longer chunks
+            take several calls. Packed calls need no bound: they use the engine's attention.
     """
 
-    def __init__(self, model: Any, head: Head | None, packs: bool, multiple: int = 1) -> None:
+    def __init__(
+        self,
+        model: Any,
+        head: Head | None,
+        packs: bool,
+        multiple: int = 1,
+        max_pairs: int | None = None,
+    ) -> None:
         self._model = model
         self._rows = CompiledSteps(model)
         self._head = head
         self.packs = packs
         self._multiple = multiple
+        self._max_pairs = max_pairs
 
     @property
     def selects_positions(self) -> bool:
@@ -82,7 +96,8 @@ class Forward:
         return self._head is not None
 
     def __call__(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
-        """
+        """Computes the next logits of all rows and chunks.
+
         Args:
             bands: the caches of decode rows. Empty ones are ignored.
             tokens: ``[rows]``, the next token of each row, one band after the other.
@@ -100,17 +115,49 @@ class Forward:
             with band.step(1):
                 logits.append(self._rows(band, fed)[:, -1])
         for number, chunk in enumerate(chunks):
-            new = mx.array([chunk.tokens], mx.int32)
-            positions = [*range(chunk.scored), len(chunk.tokens) - 1]
-            with chunk.cache.step(len(chunk.tokens)), self._select(positions, axis=1) as inputs:
-                result = self._model(new, cache=chunk.cache.layers)
-            result = result[0] if inputs else result[0, mx.array(positions)]
+            result, inputs = self._chunk_call(chunk)
             logits += [result[-1:]] * chunk.choices
             if chunk.scored:
                 scored[number] = result[:-1]
             if chunk.pooled:
-                hidden[number] = inputs[0][0]
+                hidden[number] = mx.concatenate(inputs)
         return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
+
+    def _chunk_call(self, chunk: Chunk) -> tuple[mx.array, list[mx.array]]:
+        """Calls the model with the tokens of one chunk, at once or part by part.
+
+        Returns:
+            Logits ``[scored + 1, vocabulary]``, those of the last token at the end; and for each
+            call the input of the output layer, ``[tokens, hidden size]``, where that is known.
+        """
+        results: list[mx.array] = []
+        inputs: list[mx.array] = []
+        count = len(chunk.tokens)
+        size = self._call_tokens(chunk)
+        for start in range(0, count, size):
+            part = chunk.tokens[start : start + size]
+            positions = [*range(max(0, min(len(part), chunk.scored - start)))]
+            is_last = start + size >= count
+            if is_last or not positions:
+                positions.append(len(part) - 1)
+            with chunk.cache.step(len(part)), self._select(positions, axis=1) as seen:
+                result = self._model(mx.array([part], mx.int32), cache=chunk.cache.layers)
+            result = result[0] if seen else result[0, mx.array(positions)]
+            if is_last or chunk.scored > start:
+                results.append(result)
+            if chunk.pooled:
+                inputs.append(seen[0][0])
+            if not is_last:
+                # The scores of this call are freed before those of the next are allocated.
+                mx.eval(chunk.cache.state, results, inputs)
+        return mx.concatenate(results), inputs
+
+    def _call_tokens(self, chunk: Chunk) -> int:
+        """How many tokens of a chunk one model call computes."""
+        count = len(chunk.tokens)
+        if self._max_pairs is None:
+            return count
+        return min(count, max(1, self._max_pairs // (chunk.cache.offsets[0] + count)))
 
     def _packed_call(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
         new: list[int] = []
@@ -141,30 +188,31 @@ class Forward:
         )
 
     def _padded(self, chunk: Chunk) -> int:
-        """The padded length of a chunk. Only a prompt's last chunk is padded, and only if its
-        cache need not grow for that.
+        """The padded length of a chunk.
+
+        Only a prompt's last chunk is padded, and only if its cache does not have to grow for that.
         """
         real, cache = len(chunk.tokens), chunk.cache
         step = padded(real, self._multiple) if chunk.choices else real
         return step if cache.offsets[0] + step <= cache.capacity.columns else real
 
     def _select(self, positions: list[int], axis: int) -> AbstractContextManager[list[mx.array]]:
-        """While inside, logits are computed at these positions only.
+        """A context in which logits are computed at these positions only.
 
-        Yields the inputs of the output layer; an empty list where that layer is not known.
+        Yields the list of the output layer's inputs, which stays empty if that layer is unknown.
         """
         return self._head.select(positions, axis) if self._head else nullcontext([])
 
 
 class CacheFactories(NamedTuple):
-    """Functions that make an empty cache for decode rows, and one for a prompt."""
+    """Two functions: one makes an empty cache for decode rows, one an empty cache for a prompt."""
 
     rows: Callable[[], BatchCache]
     prompts: Callable[[], BatchCache]
 
 
 class SelectedForward(NamedTuple):
-    """How to call a model, and with which caches."""
+    """The chosen way to call a model, with the caches for it."""
 
     forward: Forward
     caches: CacheFactories
@@ -175,24 +223,25 @@ def select_forward(
     make_cache: Callable[[], BatchCache],
     preferred: CacheFactories,
     multiple: int = 1,
+    max_pairs: int | None = None,
 ) -> SelectedForward:
-    """Finds the cheapest way to call a model that gives the logits of plain calls.
+    """Finds the fastest way to call a model that gives the same logits as plain calls.
 
     Args:
         make_cache: makes the caches of plain calls.
-        preferred: make the device's own caches, which are used if their logits are right, too.
-        multiple: see ``Forward``.
+        preferred: make the device's caches, which are used if they give the same logits, too.
+        multiple, max_pairs: see ``Forward``.
     """
-    plain = Forward(model, None, packs=False)
+    plain = Forward(model, None, packs=False, max_pairs=max_pairs)
     both = CacheFactories(make_cache, make_cache)
     expected = _trial_logits(plain, both)
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
     choices = (preferred, both) if preferred.rows().queued else (both,)
-    for (own_head, packs), caches in product(forms, choices):
+    for (head_or_none, packs), caches in product(forms, choices):
         if packs and not make_cache().pads:
             continue  # a recurrent state has to see one token after the other
-        forward = Forward(model, own_head, packs, multiple)
+        forward = Forward(model, head_or_none, packs, multiple, max_pairs)
         if _TRIAL.passes(lambda: expected, partial(_trial_logits, forward, caches)):
             return _log_choice(SelectedForward(forward, caches))
     return _log_choice(SelectedForward(plain, both))
@@ -209,8 +258,10 @@ def _log_choice(fit: SelectedForward) -> SelectedForward:
 
 
 def _trial_logits(forward: Forward, caches: CacheFactories) -> mx.array:
-    """Logits of a short run: two prompts, one of them in two chunks, end in one step, and then
-    decode in two bands beside a third prompt.
+    """The logits of a short run of two steps.
+
+    Two prompts, one of them in two chunks, end in the first step. In the second step they decode in
+    two bands, beside a third prompt.
     """
     bands = one, two = caches.rows(), caches.rows()
     prompts = [caches.prompts() for _ in range(3)]
@@ -232,7 +283,7 @@ def _trial_logits(forward: Forward, caches: CacheFactories) -> mx.array:
 
 
 def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int | None:
-    """The length of a model's last hidden states; None where they cannot be read."""
+    """The length of a model's last hidden states; None if they cannot be read."""
     prompt = make_cache()
     prompt.join(columns=4)
     chunk = Chunk(prompt, [1, 5, 2], 1, pooled=True)
@@ -240,6 +291,13 @@ def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int |
         hidden = forward([], mx.zeros((0,), mx.int32), [chunk]).hidden[0]
         mx.eval(hidden)
     except Exception as error:  # a model file may raise anything
-        log.debug("a model's hidden states are not where they are looked for: %s", error)
+        log.debug("a model's hidden states cannot be read: %s", error)
         return None
     return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
+
+
+def attention_heads(model: Any) -> int:
+    """The largest number of query heads of any layer; 128 where no layer names it."""
+    named = (getattr(layer, name, None) for layer in model.modules() for name in _HEAD_COUNTS)
+    counts = [count for count in named if isinstance(count, int) and count > 0]
+    return max(counts, default=128)

@@ -12,10 +12,10 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 
 
 class Head:
-    """A model's output layer: ``lm_head``, or the embedding where that is the output layer, too.
+    """A model's output layer: ``lm_head``, or the embedding if that is also the output layer.
 
-    Of a prompt's chunk of hundreds of tokens only the last one's logits are needed, and the
-    product with the vocabulary is a quarter of a small model's work.
+    A prompt chunk of hundreds of tokens needs the logits of its last token only, and the product
+    with the vocabulary is a quarter of a small model's work.
     """
 
     def __init__(self, model: Any) -> None:
@@ -30,9 +30,9 @@ class Head:
 
     @contextmanager
     def select(self, positions: list[int], axis: int) -> Iterator[list[mx.array]]:
-        """While inside, the output layer computes only these positions of its input's ``axis``.
+        """A context in which the output layer computes only these positions of its input's axis.
 
-        Yields a list that gets the complete input of each call of the layer.
+        Yields a list to which each call of the layer appends its complete input.
         """
         self._positions, self._axis = mx.array(positions, mx.int32), axis
         self._inputs = []
@@ -42,7 +42,7 @@ class Head:
             self._positions, self._inputs = None, []
 
     def _replace(self, layer: Any, method: str) -> None:
-        """Gives the layer a subclass of its own: Python looks for ``__call__`` in the class."""
+        """Replaces a method by giving the layer a subclass: Python looks up ``__call__`` there."""
         base: Any = type(layer)
         original = getattr(base, method)
 

@@ -24,10 +24,10 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.adapters import adapt
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-# The first of these that a configuration has is its context in tokens.
+# The context in tokens is the first of these keys that a configuration has.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
-# RoPE scalings whose configurations give the context before stretching.
+# With these RoPE scalings, a configuration contains the context before stretching.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
 
@@ -37,9 +37,9 @@ class LoadedModel:
 
     Attributes:
         dtype: the type of its floating-point parameters.
-        max_context: in tokens; None where the configuration does not say.
+        max_context: in tokens; None if the configuration does not contain it.
         weight_bytes: memory of its parameters.
-        quantized: its files have weights of fewer bits than a floating-point type.
+        quantized: its files contain quantized weights.
     """
 
     model: Module
@@ -54,14 +54,14 @@ class LoadedModel:
 def load_model(
     source: ModelSource, dtype: str, on_progress: Callable[[str], None] = lambda _: None
 ) -> LoadedModel:
-    """Loads the weights onto MLX's default device and waits until they are there.
+    """Loads the weights onto MLX's default device, and waits until they are there.
 
     Args:
-        dtype: "auto", "float32", "float16" or "bfloat16", to which floating-point parameters and
-            the scales of quantized ones are cast. "auto" is float32 on the CPU, where MLX computes
+        dtype: "auto", "float32", "float16" or "bfloat16": the type of floating-point parameters
+            and of the scales of quantized ones. "auto" is float32 on the CPU, where MLX computes
             other types an order of magnitude slower, and the model's own type elsewhere. For the
             same reason a float32 model is dequantized on the CPU.
-        on_progress: is called with short texts for the user.
+        on_progress: called with short texts for the user.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -120,7 +120,7 @@ def _from_directory(
     if not shards:
         raise ModelError(f"{path}: it has no model*.safetensors")
     for shard in shards:
-        # NOTE: MLX reads lazily and would find a short file only in the middle of a step.
+        # NOTE: MLX reads lazily, and would notice a truncated file only within a step.
         try:
             with safe_open(shard, framework="numpy"):
                 pass
@@ -132,7 +132,7 @@ def _from_directory(
 
 
 def _check_memory(source: ModelSource) -> None:
-    """Refuses a model that cannot fit, before the system kills the process while it loads."""
+    """Raises ModelError if a model cannot fit; otherwise the system would kill the process."""
     is_gguf = source.kind == "gguf"
     files = [source.path] if is_gguf else list(source.path.glob("model*.safetensors"))
     needed, free = sum(file.stat().st_size for file in files), memory.free_memory()
@@ -161,7 +161,7 @@ def _parameters(model: Any) -> dict[str, mx.array]:
 
 
 def _floating(model: Module) -> Counter[mx.Dtype]:
-    """How many elements have each floating-point type."""
+    """The number of elements of each floating-point type."""
     counts: Counter[mx.Dtype] = Counter()
     for array in _parameters(model).values():
         if mx.issubdtype(array.dtype, mx.floating):
@@ -170,13 +170,13 @@ def _floating(model: Module) -> Counter[mx.Dtype]:
 
 
 def _max_context(config: dict[str, Any]) -> int | None:
-    """The context in tokens of a Hugging Face configuration, RoPE stretching included."""
+    """The context in tokens by a Hugging Face configuration, after RoPE stretching."""
     text = config.get("text_config") or config
     known = [text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)]
     context: int | None = known[0] if known else None
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type")
-    # Gemma 3's configurations give the stretched context although they scale linearly.
+    # Gemma 3's configurations contain the stretched context although they scale linearly.
     if context is None or kind not in _STRETCHING or "gemma3" in config["model_type"]:
         return context
     if kind == "yarn":

@@ -1,4 +1,4 @@
-"""A first step with a model, which shows whether it runs on batched caches, and its KV size."""
+"""Runs a first step with a model: checks that it works on batched caches, and measures its KV."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from chairlift.engine.errors import UnsupportedModel
 
 
 class Probed(NamedTuple):
-    """What the first step shows.
+    """The results of the first step.
 
     Attributes:
         geometry: bytes of a token and of a row in the caches.
         vocabulary: the last dimension of the logits.
-        layers: what each layer caches.
+        layers: the form of each layer's cache.
     """
 
     geometry: KVGeometry
@@ -31,8 +31,8 @@ def probe(model: Any, architecture: str, quantization: Quantization | None = Non
     """Runs two rows of different length through a prefill and a decode step.
 
     Raises:
-        UnsupportedModel: the model needs caches that cannot be batched, or its code does not run
-            with batched ones; the message names the architecture.
+        UnsupportedModel: the model needs caches that cannot be batched, or its code fails with
+            batched caches. The message names the architecture.
     """
     try:
         prompts, batch = make_batch(model, quantization), make_batch(model, quantization)

@@ -14,7 +14,7 @@ from chairlift.engine.model.detokenizer import byte_detokenizer
 
 
 def load_tokenizer(source: ModelSource) -> TokenizerWrapper:
-    """Loads a tokenizer in mlx-lm's wrapper, whose ``detokenizer`` is a new one at each access.
+    """Loads a tokenizer in mlx-lm's wrapper. Each access to its ``detokenizer`` makes a new one.
 
     Raises:
         ModelError: the tokenizer is missing or damaged.
@@ -24,7 +24,7 @@ def load_tokenizer(source: ModelSource) -> TokenizerWrapper:
         tokenizer = load_gguf_tokenizer(GGUFFile(source.path))
     else:
         tokenizer = _from_directory(source)
-    # NOTE: no parameter of mlx-lm's loaders takes a detokenizer; the wrapper copies this one.
+    # NOTE: mlx-lm's loaders have no parameter for a detokenizer. The wrapper copies this one.
     if (detokenizer := byte_detokenizer(tokenizer)) is not None:
         tokenizer._detokenizer = detokenizer
     return tokenizer
@@ -38,6 +38,6 @@ def _from_directory(source: ModelSource) -> TokenizerWrapper:
             ends = (config.get("text_config") or {}).get("eos_token_id")
         extra = {"trust_remote_code": source.trust_remote_code}
         return load_directory(source.path, extra, eos_token_ids=ends)
-    except Exception as error:  # transformers raises whatever its parsers do
+    except Exception as error:  # transformers raises any of its parsers' exceptions
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{source.path}: the tokenizer cannot be loaded: {cause}") from error

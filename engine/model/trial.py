@@ -1,8 +1,8 @@
-"""Tries a faster replacement of some part of a model against the part itself, before it is used.
+"""Compares a faster replacement of some part of a model with the original, before it is used.
 
-A replacement computes what the reference computes, up to rounding, or it is not used: it runs on
-the same random input, and the results are compared. Model files and kernel compilers may raise
-anything, so every exception counts as "not usable here".
+Both run on the same random input. If the results differ by more than rounding, the replacement is
+not used. Model files and kernel compilers may raise anything, so every exception counts as "not
+usable here".
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one kind of replacement is tried.
+    """The comparison for one kind of replacement.
 
     Attributes:
         agree: compares the candidate's result with the reference's, in this order.
-        log: of the module whose replacement it is.
-        error: the line that is logged when something raises; it has a ``%s`` for the exception.
+        log: the logger of the module with the replacement.
+        error: the line that is logged when something raises; contains a ``%s`` for the exception.
         level: the level of that line.
-        mismatch: the warning that is logged when the results differ; None for none.
+        mismatch: the warning that is logged when the results differ; None logs nothing.
     """
 
     agree: Callable[[mx.array, mx.array], bool]
@@ -43,7 +43,7 @@ class Trial:
         return bool(agreed)
 
     def attempt(self, call: Callable[[], T]) -> T | None:
-        """What ``call`` returns; None, and a log line, if it raises."""
+        """Returns the result of ``call``; if it raises, logs that and returns None."""
         try:
             return call()
         except Exception as error:  # a model's own code or a compiler
@@ -55,10 +55,11 @@ class Trial:
 
 
 def within_largest(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
-    """Compares arrays whose differences are at most ``tolerance`` of the largest reference value.
+    """A comparison: all differences are at most ``tolerance`` times the largest reference value.
 
-    Values that are not finite have to be so in both and count for nothing else: a model may rule
-    tokens out by -inf, and a row that overflows its type must not hide a difference in another.
+    A value that is not finite must not be finite in both arrays; apart from that it is ignored. A
+    model may rule out tokens by -inf, and a row that overflows must not hide a difference in
+    another row.
     """
 
     def agree(actual: mx.array, expected: mx.array) -> bool:
@@ -74,7 +75,7 @@ def within_largest(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
 
 
 def elementwise(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
-    """Compares each element, with ``tolerance`` as the absolute and the relative one."""
+    """A comparison of each element, with ``tolerance`` as absolute and as relative tolerance."""
 
     def agree(actual: mx.array, expected: mx.array) -> bool:
         return bool(mx.allclose(actual, expected, rtol=tolerance, atol=tolerance).item())
@@ -83,5 +84,5 @@ def elementwise(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
 
 
 def identical(actual: mx.array, expected: mx.array) -> bool:
-    """Whether both are the same numbers."""
+    """Whether both arrays have the same numbers."""
     return bool(mx.array_equal(actual, expected).item())

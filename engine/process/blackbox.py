@@ -1,6 +1,6 @@
 """A file with the requests that the engine is computing, which its parent reads after a crash.
 
-A message could be lost in the dying process; a file is not.
+A message could be lost when the process dies; a file is not.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from chairlift.scheduler.sequence import Sequence
 
 
 class BlackBox:
-    """Written by the engine before it computes anything. ``path`` is the file that a
-    ``BlackBoxReader`` has made.
+    """The engine's side: records the requests of each step before the step is computed.
+
+    Args:
+        path: the file, which a ``BlackBoxReader`` has made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,16 +31,16 @@ class BlackBox:
         if sequences == self._noted:
             return
         now = time.monotonic()
-        begun = {s.request_id: s.scheduled_at or now for s in sequences}
-        # One line; anything after it is the rest of a longer, older one.
-        line = self._encoder.encode(begun) + b"\n"
+        scheduled = {s.request_id: s.scheduled_at or now for s in sequences}
+        # The file is one line; anything after it is the rest of a longer, older line.
+        line = self._encoder.encode(scheduled) + b"\n"
         try:
             complete = os.pwrite(self._file, line, 0) == len(line)
         except OSError:
             complete = False
         if complete:
             self._noted = sequences
-        else:  # a full disk: no request is better than a wrong one
+        else:  # a full disk: reporting no request is better than a wrong one
             self._noted = []
             os.ftruncate(self._file, 0)
 
@@ -47,7 +49,7 @@ class BlackBoxReader:
     """The parent's side: makes the file, which may be removed once the engine has opened it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,8 +57,10 @@ class BlackBoxReader:
 
     @property
     def computing(self) -> dict[str, float]:
-        """Ids of the requests that the engine was computing when it ended, and when each was begun,
-        in seconds of ``time.monotonic()``; none if it had not come to that.
+        """The requests that the engine was computing when it ended; empty if it was idle.
+
+        Maps request ids to the time at which each was scheduled, in seconds of
+        ``time.monotonic()``.
         """
         line, _, _ = os.pread(self._file, os.fstat(self._file).st_size, 0).partition(b"\n")
         try:

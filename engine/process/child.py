@@ -21,17 +21,20 @@ from chairlift.engine.process.folder import BLACK_BOX, SOCKET, EngineFolder
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
-# How long what a process sent last, an explanation perhaps, may be on its way.
+# Time for the last messages of a process that has ended, such as an explanation, to arrive.
 LAST_WORDS_SECONDS = 0.1
-# Weights and KV buffers in huge pages, where glibc computes on them: 3 % more tokens a second.
+# glibc allocates weights and KV buffers in huge pages: 3 % more tokens a second on the CPU.
 ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class EngineProcess:
-    """Started by ``spawn``; ``close`` must follow.
+    """An engine process and the socket to it. ``spawn`` starts it; ``close`` must follow.
+
+    Args:
+        receive: called with each message from the engine.
 
     Raises:
-        OSError: there is no place for its socket.
+        OSError: its socket cannot be made.
     """
 
     def __init__(self, receive: Callable[[FromEngine], None]) -> None:
@@ -54,7 +57,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, once spawned."""
+        """The process id; None before ``spawn``."""
         return self._process.pid if self._process else None
 
     @property
@@ -63,13 +66,14 @@ class EngineProcess:
         return self._black_box.computing
 
     async def spawn(self, start: Start) -> None:
-        """Starts the process. On Linux it ends with the calling thread, which is that of the event
-        loop; see ``lifeline``.
+        """Starts the process. On Linux it ends with the calling thread; see ``lifeline``.
+
+        Call it on the event loop's thread, which lives as long as the server.
 
         Raises:
-            OSError: the system does not let it.
+            OSError: the system cannot start it.
         """
-        # A session of its own keeps the terminal's Ctrl-C from the engine: the server ends it.
+        # In a new session the engine does not get the terminal's Ctrl-C: the server ends it.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -80,28 +84,32 @@ class EngineProcess:
             start_new_session=True,
             env=ENVIRONMENT | os.environ,
         )
-        # Not awaited: a process that ends before it connects never takes it.
+        # Not awaited: a process that ends before it connects would never receive it.
         self._socket.send(msgspec.msgpack.encode(start, enc_hook=encode_path))
 
     def send(self, message: ToEngine) -> None:
-        """Hands it a message; never waits."""
-        # The queue to a local process has no bound worth blocking for.
+        """Sends a message without waiting."""
+        # Not awaited: the queue to a local process is practically unbounded.
         self._socket.send(self._encoder.encode(message))
 
     async def ended(self) -> int:
-        """Waits until the process has ended; its exit code, or a signal's number as a negative."""
+        """Waits until the process has ended.
+
+        Returns:
+            Its exit code, or the negative number of the signal that ended it.
+        """
         assert self._process is not None
         code = await self._process.wait()
         await asyncio.sleep(LAST_WORDS_SECONDS)
         return code
 
     def kill(self) -> None:
-        """Ends the process at once, stopped or not."""
+        """Ends the process at once, even if it is stopped."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Asks the process to end, and makes it if it takes too long."""
+        """Asks the process to end, and kills it if that takes longer than STOP_SECONDS."""
         if self._process is None:
             return
         self.send(Shutdown())
@@ -111,7 +119,7 @@ class EngineProcess:
         await self._process.wait()
 
     def close(self) -> None:
-        """Frees the socket and the folder of a process that has ended."""
+        """Releases the socket and the folder of a process that has ended."""
         self._listener.cancel()
         self._resources.close()
 

@@ -1,8 +1,8 @@
 """The engine process: ``python -m chairlift.engine PARENT FOLDER``, started by ``ProcessClient``.
 
-PARENT is the process id of the server. In the folder are its socket and its ``blackbox``. Its first
-message is a ``Start``. It ends with a ``Shutdown``, or with its parent: the kernel ends it then
-(``lifeline``), or it sees that its standard input is closed.
+PARENT is the process id of the server. FOLDER contains the server's socket and the ``blackbox``.
+The first message is a ``Start``. The process ends at a ``Shutdown``, or when its parent ends: then
+the kernel ends it (``lifeline``), or it notices that its standard input is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What to serve, and how."""
+    """The first message: the model to serve, and the settings."""
 
     config: EngineConfig
     source: ModelSource
@@ -41,7 +41,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class SocketInbox:
-    """Messages from the parent's socket, which only one thread may touch; a pipe wakes it."""
+    """Receives the parent's messages, on one thread only. Other threads wake it through a pipe."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -66,32 +66,32 @@ class SocketInbox:
 
     def wake(self) -> None:
         """See ``Inbox.wake``."""
-        with suppress(BlockingIOError):  # a full pipe wakes as well
+        with suppress(BlockingIOError):  # a full pipe wakes it as well
             os.write(self._waker, b"\0")
 
 
 def encode_path(value: object) -> str:
-    """Paths cross as text."""
+    """Encodes a path as text, for msgspec."""
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(type(value))
 
 
 def decode_path(kind: type, value: object) -> object:
-    """The way back."""
+    """Decodes a path from text, for msgspec."""
     if kind is Path:
         return Path(str(value))
     raise NotImplementedError(kind)
 
 
 def main(folder: Path, warning: str | None) -> None:
-    """Connects to the parent and serves until told to stop. ``warning`` is for the log."""
+    """Connects to the parent and serves until a ``Shutdown``. ``warning`` is logged."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.connect(f"ipc://{folder / SOCKET}")
     black_box = BlackBox(folder / BLACK_BOX)
     start = msgspec.msgpack.decode(socket.recv(), type=Start, dec_hook=decode_path)
-    # The connection is there, and nobody opens either of them by its name again.
+    # Both files are open now, and are never opened by name again.
     remove(folder)
     set_up_logs(start.log_level, start.log_format, "engine")
     if warning is not None:
@@ -104,10 +104,11 @@ def main(folder: Path, warning: str | None) -> None:
     except BackendError as error:
         logging.getLogger(__name__).critical("%s", error)
         sys.exit(1)
-    # MLX loads with this import, after the BLAS that it is to use.
+    # This import loads MLX, so it comes after the BLAS.
     from chairlift.engine.core.loop import run
 
-    # What has been imported stays: a full collection would hold up a step by tens of milliseconds.
+    # Imported modules stay forever. Unfrozen, a full collection would visit them and delay a step
+    # by tens of milliseconds.
     gc.freeze()
     encoder = msgspec.msgpack.Encoder()
 
@@ -122,7 +123,7 @@ def main(folder: Path, warning: str | None) -> None:
 
 
 def _end_with_parent(folder: Path) -> None:
-    # NOTE: not by sys.stdin: the interpreter aborts at its end if a thread still reads from it.
+    # NOTE: do not use sys.stdin: the interpreter aborts at exit if a thread still reads from it.
     while os.read(0, 1):
         pass
     remove(folder)

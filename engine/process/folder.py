@@ -1,8 +1,8 @@
-"""The folder in which an engine process finds its parent's socket, and its black box.
+"""The folder in which an engine process finds its parent's socket and its black box.
 
-Once the engine has opened both, it removes the folder: nothing is left in the temporary folder,
-however the two processes end. A folder whose server was killed before that is removed when another
-server starts.
+Once the engine has opened both, it removes the folder, so nothing stays in the temporary folder,
+however the two processes end. If a server was killed before that, the next server that starts
+removes the folder.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class EngineFolder:
     """A new folder for this user only, locked while its server lives; ``close`` must follow.
 
-    The kernel frees the lock when the server ends, however it does.
+    The kernel releases the lock when the server ends, however it ends.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
 
     def __init__(self) -> None:
@@ -37,20 +37,20 @@ class EngineFolder:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_root()))
             with suppress(FileNotFoundError):
                 self._directory = os.open(self.path, _FLAGS)
-                # It waits for a ``remove_abandoned`` that found the folder before it was locked.
+                # This waits for a ``remove_abandoned`` that found the folder before it was locked.
                 fcntl.flock(self._directory, fcntl.LOCK_EX)
                 if self.path.exists():
                     return
                 os.close(self._directory)
 
     def close(self) -> None:
-        """Removes what is left of the folder, and frees the lock."""
+        """Removes the folder if it still exists, and releases the lock."""
         remove(self.path)
         os.close(self._directory)
 
 
 def remove(path: Path) -> None:
-    """Removes a folder and the files that it may have; nothing else, and no more if it is gone."""
+    """Removes an engine's two files and then the folder, unless it has other files or is gone."""
     with suppress(OSError):
         directory = os.open(path, _FLAGS)
         try:
@@ -63,7 +63,7 @@ def remove(path: Path) -> None:
 def remove_abandoned() -> None:
     """Removes the folders of servers that were killed.
 
-    Only real directories of this user count, and only those that no server has locked.
+    Removes only real directories of this user that no server has locked.
     """
     root = _root()
     with suppress(OSError), os.scandir(root) as entries:
@@ -75,8 +75,8 @@ def remove_abandoned() -> None:
 def _root() -> Path:
     """The temporary folder, or ``/tmp`` if a socket's path in it would be too long.
 
-    A folder on a full disk is used, too: ``tempfile`` takes none in which it cannot write a file,
-    and ours may stay empty.
+    ``tempfile`` rejects a folder on a full disk, because it cannot write a file there. Here such a
+    folder is used: a socket needs no space, and the black box may stay empty.
     """
     try:
         root = Path(tempfile.gettempdir())
@@ -97,7 +97,7 @@ def _remove_if_abandoned(path: Path) -> None:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _empty(directory)
             path.rmdir()
-    except OSError:  # locked, or with other files in it
+    except OSError:  # locked, or it contains other files
         return
     finally:
         os.close(directory)

@@ -1,12 +1,12 @@
 """Samples from weights in a way that hardly depends on how the weights are rounded.
 
-Inverting the cumulative sum is fast, but among unlikely tokens the rounding errors of all earlier
-weights decide: logits that differ by 1e-5, as a row's do depending on what else is computed, give
+A row's logits differ by 1e-5 depending on what else is computed. Inverting the cumulative sum is
+fast, but it adds up the rounding errors of all earlier weights: such a difference then gives
 another token every few dozen or hundred draws. In an exponential race, every token gets an
-exponentially distributed time divided by its weight, and the first one wins with the same
-probability; rounding then matters only between two nearly equal times. A race takes a random number
-and a logarithm per token. So the cumulative sum chooses one of a few parts of the vocabulary, and
-the race chooses within that part.
+exponentially distributed time divided by its weight, and the first token wins. The probabilities
+are the same, but rounding matters only between two nearly equal times. A race needs a random number
+and a logarithm per token. So the cumulative sum chooses one of a few parts of the vocabulary, and a
+race chooses within that part.
 """
 
 from __future__ import annotations
@@ -39,30 +39,31 @@ def sample_categorical(weights: mx.array, keys: mx.array) -> mx.array:
     padded = mx.pad(weights, [(0, 0), (0, PARTS * length - vocabulary)])
     parts = padded.reshape(rows, PARTS, length)
     uniform = mx.vmap(lambda key: mx.random.uniform(shape=(1 + length,), key=key))(keys)
-    own = parts.sum(axis=-1)
-    sums = own.cumsum(axis=-1)
-    total = sums[:, -1:]
+    part_sums = parts.sum(axis=-1)
+    cumulative = part_sums.cumsum(axis=-1)
+    total = cumulative[:, -1:]
     point = mx.minimum(uniform[:, :1] * total, total * BELOW_ONE)
-    part = chosen_part(own, sums, point)
+    part = chosen_part(part_sums, cumulative, point)
     running = mx.take_along_axis(parts, part[:, None, None], axis=1)[:, 0]
     times = mx.maximum(-mx.log1p(-uniform[:, 1:]), MIN_TIME)
-    # Tokens without weight come last, even behind a ratio that is rounded to 0.
+    # Tokens without weight come last, even after a ratio that is rounded to 0.
     first = mx.argmax(mx.where(running > 0, running / times, -1.0), axis=-1)
     return mx.minimum(part * length + first.astype(mx.int32), vocabulary - 1)
 
 
-def chosen_part(own: mx.array, sums: mx.array, point: mx.array) -> mx.array:
+def chosen_part(part_sums: mx.array, cumulative: mx.array, point: mx.array) -> mx.array:
     """The first part with weight whose cumulative sum is above the point; else the heaviest part.
 
     Args:
-        own: ``[rows, PARTS]`` float32, each part's own sum.
-        sums: ``[rows, PARTS]`` float32, their cumulative sums, not necessarily ascending.
+        part_sums: ``[rows, PARTS]`` float32, the sum of each part's weights.
+        cumulative: ``[rows, PARTS]`` float32, their cumulative sums, not necessarily ascending.
         point: ``[rows, 1]`` float32.
 
     Returns:
         ``[rows]`` int32, below PARTS; a part with a positive sum, if there is one.
     """
-    reached = mx.where((sums > point) & (own > 0), mx.arange(PARTS, dtype=mx.int32), PARTS)
+    numbers = mx.arange(PARTS, dtype=mx.int32)
+    reached = mx.where((cumulative > point) & (part_sums > 0), numbers, PARTS)
     first = reached.min(axis=-1)
-    heaviest = mx.argmax(mx.where(own > 0, own, 0.0), axis=-1).astype(mx.int32)
+    heaviest = mx.argmax(mx.where(part_sums > 0, part_sums, 0.0), axis=-1).astype(mx.int32)
     return mx.where(first < PARTS, first, heaviest)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-# The bits of non-negative floats, read as integers, have the floats' order, so the search bisects
-# integers. Each halving for top_p sums the vocabulary, so it stops at a relative precision of 4e-6.
-# Those for top_k only count, so they continue to the last bit.
+# The bits of non-negative floats, read as integers, have the order of the floats, so the search
+# bisects integers. A halving for top_p sums the vocabulary, so top_p stops at a relative precision
+# of 4e-6. A halving for top_k only counts, so top_k continues to the last bit.
 TOP_P_HALVINGS = 22
 TOP_K_HALVINGS = 29
 SMALLEST = 2.0**-60
@@ -26,36 +26,37 @@ def thresholds(
     The filters apply in order: top_k, then top_p to the remaining tokens, then min_p.
 
     Args:
-        weights: ``[rows, vocabulary]`` float32, probabilities up to a factor, the largest of
-            each row being 1.
-        top_k: ``[rows, 1]``, 0 for off; top_p: ``[rows, 1]``, 1 for off; min_p: ``[rows, 1]``, 0
-            for off. None switches a filter off for all rows.
+        weights: ``[rows, vocabulary]`` float32, probabilities up to a factor: the largest weight
+            of each row is 1.
+        top_k: ``[rows, 1]``, 0 for off. For each filter, None means off for all rows.
+        top_p: ``[rows, 1]``, 1 for off.
+        min_p: ``[rows, 1]``, 0 for off.
 
     Returns:
         ``[rows, 1]``. Tokens that tie with the last included one are included as well.
     """
-    least = mx.zeros((weights.shape[0], 1), mx.float32)
+    minimum = mx.zeros((weights.shape[0], 1), mx.float32)
     if top_k is not None:
         kept = _largest(
-            least + SMALLEST,
+            minimum + SMALLEST,
             TOP_K_HALVINGS,
             lambda t: (weights >= t).sum(axis=-1, keepdims=True) >= top_k,
         )
-        least = mx.where(top_k > 0, kept, least)
+        minimum = mx.where(top_k > 0, kept, minimum)
     if top_p is not None:
-        left = mx.where(weights >= least, weights, 0.0)
+        left = mx.where(weights >= minimum, weights, 0.0)
         total = left.sum(axis=-1, keepdims=True)
-        # All tokens below this weigh less together than what top_p leaves out.
+        # All tokens below this threshold together weigh less than the part that top_p removes.
         start = mx.maximum((1 - top_p) * total / weights.shape[1], SMALLEST)
         kept = _largest(
             mx.minimum(start, 1.0),
             TOP_P_HALVINGS,
             lambda t: ((left >= t) * left).sum(axis=-1, keepdims=True) >= top_p * total,
         )
-        least = mx.where(top_p < 1, mx.maximum(kept, least), least)
+        minimum = mx.where(top_p < 1, mx.maximum(kept, minimum), minimum)
     if min_p is not None:
-        least = mx.maximum(least, min_p)
-    return least
+        minimum = mx.maximum(minimum, min_p)
+    return minimum
 
 
 def _largest(start: mx.array, halvings: int, enough: Callable[[mx.array], mx.array]) -> mx.array:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens and of the most likely ones, computed from logits."""
+"""Log-probabilities of given tokens and of the k likely ones, computed from logits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ SLICE = 64
 class TopLogprobs(NamedTuple):
     """Log-probabilities (float32) at m positions.
 
-    ``chosen`` is ``[m]``, those of the given tokens; ``top_ids`` and ``top`` are ``[m, k]``, the
-    most likely tokens and their log-probabilities, best first.
+    Attributes:
+        chosen: ``[m]``, those of the given tokens.
+        top_ids: ``[m, k]``, the k most likely tokens, best first.
+        top: ``[m, k]``, the log-probabilities of ``top_ids``.
     """
 
     chosen: mx.array
@@ -24,8 +26,8 @@ class TopLogprobs(NamedTuple):
     top: mx.array
 
 
-def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
-    """The model's log-probabilities of one token per position, and of the ``most`` likely ones.
+def top_logprobs(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
+    """The model's log-probabilities of one token per position, and of the ``k`` most likely ones.
 
     Args:
         logits: ``[m, vocabulary]`` of any float type.
@@ -35,10 +37,10 @@ def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
     highest = logits.max(axis=-1, keepdims=True)
     total = highest + mx.log(exp(logits - highest).sum(axis=-1, keepdims=True))
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
-    if most <= 1:
-        best = mx.argmax(logits, axis=-1, keepdims=True)[:, :most]
-        return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :most])
-    best = mx.argpartition(-logits, most - 1, axis=-1)[:, :most]
+    if k <= 1:
+        best = mx.argmax(logits, axis=-1, keepdims=True)[:, :k]
+        return TopLogprobs(chosen[:, 0], best, (highest - total)[:, :k])
+    best = mx.argpartition(-logits, k - 1, axis=-1)[:, :k]
     top = mx.take_along_axis(logits, best, axis=-1)
     order = mx.argsort(-top, axis=-1)
     return TopLogprobs(
@@ -48,8 +50,8 @@ def top_logprobs(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
     )
 
 
-def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, most: int) -> TopLogprobs:
-    """As ``top_logprobs``, slice by slice: it needs extra memory for one slice only."""
+def top_logprobs_in_slices(logits: mx.array, tokens: mx.array, k: int) -> TopLogprobs:
+    """As ``top_logprobs``, but slice by slice, which needs extra memory for one slice only."""
     slices = range(0, logits.shape[0], SLICE)
-    parts = [top_logprobs(logits[i : i + SLICE], tokens[i : i + SLICE], most) for i in slices]
+    parts = [top_logprobs(logits[i : i + SLICE], tokens[i : i + SLICE], k) for i in slices]
     return TopLogprobs(*(mx.concatenate(list(arrays)) for arrays in zip(*parts, strict=True)))

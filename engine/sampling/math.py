@@ -1,4 +1,4 @@
-"""Elementwise functions that MLX's CPU backend computes slowly under their own names."""
+"""Elementwise functions for which MLX's own operation is slow on the CPU."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import mlx.core as mx
 
 
 def exp(x: mx.array) -> mx.array:
-    """e to the power of x, elementwise and lazy: ``power`` takes a third of ``mx.exp``'s time."""
+    """e to the power of x, elementwise and lazy; takes a third of the time of ``mx.exp``."""
     return mx.power(math.e, x)

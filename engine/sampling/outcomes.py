@@ -26,7 +26,7 @@ _FAILURES = {
 def row_outcomes(tokens: mx.array, best: mx.array, raw: mx.array, masked: bool) -> mx.array:
     """Replaces the tokens of failed rows by failure codes.
 
-    A logit of -inf is a token that the model rules out. NaN, +inf, or only -inf mean that the
+    A logit of -inf means that the model rules out the token. NaN, +inf, or only -inf mean that the
     model's numbers have overflowed.
 
     Args:

@@ -1,4 +1,4 @@
-"""Penalties on tokens that have occurred: counts on the device, one line per row."""
+"""Penalties on tokens that have occurred, from counts on the device, one line of counts per row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ HIGHEST = 1e38
 class TokenCounts:
     """The tokens in each row's prompt, and their counts in its output.
 
-    ``in_prompt`` is ``[rows, vocabulary]`` booleans, ``in_output`` int32 counts of the same shape.
+    Attributes:
+        in_prompt: ``[rows, vocabulary]`` booleans.
+        in_output: ``[rows, vocabulary]`` int32.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -52,8 +54,8 @@ class TokenCounts:
         Returns:
             ``[rows, vocabulary]``; finite logits never become +inf or NaN.
         """
-        said = self.in_output > 0
+        present = self.in_output > 0
         repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
-        logits = mx.where(self.in_prompt | said, repeated, logits)
-        logits = logits - presence * said - frequency * self.in_output
+        logits = mx.where(self.in_prompt | present, repeated, logits)
+        logits = logits - presence * present - frequency * self.in_output
         return mx.minimum(logits, HIGHEST)

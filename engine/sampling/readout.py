@@ -1,4 +1,4 @@
-"""Copies log-probabilities from the device into the form of replies."""
+"""Reads log-probabilities from the device into messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chairlift.engine.sampling.sampler import Logprobs
 
 
 def read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
-    """By row, each with the largest number of alternatives that any row requested."""
+    """The log-probabilities by row. All have as many alternatives as the row that wants most."""
     if logprobs is None:
         return {}
     chosen: Any = logprobs.values.chosen.tolist()
@@ -21,6 +21,6 @@ def read_logprobs(logprobs: Logprobs | None) -> dict[int, TokenLogprobs]:
     }
 
 
-def cut(logprobs: TokenLogprobs, most: int) -> TokenLogprobs:
-    """The same with at most ``most`` alternatives."""
-    return TokenLogprobs(logprobs.logprob, logprobs.top[:most])
+def cut(logprobs: TokenLogprobs, k: int) -> TokenLogprobs:
+    """A copy with only the ``k`` most likely alternatives."""
+    return TokenLogprobs(logprobs.logprob, logprobs.top[:k])

@@ -18,16 +18,16 @@ from chairlift.engine.sampling.math import exp
 from chairlift.engine.sampling.outcomes import row_outcomes
 from chairlift.engine.sampling.penalties import TokenCounts
 
-# Temperatures below this are greedy (vLLM's bound): weights would be 1 and 0.
+# Temperatures below this (vLLM's bound) are greedy, because all weights would be 1 or 0.
 GREEDY_BELOW = 1e-5
-# Added to a stop token's logit before min_tokens. Finite: where a grammar allows only a stop token,
-# the text is complete, and the row ends.
+# Added to a stop token's logit before min_tokens. It is finite, so that the row can still end where
+# a grammar allows only a stop token.
 _BANNED = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The log-probabilities of those rows that requested them."""
+    """The log-probabilities of the rows that requested them; ``values`` has one line per row."""
 
     rows: list[int]
     values: TopLogprobs
@@ -35,10 +35,14 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A step's result, ``[rows]`` int32 on the device.
+    """The result of a step, on the device.
 
-    ``tokens`` are the rows' next inputs; each is in the vocabulary, even if none could be chosen.
-    ``outcomes`` are the same tokens, or a negative failure code; see ``sampling.outcomes``.
+    Attributes:
+        tokens: ``[rows]`` int32, the rows' next inputs. Each is in the vocabulary, even if the row
+            has failed.
+        outcomes: ``[rows]`` int32, the same tokens, or negative failure codes; see
+            ``sampling.outcomes``.
+        logprobs: None if no row requested any.
     """
 
     tokens: mx.array
@@ -55,7 +59,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class SamplerRow:
-    """A row's parameters; ``prompt`` and ``output`` are its tokens at the time it joined."""
+    """A row's parameters; ``prompt`` and ``output`` are its tokens at the time that it joined."""
 
     params: SamplingParams
     prompt: Seq[int]
@@ -72,9 +76,9 @@ class SamplerRow:
 
 
 class Sampler:
-    """Samples for the rows of one batch; ``rearrange`` keeps it in the batch's order.
+    """Samples for the rows of one batch; call ``rearrange`` whenever the batch's rows change.
 
-    It computes only what some row needs; a batch of greedy rows costs one argmax.
+    Computes only what some row needs: a batch of greedy rows costs one argmax.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -93,10 +97,10 @@ class Sampler:
         elif self._counts is not None:
             self._counts.rearrange(kept, [(row.prompt, row.output) for row in joined])
         else:
-            # All earlier rows have no penalties, so their counts are never read.
+            # No earlier row has penalties, so their counts are never read.
             self._counts = TokenCounts(self._vocabulary)
-            everyone = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
-            self._counts.rearrange([], everyone)
+            rows = [((), ()) for _ in kept] + [(row.prompt, row.output) for row in joined]
+            self._counts.rearrange([], rows)
 
     def sample(self, logits: mx.array, generated: Seq[int], masks: Bits | None = None) -> Sampled:
         """Chooses a token for every row.
@@ -105,7 +109,7 @@ class Sampler:
             logits: ``[rows, vocabulary]`` of any float type.
             generated: each row's number of output tokens so far. Together with the seed it
                 determines the draw, so neither other rows nor an interruption change it.
-            masks: ``[rows, words]``, the tokens each row may choose; None allows all.
+            masks: ``[rows, words]``, the tokens that each row may choose; None allows all.
         """
         raw = logits.astype(mx.float32)
         logits = self._biased(raw, generated)
@@ -195,8 +199,8 @@ class Sampler:
         if any(p.min_p > 0 for p in params):
             min_p = self._column(lambda p: p.min_p, rows)
         if top_k is not None or top_p is not None or min_p is not None:
-            least = thresholds(weights, top_k, top_p, min_p)
-            weights = mx.where(weights >= least, weights, 0.0)
+            minimum = thresholds(weights, top_k, top_p, min_p)
+            weights = mx.where(weights >= minimum, weights, 0.0)
         seeds = [_key(p.seed, generated[row]) for p, row in zip(params, rows, strict=True)]
         tokens = sample_categorical(weights, mx.array(seeds, mx.uint32))
         weight = mx.take_along_axis(weights, tokens[:, None], axis=-1)[:, 0]
@@ -216,7 +220,7 @@ def check_row(row: SamplerRow, vocabulary: int) -> None:
     """Builds the sampling graph of a row alone, without evaluating it.
 
     Raises:
-        Exception: of any type; the row's parameters cannot be sampled with, in any batch.
+        Exception: of any type; sampling with the row's parameters fails in any batch.
     """
     alone = Sampler(vocabulary)
     alone.rearrange([], [row])
@@ -224,7 +228,7 @@ def check_row(row: SamplerRow, vocabulary: int) -> None:
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:
-    """The random key of one token of one seed: two 32-bit words (splitmix64's finalizer)."""
+    """The random key for one token: two 32-bit words (splitmix64's finalizer)."""
     x = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,7 +1,6 @@
-"""The process of a worker: it answers messages from standard input until that ends.
+"""The main module of a worker process: it answers messages on standard input until that is closed.
 
-A message is the pickle of a Load or a Run, an answer that of an Answer; before each stands its
-length in 8 bytes.
+A message is a pickled ``Load`` or ``Run``, an answer a pickled ``Answer``, each framed by ``wire``.
 """
 
 from __future__ import annotations
@@ -30,51 +29,51 @@ from chairlift.engine.workers.job import (
 )
 from chairlift.engine.workers.wire import receive, send
 
-# The exit code of a process whose job did not fit its memory.
+# The exit code of a process whose job needed more memory than allowed.
 NO_MEMORY = 3
 _MAX_REASON_CHARS = 300
 
 
 def main() -> None:
     """Imports modules, then answers. The arguments are the server's process id and the modules."""
-    with suppress(OSError):  # a server that is killed closes standard input, too
+    with suppress(OSError):  # standard input is also closed when the server is killed
         follow_parent(int(sys.argv[1]))
     _limit_memory()
-    # Libraries may print; only answers go where the parent reads.
+    # The parent reads answers from standard output. Libraries that print get standard error.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    # Of what a body is made there are millions of objects, none of them in a cycle.
+    # A large body makes millions of objects, none of them in a reference cycle.
     gc.disable()
     fixtures: dict[str, Any] = {}
-    most = _used_bytes() + KEEP_BYTES
+    max_bytes = _used_bytes() + KEEP_BYTES
     answer = Answer()
     send(answers, pickle.dumps(answer))
     while not answer.last and (data := receive(sys.stdin.buffer)) is not None:
         message = pickle.loads(data)
-        answer, reply = _answer(message, fixtures, most)
+        answer, reply = _answer(message, fixtures, max_bytes)
         send(answers, reply)
         if isinstance(message, Load):
-            most = _used_bytes() + KEEP_BYTES
+            max_bytes = _used_bytes() + KEEP_BYTES
 
 
-def _answer(message: Load | Run, fixtures: dict[str, Any], most: int) -> tuple[Answer, bytes]:
-    """The answer and its pickle; ``most`` are the bytes that the process may use after it."""
+def _answer(message: Load | Run, fixtures: dict[str, Any], max_bytes: int) -> tuple[Answer, bytes]:
+    """The answer and its pickle. A process that uses more than ``max_bytes`` then is to end."""
     try:
         if isinstance(message, Run):
             signal.setitimer(signal.ITIMER_PROF, message.cpu_seconds)
         value = _value(message, fixtures)
-        last = isinstance(message, Run) and _used_bytes() > most
+        last = isinstance(message, Run) and _used_bytes() > max_bytes
         answer = Answer(value, last=last)
         return answer, pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
     except MemoryError:
         os._exit(NO_MEMORY)
     except Exception as error:
-        answer = Answer(error=_known(error), last=_used_bytes() > most)
+        answer = Answer(error=_known(error), last=_used_bytes() > max_bytes)
         return answer, pickle.dumps(answer)
     finally:
-        # NOTE: nobody handles SIGPROF: the kernel ends the process, whatever code it is in.
+        # NOTE: SIGPROF has no handler, so the kernel ends the process in whatever code it is.
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -82,8 +81,8 @@ def _value(message: Load | Run, fixtures: dict[str, Any]) -> Any:
     if isinstance(message, Load):
         fixtures[message.key] = message.function(*message.args)
         return None
-    given = () if message.key is None else (fixtures[message.key],)
-    return message.function(*given, *message.args)
+    fixture = () if message.key is None else (fixtures[message.key],)
+    return message.function(*fixture, *message.args)
 
 
 def _known(error: Exception) -> ChairliftError:
@@ -94,13 +93,13 @@ def _known(error: Exception) -> ChairliftError:
 
 def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # elsewhere it is refused
+    if sys.platform == "linux":  # other systems refuse these limits
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
 
 
 def _used_bytes() -> int:
-    """The memory that the process has; where there is no /proc, the most that it ever had."""
+    """The memory that the process uses; without /proc, the maximum that it has used so far."""
     if sys.platform == "linux":
         pages = Path("/proc/self/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()

@@ -8,34 +8,37 @@ from typing import Any
 
 from chairlift.engine.errors import ChairliftError
 
-# The CPU time of a job, unless it says otherwise.
+# Default limit of a job's CPU time.
 CPU_SECONDS = 2.0
-# A machine whose cores are busy gives a job its CPU time this much later.
+# A job may take this many times its CPU time, because other processes may use the cores.
 WALL_FACTOR = 5.0
-# Python's start, its imports, and a vocabulary.
+# Time limit for starting Python, importing modules and loading a vocabulary.
 LOAD_SECONDS = 60.0
-# Address space, most of which is never used.
+# Limit of the address space, most of which is never used.
 MEMORY_BYTES = 2 << 30
-# What compiles here must not overflow the engine's threads, which may have no more than 2 MB.
+# Limit of the stack. A grammar that compiles within it cannot overflow the engine's threads, which
+# may have only 2 MB.
 STACK_BYTES = 1 << 20
 # A process that keeps more memory than this after a job, beside its fixtures, is replaced.
 KEEP_BYTES = 512 << 20
 
 
 class TooExpensive(ChairliftError):
-    """A job was ended because it exceeded a limit; the text says which, as in "takes ..."."""
+    """A job was ended because it exceeded a limit. The text says which limit: "takes ..."."""
 
 
 class WorkerFailed(ChairliftError):
-    """The process of a job could not start, or the job raised what it must not raise."""
+    """A worker process could not start, or its job raised something else than a ChairliftError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
     """An object that several jobs need, loaded once per process, outside the limits of a job.
 
-    ``make`` gives a module-level function and its arguments; a job gets the function's result
-    as its first argument. It is called in a thread. Fixtures of one ``key`` are the same.
+    Attributes:
+        key: identifies the object; two fixtures with the same key are the same.
+        make: returns a module-level function and its arguments. A job gets the function's result as
+            its first argument. Called on a thread of the pool.
     """
 
     key: str
@@ -44,7 +47,12 @@ class Fixture:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Calls the module-level ``function`` with ``args``, both of which pickle can write."""
+    """A call of the module-level ``function`` with ``args``, both of which must be picklable.
+
+    Attributes:
+        cpu_seconds: limit of its CPU time.
+        fixture: passed as the first argument, before ``args``.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -54,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A message to the process: calls ``function`` and keeps the result as ``key``."""
+    """A message to the process: call ``function`` and keep its result as the fixture ``key``."""
 
     key: str
     function: Callable[..., Any]
@@ -63,7 +71,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A message to the process: does a job with the fixture ``key``, None: without one."""
+    """A message to the process: run a job, with the fixture ``key`` if that is not None."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -73,9 +81,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a message: ``value``, or an error.
+    """The result of a message.
 
-    ``last``: the process has used so much memory that it ends now.
+    Attributes:
+        value: what the function returned.
+        error: what it raised instead, or None.
+        last: the process uses so much memory that it ends now.
     """
 
     value: Any = None

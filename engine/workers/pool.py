@@ -1,4 +1,4 @@
-"""A few worker processes, and the queue before them."""
+"""A pool of worker processes with one queue of jobs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from chairlift.engine.workers.job import Job, TooExpensive, WorkerFailed
 from chairlift.engine.workers.process import WorkerProcess
 from chairlift.engine.workers.turns import Turns
 
-# One that has to be ended does not hold up the others.
+# With two, a job that has to be killed does not delay all others.
 PROCESSES = 2
-# More waiting jobs than these, of one client and of all, are refused.
+# Further jobs are refused when this many of the same client, or of all clients, are waiting.
 MAX_WAITING_OF_ONE = 16
 MAX_WAITING = 64
-# A job that has waited for longer is refused.
+# A job that has waited longer than this is refused.
 WAIT_SECONDS = 7.0
-# A killed process ends at once; only a fixture that is being made takes longer.
+# A killed process ends at once; only making a fixture may take longer.
 _CLOSE_SECONDS = 2.0
 
-# The client whose request is handled: its key's name, or its address.
+# The client of the current request: its key's name, or its address.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
@@ -37,11 +37,12 @@ class _Waiting(NamedTuple):
 
 
 class Workers:
-    """Does jobs in processes that are started for the first of them and stay until ``close``.
+    """Runs jobs in worker processes, which start with the first job and stay until ``close``.
 
     Args:
         modules: the processes import these before their first job.
-        record: called with what came of each job: "done", "refused" (it raised a ChairliftError),
+        processes: the maximum number of processes.
+        record: called with the outcome of each job: "done", "refused" (it raised an exception),
             "ended" (it exceeded a limit) or "queue_full".
     """
 
@@ -55,28 +56,28 @@ class Workers:
         self._processes = [WorkerProcess(modules) for _ in range(processes)]
         self._turns: Turns[_Waiting] = Turns()
         self._changed = threading.Condition()
-        # Threads without a job, also those whose process still starts.
+        # Threads without a job, including those whose process is still starting.
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that there are."""
+        """The ids of the running processes."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def warm(self) -> None:
-        """Starts one process now, so that the first job need not wait for it."""
+        """Starts one process now, so that the first job does not have to wait for it."""
         with self._changed:
             if not self._threads and not self._closed:
                 self._begin_thread()
 
     async def run(self, job: Job) -> Any:
-        """What the job returns.
+        """Runs a job and returns its result.
 
         Raises:
             TooExpensive: it exceeded one of its limits.
-            QueueFull: too many jobs wait already, or it has waited for too long.
+            QueueFull: too many jobs are waiting, or this one has waited too long.
             WorkerFailed: no process can be started, or the job has a bug.
             ChairliftError: whatever the job raises.
         """
@@ -95,7 +96,7 @@ class Workers:
         return value
 
     def close(self) -> None:
-        """Ends the processes; jobs that wait or run fail."""
+        """Ends the processes. Waiting and running jobs fail with ``WorkerFailed``."""
         with self._changed:
             self._closed = True
             while len(self._turns):
@@ -133,11 +134,11 @@ class Workers:
         thread.start()
 
     def _work(self, process: WorkerProcess) -> None:
-        """Does one job after the other, on a thread of its own."""
+        """The loop of one thread: runs one job after the other in its process."""
         ready = 0.0
         while True:
-            # At once after one was ended, so that the next job finds it ready. That job tries again
-            # if it does not start, and learns of it.
+            # A process that was ended is restarted at once, to be ready for the next job. If that
+            # fails, the next job tries again and gets the error.
             with suppress(WorkerFailed):
                 if process.start():
                     ready = time.monotonic()
@@ -150,7 +151,7 @@ class Workers:
                 job, since, future = self._turns.take()
                 self._idle -= 1
             if future.set_running_or_notify_cancel():
-                # The start of a process is no reason to refuse a job.
+                # The time in which the process started does not count as waiting.
                 _fulfil(future, process, job, time.monotonic() - max(since, ready))
             with self._changed:
                 self._idle += 1

@@ -1,4 +1,4 @@
-"""One worker process, from the side that gives it jobs."""
+"""One worker process, as seen by the process that gives it jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from chairlift.engine.workers.job import (
 )
 from chairlift.engine.workers.wire import receive, send
 
-# Each thread of a library would reserve 64 MB of addresses.
+# Keeps libraries to one thread, because each thread would reserve 64 MB of address space.
 ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "RAYON_NUM_THREADS": "1",
@@ -38,12 +38,12 @@ _CHILD = "chairlift.engine.workers.child"
 
 
 class WorkerProcess:
-    """A process that does one job at a time; it is started for the first, and after it was ended.
+    """A process that runs one job at a time. It starts with the first job, and again after its end.
 
-    Not thread-safe, but for ``kill``.
+    Only ``kill`` is thread-safe.
 
     Args:
-        modules: it imports these before its first job.
+        modules: the process imports these before its first job.
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
@@ -55,24 +55,24 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, None while there is none."""
+        """The process's id; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> bool:
-        """Starts the process, if there is none; whether there was none.
+        """Starts the process if it does not run yet; returns whether it was started.
 
         Raises:
             WorkerFailed: it does not start.
         """
         if self._process is not None and self._process.poll() is not None:
-            self._end()  # something else has ended it
+            self._end()  # it was killed by something else
         if self._process is not None:
             return False
         with self._lock:
             if self._closed:
                 raise WorkerFailed("the workers are closed")
-            # NOTE: a session of its own keeps the terminal's Ctrl-C from it; it ends with its
-            # input.
+            # NOTE: in a new session the process does not get the terminal's Ctrl-C. It ends when
+            # its standard input is closed.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _CHILD, str(os.getpid()), *self._modules],
                 stdin=subprocess.PIPE,
@@ -89,7 +89,7 @@ class WorkerProcess:
         return True
 
     def run(self, job: Job) -> Any:
-        """What the job returns.
+        """Runs a job and returns its result.
 
         Raises:
             TooExpensive: it exceeded a limit, and its process was ended.
@@ -109,14 +109,14 @@ class WorkerProcess:
         return self._ask(Run(job.function, job.args, job.cpu_seconds, key), job.cpu_seconds)
 
     def kill(self) -> None:
-        """Ends the process for good, whatever it does; from any thread. ``close`` must follow."""
+        """Ends the process permanently, on any thread, even within a job. ``close`` must follow."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
 
     def close(self) -> None:
-        """Takes back what the process had."""
+        """Ends the process permanently and releases its pipes."""
         self.kill()
         if self._process is not None:
             self._end()
@@ -146,13 +146,14 @@ class WorkerProcess:
         return answer.value
 
     def _receive(self, process: subprocess.Popen[bytes], seconds: float) -> Answer:
-        """
+        """Waits for the process's next answer, at most ``seconds``.
+
         Raises:
             TimeoutError: there is no answer in time.
             EOFError: the process has ended.
         """
         assert process.stdout is not None
-        # NOTE: select() itself takes no file number above 1023.
+        # NOTE: select.select() does not support file descriptors above 1023.
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
@@ -164,11 +165,11 @@ class WorkerProcess:
         return answer
 
     def _end(self) -> int:
-        """Ends the process; its exit code, the negative number of a signal."""
+        """Ends the process; returns its exit code, or the negative number of the ending signal."""
         process, self._process = self._process, None
         self._loaded.clear()
         assert process is not None
-        # What has ended by itself keeps its own exit code.
+        # A process that is about to end by itself keeps its exit code.
         try:
             process.wait(timeout=0.05)
         except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """A queue in which each owner's entries are in order, and the owners take turns."""
+    """A queue whose owners take turns; the entries of each owner stay in order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
@@ -18,7 +18,7 @@ class Turns(Generic[T]):
         return sum(len(entries) for entries in self._waiting.values())
 
     def count(self, owner: str) -> int:
-        """The entries of one owner."""
+        """The number of entries of one owner."""
         return len(self._waiting.get(owner, ()))
 
     def put(self, owner: str, entry: T) -> None:
@@ -26,9 +26,9 @@ class Turns(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(entry)
 
     def take(self) -> T:
-        """Removes the next entry; there must be one."""
+        """Removes and returns the next entry. The queue must not be empty."""
         owner, entries = self._waiting.popitem(last=False)
         entry = entries.popleft()
         if entries:
-            self._waiting[owner] = entries  # now the last in turn
+            self._waiting[owner] = entries  # to the end of the order
         return entry

@@ -12,7 +12,7 @@ def send(stream: IO[bytes], data: bytes) -> None:
     """Writes one message.
 
     Raises:
-        BrokenPipeError: nobody reads it.
+        BrokenPipeError: the reader has closed the stream.
     """
     stream.write(_LENGTH.pack(len(data)))
     stream.write(data)
@@ -20,7 +20,7 @@ def send(stream: IO[bytes], data: bytes) -> None:
 
 
 def receive(stream: IO[bytes]) -> bytes | None:
-    """Reads one message; None: the stream has ended, be it within a message."""
+    """Reads one message; None if the stream has ended, even if within a message."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

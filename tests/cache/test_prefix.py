@@ -222,10 +222,10 @@ def test_a_match_uses_only_what_it_returns() -> None:
     tree, _ = _tree([FULL, STATE])
     assert _put(tree, SYSTEM)
     assert _put(tree, ONE, 8, states=False)
-    match = _assert_matches(tree, ONE, 8)
-    tree.pin(match)
-    tree.evict(10**9)
-    assert tree.tokens == 8
+    assert _put(tree, (60, 61))
+    _assert_matches(tree, ONE, 8)
+    tree.evict(TOKEN)
+    assert (tree.match(ONE).known, tree.match((60, 61)).length) == (8, 2)
 
 
 def test_a_match_reads_the_same_after_its_node_was_cut_behind_it() -> None:
@@ -386,68 +386,29 @@ def test_a_budget_of_nothing_holds_nothing() -> None:
     assert (tree.match(ONE).length, len(tree), evicted) == (0, 0, [])
 
 
-def test_what_is_held_stays() -> None:
-    tree, evicted = _tree([FULL], budget=14 * TOKEN)
+def test_a_match_whose_node_was_evicted_cannot_be_read() -> None:
+    tree, _ = _tree([FULL])
     assert _put(tree, ONE)
     match = tree.match(ONE, 10)
-    tree.pin(match)
-    tree.pin(match)
-    assert not _put(tree, (60, 61, 62)), "12 are in use"
-    assert _put(tree, (60, 61))
-    tree.unpin(match)
-    tree.check_integrity()
-    assert tree.evict(10**9) == 2 * TOKEN
-    tree.clear()
-    assert tree.tokens == 12
-    _assert_same(match.snapshot(), _snap([FULL], ONE[:10]))
-    tree.unpin(match)
-    assert _put(tree, (60, 61, 62))
-    assert [_evicted_tokens(e) for e in evicted] == [(60, 61), ONE]
+    tree.evict(10**9)
     with pytest.raises(ValueError, match="match of 10 tokens is no longer"):
         match.snapshot()
-    with pytest.raises(ValueError, match="no longer"):
-        tree.pin(match)
 
 
-def test_a_split_leaves_both_halves_held_until_all_have_let_go() -> None:
+def test_a_match_reads_the_same_after_a_split_and_an_eviction() -> None:
     tree, _ = _tree([FULL, STATE])
     assert _put(tree, ONE)
     whole = tree.match(ONE)
-    tree.pin(whole)
-    assert _put(tree, TWO)  # cuts ONE at 8
-    assert _put(tree, SYSTEM)
-    part = _assert_matches(tree, SYSTEM, 8)
-    tree.pin(part)
-    tree.evict(10**9)
+    assert _put(tree, TWO)  # splits ONE at 8
+    _assert_matches(tree, ONE, 12)
+    tree.evict(TOKEN)
     tree.check_integrity()
-    assert (len(tree), tree.tokens) == (2, 12)
     _assert_same(whole.snapshot(), _snap([FULL, STATE], ONE))
-    tree.unpin(whole)
-    tree.evict(10**9)
-    tree.check_integrity()
-    assert (len(tree), tree.tokens) == (1, 8)
-    _assert_same(part.snapshot(), _snap([FULL, STATE], SYSTEM))
-    tree.unpin(part)
-    tree.evict(10**9)
-    assert len(tree) == 0
-    with pytest.raises(AssertionError):
-        tree.unpin(_released_twice(tree))
 
 
-def _released_twice(tree: PrefixTree) -> Match:
-    assert _put(tree, ONE)
-    match = tree.match(ONE)
-    tree.pin(match)
-    tree.unpin(match)
-    return match
-
-
-def test_holding_no_match_is_nothing() -> None:
+def test_an_empty_match_is_an_empty_snapshot() -> None:
     tree, _ = _tree([FULL])
-    match = tree.match(ONE)
-    tree.pin(match)
-    tree.unpin(match)
-    assert match.snapshot().nbytes == 0
+    assert tree.match(ONE).snapshot().nbytes == 0
 
 
 def test_clear_forgets_without_handing_on() -> None:
@@ -527,20 +488,18 @@ class PrefixMachine(RuleBasedStateMachine):
         self.tree = PrefixTree(self.kinds, tokens * TOKEN * len(self.kinds), self._evicted)
         self.oracle: dict[Key, set[int]] = {}
         self.used: dict[Key, int] = {}
-        self.held: list[tuple[str, Match, Prefix, list[Key]]] = []
         self.now = self.evictions = 0
         for stop in (3, 8, 14):
             self.insert((0,) * stop, 99, 3 if stop == 8 else None, True, "")
 
     def _evicted(self, evicted: Evicted) -> None:
-        """It was a leaf, nobody's, the one used least recently, and had just what was put in."""
+        """Checks that it was the least recently used leaf, with exactly what was inserted."""
         (salt, tokens), snapshot = _path_to(evicted), evicted.snapshot
         gone = _prefixes(salt, tokens)[evicted.start :]
         for position, key in enumerate(gone, evicted.start + 1):
             assert self.oracle.pop(key) == _layers_at(snapshot, position)
-            assert not any(key in keys for _, _, _, keys in self.held)
         assert not any((s, t[: len(tokens)]) == (salt, tokens) for s, t in self.oracle), "no leaf"
-        for node in self.tree._idle:
+        for node in self.tree._by_use:
             first = _prefixes(node.salt, _path_of(node))[node.start]
             assert self.used[gone[0]] <= self.used[first], "that was used earlier"
         for i, piece in enumerate(snapshot.layers):
@@ -566,9 +525,9 @@ class PrefixMachine(RuleBasedStateMachine):
         self.used.update(dict.fromkeys(_prefixes(salt, tokens), self.now))
 
     def _fits(self, tokens: Prefix, new: dict[Key, set[int]]) -> bool:
-        """Whether what is new, what it continues and what is in use have room side by side."""
+        """Whether the new tokens and the path that they continue fit the budget together."""
         salt = next(iter(new))[0]
-        keep = {key for _, _, _, keys in self.held for key in keys} | set(new)
+        keep = set(new)
         last = next(iter(self._walk(tokens, salt).path[::-1]), None)
         path = _path_of(last)
         if len(path) > len(tokens):  # unless something is put in its middle, the node stays whole
@@ -619,30 +578,14 @@ class PrefixMachine(RuleBasedStateMachine):
                 return position
         return 0
 
-    @rule(tokens=TOKENS, most=st.none() | st.integers(1, 14), salt=SALTS, hold=st.booleans())
-    def match(self, tokens: Prefix, most: int | None, salt: str, hold: bool) -> None:
+    @rule(tokens=TOKENS, most=st.none() | st.integers(1, 14), salt=SALTS)
+    def match(self, tokens: Prefix, most: int | None, salt: str) -> None:
         match = self.tree.match(tokens, most, salt)
         tokens = tokens[:most]
         assert match.length == self._expected(tokens, salt)
-        path = _path_of(match.node)
-        self._touch(salt, path)
-        self._assert_right(match, tokens, salt)
-        if hold:
-            self.tree.pin(match)
-            self.held.append((salt, match, tokens, _prefixes(salt, path)))
-
-    def _assert_right(self, match: Match, tokens: Prefix, salt: str) -> None:
+        self._touch(salt, _path_of(match.node))
         whole = _snap(self.kinds, tokens[: match.length], salt=salt)
         _assert_same(match.snapshot(), merged(self.kinds, [whole]))
-
-    @rule(which=st.integers(0, 9))
-    def release(self, which: int) -> None:
-        if which >= len(self.held):
-            return
-        salt, match, tokens, _ = self.held.pop(which)
-        self._assert_right(match, tokens, salt)
-        self.tree.unpin(match)
-        self._touch(salt, _path_of(match.node))
 
     @rule(tokens=st.integers(0, 5))
     def evict(self, tokens: int) -> None:
@@ -651,7 +594,7 @@ class PrefixMachine(RuleBasedStateMachine):
         freed = self.tree.evict(nbytes)
         assert freed == before - self.tree.nbytes
         if freed < nbytes:
-            assert set(self.oracle) == {key for _, _, _, keys in self.held for key in keys}
+            assert not self.oracle
 
     @rule()
     def evaluate(self) -> None:
@@ -661,8 +604,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def clear(self, really: int) -> None:
         if really == 9:
             self.tree.clear()
-            kept = {key for _, _, _, keys in self.held for key in keys}
-            self.oracle = {key: layers for key, layers in self.oracle.items() if key in kept}
+            self.oracle = {}
 
     @invariant()
     def holds_together(self) -> None:

@@ -25,7 +25,7 @@ from chairlift.cache.saved.layers import template_of
 from chairlift.cache.saved.nodes import SavedNode, fingerprint
 from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
 from chairlift.cache.store import files as store_files
-from chairlift.cache.store.index import Segment
+from chairlift.cache.store.index import FileSegment
 from chairlift.cache.store.parts import new_part, remove_abandoned
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.token_ids import ids_of
@@ -75,7 +75,7 @@ def _saved(store: PrefixStore, *nodes: Evicted) -> None:
         assert store.flush(5)
 
 
-def _loaded(store: PrefixStore, segments: Sequence[Segment]) -> list[Snapshot]:
+def _loaded(store: PrefixStore, segments: Sequence[FileSegment]) -> list[Snapshot]:
     load = store.load(segments)
     assert load.ended.wait(5)
     return load.snapshots()

@@ -19,7 +19,7 @@ from support.api.thinking_caller import (
     THOUGHT,
     TOKENIZER,
     WEATHER,
-    playing,
+    thinking_caller,
 )
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -27,7 +27,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    async with running(playing(), TOKENIZER) as server:
+    async with running(thinking_caller(), TOKENIZER) as server:
         yield server
 
 

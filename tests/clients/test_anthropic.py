@@ -19,7 +19,7 @@ from support.api.thinking_caller import (
     THOUGHT,
     TOKENIZER,
     WEATHER,
-    playing,
+    thinking_caller,
 )
 
 from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
@@ -119,7 +119,7 @@ TOOL = {"name": WEATHER, "input_schema": PARAMETERS}
 @pytest.fixture
 async def calling() -> AsyncIterator[Talking]:
     async with (
-        running(playing(), TOKENIZER) as server,
+        running(thinking_caller(), TOKENIZER) as server,
         anthropic.AsyncAnthropic(
             base_url=server.url, api_key="-", max_retries=0, _strict_response_validation=True
         ) as client,

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from support.api.asked import MODEL, QUESTION
+from support.api.weather_question import MODEL, QUESTION
 
 
 @tool

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.api.asked import MODEL, QUESTION, TOOL, WEATHER
+from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
 
 # Else importing it asks the internet for prices.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from openai import AsyncOpenAI, BadRequestError, pydantic_function_tool
 from pydantic import BaseModel, Field
-from support.api.asked import MODEL, QUESTION, TOOL, WEATHER
+from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
 
 ASK: dict[str, Any] = {
     "model": MODEL,

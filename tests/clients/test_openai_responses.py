@@ -18,7 +18,7 @@ from support.api.thinking_caller import (
     THOUGHT,
     TOKENIZER,
     WEATHER,
-    playing,
+    thinking_caller,
 )
 
 MODEL = "org/tiny"
@@ -127,7 +127,7 @@ CALLED = [{"city": city} for city in CITIES]
 
 
 async def test_thoughts_and_calls_go_round_by_the_client_and_by_the_server() -> None:
-    async with running(playing(), TOKENIZER) as server:
+    async with running(thinking_caller(), TOKENIZER) as server:
         asked = {"model": MODEL, "tools": [TOOL], "include": ["reasoning.encrypted_content"]}
         first = await server.openai.responses.create(input="Weather?", **asked)
         thought, text, *calls = first.output
@@ -163,7 +163,7 @@ async def test_thoughts_and_calls_go_round_by_the_client_and_by_the_server() -> 
 
 
 async def test_thoughts_and_calls_in_a_stream() -> None:
-    async with running(playing(), TOKENIZER) as server:
+    async with running(thinking_caller(), TOKENIZER) as server:
         asked = {"model": MODEL, "input": "Weather?", "tools": [TOOL]}
         async with server.openai.responses.stream(**asked) as stream:
             events = [event async for event in stream]
@@ -184,7 +184,7 @@ async def test_thoughts_and_calls_in_a_stream() -> None:
 
 
 async def test_which_function_and_how_much_thought_are_chosen() -> None:
-    async with running(playing(), TOKENIZER) as server:
+    async with running(thinking_caller(), TOKENIZER) as server:
         await server.openai.responses.create(
             model=MODEL,
             input="Weather?",

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
-from support.api.asked import MODEL
+from support.api.weather_question import MODEL
 
 ASK: dict[str, Any] = {
     "model": MODEL,

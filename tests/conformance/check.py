@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.model.adapters import ADAPTED
 from conformance.configs import reason_not_applicable
 from conformance.driver import Batch, UnsupportedKind

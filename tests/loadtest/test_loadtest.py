@@ -28,7 +28,7 @@ from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.verify import Difference, Verification, verification_report
 from chairlift.loadtest.comparison import Comparison, ServerResult, comparison_report
 from chairlift.loadtest.data.arrivals import arrival_offsets
-from chairlift.loadtest.data.workload import Request, draw_lengths, random_requests
+from chairlift.loadtest.data.workload import WorkloadRequest, draw_lengths, random_requests
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.scenarios import measure_long_prompt
 from chairlift.loadtest.servers import peers, procfs
@@ -348,15 +348,15 @@ def test_an_absent_server_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixt
 async def test_long_prompt_finds_the_gap_it_makes() -> None:
     with serving(FakeServer(token_seconds=0.01, stall=("long", 0.3))) as fake:
         async with OpenAIClient(fake.base_url) as client:
-            running = [Request(f"stream {n}", 2, 500) for n in range(3)]
-            result = await measure_long_prompt(client, running, Request("long", 1, 4))
+            running = [WorkloadRequest(f"stream {n}", 2, 500) for n in range(3)]
+            result = await measure_long_prompt(client, running, WorkloadRequest("long", 1, 4))
             assert result.streams == 3
             assert result.longest_gap > 0.25
             assert result.quiet_gap < result.longest_gap / 2
             # Streams that end too soon prove nothing.
-            short = [Request("stream", 1, 4)] * 3
+            short = [WorkloadRequest("stream", 1, 4)] * 3
             with pytest.raises(ServerError, match="ended"):
-                await measure_long_prompt(client, short, Request("long", 1, 4))
+                await measure_long_prompt(client, short, WorkloadRequest("long", 1, 4))
 
 
 def _result(name: str, tokens_per_s: int, ttft: float) -> ServerResult:

@@ -20,7 +20,7 @@ from chairlift.loadtest.bench.crosscheck import compare
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.server_metrics import parse_scrape
 from chairlift.loadtest.data.arrivals import Ramp
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.servers.child import free_port
 
 
@@ -106,7 +106,7 @@ def test_cancelled_requests_are_counted_apart(
 async def test_a_client_that_leaves_is_gone_for_the_server() -> None:
     with serving(FakeServer(token_seconds=0.01)) as fake:
         async with OpenAIClient(fake.base_url) as client:
-            reply = await client.complete(Request("a b", 2, 5000, cancel_after=3))
+            reply = await client.complete(WorkloadRequest("a b", 2, 5000, cancel_after=3))
             assert (reply.cancelled, reply.ok, reply.error) == (True, False, "")
             assert (len(reply.chunk_times), reply.output_tokens) == (3, 0)
             assert reply.text == " a b a"
@@ -115,11 +115,11 @@ async def test_a_client_that_leaves_is_gone_for_the_server() -> None:
 
 async def test_a_slow_reader_takes_no_more_than_its_bytes() -> None:
     # 8 MB: more than what sockets on the way hold, so that the server must wait for the reader.
-    endless = Request("x" * 20_000, 1, 400)
+    endless = WorkloadRequest("x" * 20_000, 1, 400)
     with serving(FakeServer()) as fake:
         async with OpenAIClient(fake.base_url) as client:
             slow = asyncio.create_task(
-                client.complete(Request("x" * 20_000, 1, 400, bytes_per_s=100_000.0))
+                client.complete(WorkloadRequest("x" * 20_000, 1, 400, bytes_per_s=100_000.0))
             )
             assert (await client.complete(endless)).ok
             await asyncio.sleep(0.3)
@@ -129,7 +129,7 @@ async def test_a_slow_reader_takes_no_more_than_its_bytes() -> None:
 
             # Events have some 70 bytes: 50 of them take more than half a second.
             started = time.perf_counter()
-            reply = await client.complete(Request("word", 1, 50, bytes_per_s=5000.0))
+            reply = await client.complete(WorkloadRequest("word", 1, 50, bytes_per_s=5000.0))
             assert time.perf_counter() - started > 0.5
             assert (reply.ok, reply.slow, reply.output_tokens) == (True, True, 50)
 
@@ -224,7 +224,7 @@ def _scrape(stop: int, abort: int, prompt: int, generated: int) -> str:
 
 
 def test_what_clients_saw_is_compared_exactly_and_what_they_left_within_bounds() -> None:
-    requests = [Request("a", 9, 20)] * 4
+    requests = [WorkloadRequest("a", 9, 20)] * 4
     whole = Reply(10, chunk_times=[0.1] * 20, usage_tokens=20)
     left = Reply(9, chunk_times=[0.1] * 6, cancelled=True)
     failed = Reply(9, chunk_times=[0.1] * 2, error="it broke off")

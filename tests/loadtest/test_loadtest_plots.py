@@ -8,7 +8,7 @@ import pytest
 from support.api.page_check import check_page
 
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.crosscheck import MetricCheck
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueueSample
@@ -30,7 +30,7 @@ def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
     config = BenchConfig(**{"max_concurrency": 4, **flags})  # type: ignore[arg-type]
     metrics = compute_metrics(replies, 6.0, {}, [99])
     samples = [QueueSample(100 + t, t % 3, 1.0) for t in range(6)]
-    checks = [Check("requests ended", 3, 4, 3), Check("prompt tokens", 9, 9, 8)]
+    checks = [MetricCheck("requests ended", 3, 4, 3), MetricCheck("prompt tokens", 9, 9, 8)]
     moment = datetime(2026, 1, 2, 3, 4)
     return BenchRun(config, "org/model", moment, metrics, replies, samples, checks, None)
 

@@ -12,7 +12,7 @@ import pytest
 from chairlift.loadtest import null
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.servers import procfs
 
@@ -62,7 +62,7 @@ def failed(reply: Reply) -> None:
 @pytest.mark.parametrize("spoil", [shared_event, lost_text, wrong_usage, failed])
 async def test_a_reply_that_lacks_anything_ends_the_run(spoil: Callable[[Reply], None]) -> None:
     class Client:
-        async def complete(self, request: Request, on_chunk: Any) -> Reply:
+        async def complete(self, request: WorkloadRequest, on_chunk: Any) -> Reply:
             reply = whole(request.output_len)
             if request.prompt.startswith(null.WORDS[1]):
                 spoil(reply)

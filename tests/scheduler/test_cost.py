@@ -12,7 +12,7 @@ from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.chunks import MIN_CHUNK
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Plan, Scheduler
+from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -70,7 +70,7 @@ def _served(
     for number in range(40):
         prompt = 4_000 if number % 13 == 5 else random_.randrange(50, 700)
         scheduler.add(Sequence(str(number), [1] * prompt, random_.randrange(100, 300)))
-    capacities, in_flight, steps = (NOTHING,), list[Sequence](), list[tuple[Work, float]]()
+    capacities, in_flight, steps = (NO_CAPACITY,), list[Sequence](), list[tuple[Work, float]]()
     while not scheduler.idle or in_flight:
         plan = scheduler.plan(capacities)
         see(plan)
@@ -134,4 +134,4 @@ def test_no_prompt_is_left_with_a_short_rest_where_a_chunk_more_costs_launches()
         return [rest for rest in left if rest]
 
     assert min(rests(whole=False)) < 128
-    assert min(rests(avoid_partial_prefill=True)) >= 128
+    assert min(rests(whole=True)) >= 128

@@ -82,8 +82,8 @@ def test_of_what_may_be_generated_as_much_is_expected_as_was_used() -> None:
     forecast.add(0, 0.0, 10, 1000)
     assert forecast.wait(0, 0.0, AGEING) == pytest.approx(1000)
     for _ in range(500):
-        forecast.used(100, 2000)
-        forecast.used(100, 100)
+        forecast.learn_output(100, 2000)
+        forecast.learn_output(100, 100)
     assert forecast.wait(0, 0.0, AGEING) == pytest.approx(1000 * 200 / 2100, rel=0.05)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, PASSED, Plan, Scheduler
+from chairlift.scheduler.scheduler import MAX_PASSED, NO_CAPACITY, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 GEOMETRY = KVGeometry(100, {32: 50}, 0, {None: 50, 32: 25})
@@ -22,7 +22,7 @@ class Line:
 
     def __init__(self, limits: Limits) -> None:
         self.scheduler = Scheduler(limits)
-        self.capacities = (NOTHING,) * limits.bands
+        self.capacities = (NO_CAPACITY,) * limits.bands
         self.in_flight: list[Sequence] = []
         self.finished: list[Sequence] = []
         self.preemptions = 0
@@ -145,7 +145,7 @@ def test_the_rest_of_a_scored_prompt_does_not_go_along_beyond_what_may_be_scored
     )
     scheduler = Scheduler(limits)
     scheduler.add(Sequence("a", [1] * 36, 0, prompt_logprobs=0))
-    assert list(scheduler.plan((NOTHING,)).chunks.values()) == [32]
+    assert list(scheduler.plan((NO_CAPACITY,)).chunks.values()) == [32]
 
 
 def test_recurrent_prompts_stop_at_the_checkpoints_and_leave_the_rest_to_others() -> None:
@@ -201,7 +201,7 @@ def test_no_more_are_looked_at_than_a_step_can_afford() -> None:
     line = Line(_limits(rows=4))
     line.scheduler.add(_sequence("old", 4, most=50, n=3))
     line.step()
-    for number in range(PASSED):
+    for number in range(MAX_PASSED):
         line.scheduler.add(_sequence(f"wide {number}", 4, n=2))
     line.scheduler.add(_sequence("single", 4))
     assert not line.step().chunks
@@ -312,7 +312,7 @@ def test_the_youngest_of_the_lowest_class_gives_way_first() -> None:
     gone = []
     for kv in (2_000_000, 320_000, 250_000, 150_000):
         line.scheduler.limits = limits(kv)
-        gone.append([s.request_id for s in line.scheduler.plan([NOTHING]).preempted])
+        gone.append([s.request_id for s in line.scheduler.plan([NO_CAPACITY]).preempted])
     order = ["prompt of 1", "row of 1", "prompt of 0"]
     assert gone == [order[: len(names)] for names in gone]
     assert list(map(len, gone)) == [0, 1, 2, 3]
@@ -350,7 +350,7 @@ def test_who_waits_for_the_disk_is_passed_and_keeps_its_place() -> None:
     for sequence in (fast, last):
         scheduler.add(sequence)
     assert not scheduler.idle
-    plan = scheduler.plan([NOTHING])
+    plan = scheduler.plan([NO_CAPACITY])
     assert list(plan.cached) == [fast]
     scheduler.commit(plan)
     scheduler.check_integrity()
@@ -358,7 +358,7 @@ def test_who_waits_for_the_disk_is_passed_and_keeps_its_place() -> None:
         scheduler.finish(sequence)
     assert [s.request_id for s in scheduler.waiting] == ["slow", "last"]
     on_disk.clear()
-    assert list(scheduler.plan([NOTHING]).cached) == [slow]
+    assert list(scheduler.plan([NO_CAPACITY]).cached) == [slow]
 
 
 def test_a_request_is_found_by_its_id_wherever_it_stands() -> None:
@@ -410,7 +410,7 @@ def test_a_decision_costs_the_same_however_long_the_queue() -> None:
         scheduler = Scheduler(_limits(rows=4), look_up, on_its_way)
         for number in range(waiting):
             scheduler.add(_Watched(str(number), [number, *range(9)], 50, arrival=float(number)))
-        scheduler.commit(scheduler.plan([NOTHING]))
+        scheduler.commit(scheduler.plan([NO_CAPACITY]))
         cached.clear()
         fetching.clear()
         _Watched.looks = 0
@@ -441,7 +441,7 @@ def test_who_finds_no_memory_is_not_looked_up() -> None:
 
     scheduler = Scheduler(_limits(kv=60_000), look_up)
     scheduler.add(Sequence("has it", [1] * 60, 5))
-    plan = scheduler.plan([NOTHING])
+    plan = scheduler.plan([NO_CAPACITY])
     scheduler.commit(plan)
     scheduler.add(Sequence("waits", [2] * 200, 5))
     assert not scheduler.plan(plan.capacities).cached
@@ -468,7 +468,7 @@ def test_limits_that_cannot_work_are_refused(rows: int, tokens: int, kv: int, na
 def test_what_fits_alone_is_known_to_the_token(geometry: KVGeometry) -> None:
     limits = Limits(4, 24, 60_000, geometry)
     longest = limits.max_context
-    assert limits.alone(longest) <= limits.kv_bytes < limits.alone(longest + 1)
+    assert limits.bytes_alone(longest) <= limits.kv_bytes < limits.bytes_alone(longest + 1)
     for most in (1, 3, longest - 1):
         line = Line(limits)
         line.scheduler.add(_sequence("alone", longest - most, most))
@@ -476,7 +476,7 @@ def test_what_fits_alone_is_known_to_the_token(geometry: KVGeometry) -> None:
         assert (len(line.finished), line.preemptions) == (1, 0)
     scheduler = Scheduler(limits)
     scheduler.add(_sequence("too long", longest, most=1))
-    assert not scheduler.plan([NOTHING]).chunks, "it could only wait for ever"
+    assert not scheduler.plan([NO_CAPACITY]).chunks, "it could only wait for ever"
 
 
 def test_two_that_fit_alone_only_are_both_served() -> None:
@@ -494,7 +494,7 @@ def test_a_shortage_is_told_in_numbers() -> None:
     limits = Limits(4, 24, 60_000, KVGeometry(100, {32: 50}, 700))
     windows = (32 - 1 + 24) * 50 + 32 * 50
     needed = 2 * (300 * 100 + 700) + windows
-    assert limits.alone(301) == needed
+    assert limits.bytes_alone(301) == needed
     assert limits.shortage(301) == (
         f"301 tokens need {needed} bytes of KV memory, alone, and there are 60000 (100 bytes a "
         "token in full-attention layers, 50 bytes a token in layers with a window of 32 tokens, "
@@ -514,7 +514,7 @@ def test_a_prompt_waits_for_one_that_it_can_take_over_from(
     scheduler = Scheduler(_limits(tokens=200), (lambda sequence: 0) if cached else None)
     for name, salt in zip("ab", salts, strict=True):
         scheduler.add(Sequence(name, list(range(60)), 5, cache_salt=salt))
-    assert len(scheduler.plan([NOTHING]).chunks) == together
+    assert len(scheduler.plan([NO_CAPACITY]).chunks) == together
 
 
 def test_who_is_set_aside_is_passed_until_it_is_back() -> None:
@@ -528,9 +528,9 @@ def test_who_is_set_aside_is_passed_until_it_is_back() -> None:
     on_disk.add("first")
     scheduler.waiting.block(first)
     scheduler.check_integrity()
-    assert scheduler.plan([NOTHING]).cached == {second: 4}
+    assert scheduler.plan([NO_CAPACITY]).cached == {second: 4}
     scheduler.finish(second)
     assert scheduler.idle
     on_disk.clear()
-    plan = scheduler.plan([NOTHING])
+    plan = scheduler.plan([NO_CAPACITY])
     assert (plan.cached, plan.chunks) == ({first: 4}, {first: 1})

@@ -14,7 +14,7 @@ from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.machine import StepCost
 from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.trace import TraceRequest
 
 SEEDS = int(os.environ.get("SCHEDULER_FUZZ_SEEDS", "60"))
 COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
@@ -36,7 +36,7 @@ def test_whatever_comes_no_limit_is_broken_and_nobody_is_lost() -> None:
 
 def _preemptions(prompt: int, output: int, limits: Limits) -> float:
     simulation = Simulation(limits, COST)
-    list(simulation.run([Request(i * 0.01, prompt, output, output) for i in range(12)]))
+    list(simulation.run([TraceRequest(i * 0.01, prompt, output, output) for i in range(12)]))
     preemptions: float = figures(simulation.measurements, simulation.budget)["preemptions"]
     return preemptions
 
@@ -51,7 +51,7 @@ def test_prompts_of_a_multiple_are_preempted_no_more_than_their_neighbours(
     """In small memory and large; outputs are short enough for nobody to be preempted at all."""
     geometry = KVGeometry(300, {}, 0, {None: 10})
     base = Limits(8, 608, 1 << 60, geometry)
-    kv = int(base.alone(length + 128) * factor)
+    kv = int(base.bytes_alone(length + 128) * factor)
     for multiple in (1, 128):
         limits = Limits(
             *(8, 608, kv, geometry),

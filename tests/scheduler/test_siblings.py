@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, PASSED, Plan, Scheduler
+from chairlift.scheduler.scheduler import MAX_PASSED, NO_CAPACITY, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import MIN_SHARED, Followers, Sibling, sibling_of
 
@@ -26,7 +26,7 @@ class Line:
         # With a border a prompt leaves the rest of a step to others.
         limits = Limits(rows, tokens, 10**7, KVGeometry(100, row_bytes=9), checkpoint=border)
         self.scheduler = Scheduler(limits, self._cached)
-        self.capacities = (NOTHING,)
+        self.capacities = (NO_CAPACITY,)
 
     def _cached(self, sequence: Sequence) -> int:
         self.asked.append(sequence.request_id)
@@ -152,7 +152,7 @@ def test_a_thousand_alike_cost_each_step_a_few_looks() -> None:
     for _ in range(6):
         line.asked.clear()
         line.step()
-        assert 0 < len(line.asked) <= PASSED
+        assert 0 < len(line.asked) <= MAX_PASSED
 
 
 @settings(max_examples=200, deadline=None)

@@ -18,14 +18,14 @@ import pytest
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Scheduler
+from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.__main__ import main
 from chairlift.scheduler.simulate.machine import MACHINES, StepCost, factors
 from chairlift.scheduler.simulate.measurements import Measurements, Served
 from chairlift.scheduler.simulate.report import figures, text
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request, TraceError, read_trace
+from chairlift.scheduler.simulate.trace import TraceError, TraceRequest, read_trace
 from chairlift.scheduler.simulate.traffic import Lengths, Traffic
 
 LIMITS = Limits(8, 64, 2_000_000, KVGeometry(100, {32: 50}))
@@ -35,14 +35,14 @@ COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
 SHORT = Traffic(400, rate=20.0, prompts=Lengths(40, 1.0, 300), outputs=Lengths(30, 1.0, 200))
 
 
-def _simulated(simulation: Simulation, requests: list[Request]) -> Simulation:
+def _simulated(simulation: Simulation, requests: list[TraceRequest]) -> Simulation:
     ended = sum(simulation.run(requests))
     assert ended == len(requests)
     return simulation
 
 
 def test_times_are_those_of_steps_planned_one_ahead() -> None:
-    requests = [Request(0.5, 4, 3, 3, "a"), Request(0.6, 4, 1, 1, "b")]
+    requests = [TraceRequest(0.5, 4, 3, 3, "a"), TraceRequest(0.6, 4, 1, 1, "b")]
     simulation = _simulated(Simulation(LIMITS, SECONDS), requests)
     first, second = simulation.measurements.served
     assert (first.queue, first.ttft, first.total) == (0.0, 1.0, 3.0)
@@ -57,7 +57,7 @@ def test_times_are_those_of_steps_planned_one_ahead() -> None:
 
 
 def test_a_model_that_ends_before_it_must_costs_a_step_that_nobody_reads() -> None:
-    simulation = _simulated(Simulation(LIMITS, SECONDS), [Request(0.0, 4, 3, 100)])
+    simulation = _simulated(Simulation(LIMITS, SECONDS), [TraceRequest(0.0, 4, 3, 100)])
     (served,) = simulation.measurements.served
     assert (served.output_tokens, served.total) == (3, 3.0)
     assert simulation.clock == 4.0, "the fourth step was launched before the third was read"
@@ -165,7 +165,7 @@ def _decision(waiting: int) -> tuple[int, int]:
         return sequence
 
     queued = [add(number) for number in range(waiting)]
-    capacities = (NOTHING,)
+    capacities = (NO_CAPACITY,)
     for _ in range(3):
         plan = scheduler.plan(capacities)
         scheduler.commit(plan)
@@ -275,8 +275,8 @@ def test_traces_of_each_format_are_read(
     path = tmp_path / name
     path.write_text(content)
     first, second = read_trace(path)
-    assert first == Request(0.0, 10, 2, 2)
-    assert second._replace(arrival=0.0) == Request(0.0, 20, 1, 1)
+    assert first == TraceRequest(0.0, 10, 2, 2)
+    assert second._replace(arrival=0.0) == TraceRequest(0.0, 20, 1, 1)
     assert second.arrival == pytest.approx(1.5)
     assert main(["--trace", str(path), "--machine", "cpu-smollm2-135m"]) == 0
     assert "2 served" in capsys.readouterr().out
@@ -288,8 +288,8 @@ def test_a_trace_of_our_own_tells_users_priorities_and_what_was_asked_for(tmp_pa
     more = {"max_tokens": 9, "user": "ann", "priority": -2}
     path.write_text(f"{json.dumps(row)}\n{json.dumps(row | more)}\n")
     assert list(read_trace(path)) == [
-        Request(0.0, 10, 2, 2),
-        Request(0.0, 10, 2, 9, "ann", -2),
+        TraceRequest(0.0, 10, 2, 2),
+        TraceRequest(0.0, 10, 2, 9, "ann", -2),
     ]
 
 

@@ -1,8 +1,8 @@
 """Adapters that make single-sequence model files of mlx-lm work with batches.
 
 Each module adapts the model file of the same name. It subclasses the layers that assume one
-position for all rows, and gives each row its own position. With caches other than the engine's the
-inherited method runs.
+position for all rows, and gives each row its own position. With caches that are not the engine's,
+the inherited method runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ ADAPTED = ("afm7", "deepseek_v41", "gpt_bigcode", "llama4", "minimax_m3_vl", "re
 
 
 def adapt(model: Any) -> None:
-    """Replaces the classes of those layers of ``model`` that need an adapter.
+    """Replaces the classes of the layers of ``model`` that need an adapter.
 
-    Changes this instance only, and no parameters. Call it before ``cache.kinds.make_batch``, which
+    Changes only this instance, and no parameters. Call it before ``cache.kinds.make_batch``, which
     relies on it for the model files that are adapted here.
     """
     package, _, name = type(model).__module__.rpartition(".")

@@ -11,12 +11,12 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
-    """Gets the cache whose keys it reads, and with it the position of each row."""
+    """Attention that gets the cache whose keys it reads, and so the position of each row."""
 
     def __call__(
         self, x: mx.array, keys: mx.array, values: mx.array, mask: Any = None, cache: Any = None
     ) -> mx.array:
-        """``[rows, length, hidden]`` to the same shape."""
+        """From ``[rows, length, hidden]`` to the same shape."""
         if cache is None:
             original: mx.array = super().__call__(x, keys, values, mask)
             return original
@@ -32,22 +32,22 @@ class RowReuseAttention(afm7.KVReuseAttention):  # type: ignore[misc]
 
 
 class RowReuseBlock(afm7.KVReuseTransformerBlock):  # type: ignore[misc]
-    """Passes the cache to its attention."""
+    """A block that passes the cache to its attention."""
 
     def __call__(
         self, x: mx.array, keys: mx.array, values: mx.array, mask: Any = None, cache: Any = None
     ) -> mx.array:
-        """``[rows, length, hidden]`` to the same shape."""
+        """From ``[rows, length, hidden]`` to the same shape."""
         h = x + self.self_attn(self.input_layernorm(x), keys, values, mask, cache)
         output: mx.array = h + self.mlp(self.post_attention_layernorm(h))
         return output
 
 
 class RowModel(afm7.AFMModel):  # type: ignore[misc]
-    """Passes the last cache to the layers that reuse its keys."""
+    """A model that passes its last cache to the layers that reuse its keys."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        """From tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
         if cache is None or not has_rows(cache[-1]):
             original: mx.array = super().__call__(inputs, cache)
             return original

@@ -1,10 +1,11 @@
-"""deepseek_v41: rows close their groups of tokens in different steps.
+"""deepseek_v41: rows complete their groups of tokens in different steps.
 
-The model keeps three things: a window; of each closed group of ``ratio`` tokens one entry and its
-index key; of the open group the tokens' parts. Here a token has a column in each of the three: the
-second holds the entry in the column of the group's last token, and something of no use in the
-others; the third is a window of ``ratio`` tokens. So a group takes the room of its tokens, and all
-that rings can do stays possible, such as going on from anywhere.
+The model caches three things: a window; one entry and its index key for each complete group of
+``ratio`` tokens; and the parts of the tokens in the incomplete group. Here each of the three is a
+ring with a column for each token. In the second ring, the entry is in the column of the group's
+last token, and the other columns are unused. The third ring is a window of ``ratio`` tokens. So a
+group takes the memory of its tokens, but everything that works with rings keeps working, such as
+continuing a prefix at any position.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from chairlift.cache.layer import LayerCache
 
 @dataclass(slots=True)
 class RowCache:
-    """One layer's rings, two of which only some layers have: ``[rows, 1, columns, dim]``."""
+    """The rings of one layer, each ``[rows, 1, columns, dim]``; some layers have only the first."""
 
     window: LayerCache
     entries: LayerCache | None = None
     parts: LayerCache | None = None
 
     def update_window(self, kv: mx.array) -> mx.array:
-        """Writes ``[rows, length, dim]``; returns what is visible of the ring then."""
+        """Writes ``[rows, length, dim]``; returns the visible columns, ``[rows, columns, dim]``."""
         nothing = mx.zeros((*kv.shape[:1], 1, kv.shape[1], 0), kv.dtype)
         return self.window.update_and_fetch(kv[:, None], nothing)[0][:, 0]
 
 
 class RowCompressor(deepseek_v41.Compressor):  # type: ignore[misc]
-    """Pools the groups that rows have begun, whether they close in this step or not."""
+    """Pools the rows' begun groups, even those that this step does not complete."""
 
     def __call__(self, x: mx.array, start_pos: Any, cache: Any) -> Any:
-        """Entries ``[rows, groups, dim]``, and the number of each row's first group, ``[rows]``."""
+        """Returns entries ``[rows, groups, dim]``, and each row's first group number ``[rows]``."""
         if not isinstance(cache, RowCache) or cache.parts is None:
             return super().__call__(x, start_pos, cache)
         rows, length, _ = x.shape
@@ -55,7 +56,7 @@ class RowCompressor(deepseek_v41.Compressor):  # type: ignore[misc]
 
 
 class RowIndexer(deepseek_v41.Indexer):  # type: ignore[misc]
-    """Lets each row's queries see the groups that have closed in that row."""
+    """Restricts each row's queries to the groups that are complete in that row."""
 
     def __call__(
         self,
@@ -67,14 +68,18 @@ class RowIndexer(deepseek_v41.Indexer):  # type: ignore[misc]
         rope: Any,
         start_pos: Any,
     ) -> Any:
-        """The entries that each query reads, ``[rows, length, some]``, -1 for none; and candidates.
+        """Selects the entries that each query reads.
 
         Args:
             x, q_residual: ``[rows, length, ...]``.
-            index_k: ``[rows, entries, dim]``, by number; of rows that have fewer, anything follows.
+            index_k: ``[rows, entries, dim]``, by group number; rows with fewer entries are padded
+                with arbitrary values.
             candidates: ``[rows, length, entries]``, from the layer that chooses them, or None.
-            rope: the layer's.
+            rope: the layer's rotary embedding.
             start_pos: the rows' positions, ``[rows]``.
+
+        Returns:
+            Group numbers ``[rows, length, some]``, -1 for none; and the candidates.
         """
         if not isinstance(start_pos, mx.array) or index_k is None:
             return super().__call__(
@@ -103,11 +108,11 @@ class RowIndexer(deepseek_v41.Indexer):  # type: ignore[misc]
         return mx.where(chosen < closed, chosen, -1), candidates
 
     def _candidates(self, scores: mx.array, closed: mx.array) -> mx.array:
-        """Which entries are in the best blocks of each query, or in its newest one."""
+        """The entries in the best blocks of each query and in its newest one, as booleans."""
         rows, length, entries = scores.shape
         size = self.candidate_block_size
-        whole = mx.pad(scores, [(0, 0), (0, 0), (0, -entries % size)], constant_values=-mx.inf)
-        blocks = whole.reshape(rows, length, -1, size).max(axis=-1)
+        padded = mx.pad(scores, [(0, 0), (0, 0), (0, -entries % size)], constant_values=-mx.inf)
+        blocks = padded.reshape(rows, length, -1, size).max(axis=-1)
         newest = mx.where(closed > 0, (closed - 1) // size, -1)
         blocks = mx.where(mx.arange(blocks.shape[-1]) == newest, mx.inf, blocks)
         chosen = _best(blocks, self.candidate_topk_blocks)
@@ -117,10 +122,10 @@ class RowIndexer(deepseek_v41.Indexer):  # type: ignore[misc]
 
 
 class RowAttention(deepseek_v41.Attention):  # type: ignore[misc]
-    """Writes an entry for each token, and reads those of the closed groups."""
+    """Writes an entry for each token, and reads the entries of complete groups."""
 
     def _compress(self, x: mx.array, *, start_pos: Any, cache: Any, shared: dict[str, Any]) -> None:
-        """Shares ``compress_kv`` and ``index_k``, ``[rows, entries, dim]``, by number."""
+        """Sets ``shared``'s ``compress_kv`` and ``index_k``, ``[rows, entries, dim]``, by group."""
         if not isinstance(cache, RowCache) or cache.entries is None:
             super()._compress(x, start_pos=start_pos, cache=cache, shared=shared)
             return
@@ -129,7 +134,7 @@ class RowAttention(deepseek_v41.Attention):  # type: ignore[misc]
         kv = deepseek_v41._fake_quant_fp4(
             self._placed(entries, first), block_size=16, e4m3_scale=True
         )
-        # Every token brings its group's entry to its column; that of the last token is complete.
+        # Each token writes its group's entry to its own column; the last token's is complete.
         group = (start_pos[:, None] + mx.arange(length)) // self.ratio - first[:, None]
         group = mx.minimum(group, entries.shape[1] - 1)
         new = [_at(kv[:, None], group)[:, None], mx.zeros((rows, 1, length, 0), kv.dtype)]
@@ -137,17 +142,18 @@ class RowAttention(deepseek_v41.Attention):  # type: ignore[misc]
             keys = self.indexer.k_norm(self.indexer.k_proj(entries))
             keys = deepseek_v41._fake_quant_fp4(self._placed(keys, first), block_size=32)
             new[1] = _at(keys[:, None], group)[:, None]
-        held, held_keys = cache.entries.update_and_fetch(*new)
-        # At least one, which nobody sees then: so that a step's work is done with its logits.
+        cached, cached_keys = cache.entries.update_and_fetch(*new)
+        # At least one entry, which no query sees if there is none: so the logits depend on the
+        # write, and the step computes it.
         count = max(1, (max(start_pos.tolist()) + length) // self.ratio)
         closing = mx.arange(1, count + 1) * self.ratio - 1
         columns = cache.entries.ring.index(start_pos[:, None] + length - 1 - closing, length)
-        shared["compress_kv"] = _at(held, columns)
+        shared["compress_kv"] = _at(cached, columns)
         if self.is_index_source:
-            shared["index_k"] = _at(held_keys, columns)
+            shared["index_k"] = _at(cached_keys, columns)
 
     def _placed(self, entries: mx.array, first: mx.array) -> mx.array:
-        """Rotated by the position of each group's first token."""
+        """Rotates entries by the position of each group's first token."""
         rotated: mx.array = deepseek_v41._apply_rope(
             entries, self.rope, rope_dim=self.rope_dim, offset=first, scale=self.ratio
         )
@@ -155,14 +161,14 @@ class RowAttention(deepseek_v41.Attention):  # type: ignore[misc]
 
 
 class RowText(deepseek_v41.TextModel):  # type: ignore[misc]
-    """Gives the layers each row's position, and where the window's tokens are in the ring."""
+    """Passes to the layers each row's position, and the columns of the window's tokens."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        """From tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
         if not cache or not isinstance(cache[0], CacheList):
             original: mx.array = super().__call__(inputs, cache)
             return original
-        caches = [RowCache(*own.caches) for own in cache]
+        caches = [RowCache(*layer.caches) for layer in cache]
         window, length = caches[0].window, inputs.shape[1]
         positions = window.offset[:, None] + mx.arange(length)
         behind = mx.arange(min(self.args.sliding_window, window.ring.visible(length).width))
@@ -174,13 +180,13 @@ class RowText(deepseek_v41.TextModel):  # type: ignore[misc]
         mix = mx.broadcast_to(mx.arange(self.args.hc_mult) == 0, streams.shape[:3])
         mix = mix.astype(mx.float32)
         shared: dict[str, Any] = {}
-        for layer, own in zip(self.pipeline_layers, caches, strict=True):
+        for layer, layer_cache in zip(self.pipeline_layers, caches, strict=True):
             streams, mix = layer(
                 streams,
                 mix,
                 start_pos=window.offset,
                 window_idx=columns,
-                cache=own,
+                cache=layer_cache,
                 shared=shared,
             )
         normed: mx.array = self.norm(deepseek_v41._collapse(streams, mix))
@@ -188,13 +194,13 @@ class RowText(deepseek_v41.TextModel):  # type: ignore[misc]
 
 
 class RowModel(deepseek_v41.Model):  # type: ignore[misc]
-    """Says which caches rows need."""
+    """A model that makes the caches of its rows."""
 
-    # A model is known by the module of its class.
+    # Models are identified by the module of their class.
     __module__ = deepseek_v41.__name__
 
     def make_row_caches(self) -> list[CacheList]:
-        """A list for each layer, in the order of ``RowCache``."""
+        """The caches of each layer, in the order of ``RowCache``."""
         return [self._row_caches(layer.self_attn) for layer in self.layers]
 
     def _row_caches(self, attention: Any) -> CacheList:
@@ -206,14 +212,14 @@ class RowModel(deepseek_v41.Model):  # type: ignore[misc]
         return CacheList(*caches)
 
 
-def _at(held: mx.array, columns: mx.array) -> mx.array:
-    """Of ``[rows, 1, columns, dim]`` those at ``[rows, some]``: ``[rows, some, dim]``."""
-    gathered: mx.array = deepseek_v41._gather_rows(held[:, 0], columns[:, None])[:, 0]
+def _at(ring: mx.array, columns: mx.array) -> mx.array:
+    """Gathers ``columns``, ``[rows, n]``, of ``[rows, 1, columns, dim]``: ``[rows, n, dim]``."""
+    gathered: mx.array = deepseek_v41._gather_rows(ring[:, 0], columns[:, None])[:, 0]
     return gathered
 
 
 def _best(scores: mx.array, count: int) -> mx.array:
-    """Where the highest of the last axis are, at most ``count`` of them, in no order."""
+    """The indices of the ``count`` highest scores of the last axis, or of all, in no order."""
     count = min(count, scores.shape[-1])
     return mx.argpartition(-scores, count - 1, axis=-1)[..., :count].astype(mx.int32)
 

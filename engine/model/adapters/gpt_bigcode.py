@@ -11,10 +11,10 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowModel(gpt_bigcode.GPTBigCodeModel):  # type: ignore[misc]
-    """Embeds each row's own positions."""
+    """A model that embeds each row's own positions."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        """From tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
         if cache is None or not has_rows(cache[0]):
             original: mx.array = super().__call__(inputs, cache)
             return original

@@ -11,10 +11,10 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowAttention(llama4.Attention):  # type: ignore[misc]
-    """Scales queries by each row's own positions."""
+    """Attention that scales queries by each row's own positions."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        """``[rows, length, hidden]`` to the same shape."""
+        """From ``[rows, length, hidden]`` to the same shape."""
         scaled = self.attn_temperature_tuning and not self.use_rope
         if not scaled or not has_rows(cache):
             original: mx.array = super().__call__(x, mask, cache)
@@ -39,10 +39,10 @@ class RowAttention(llama4.Attention):  # type: ignore[misc]
 
 
 class RowModel(llama4.LlamaModel):  # type: ignore[misc]
-    """Takes each layer's mask from the layer's own cache."""
+    """A model that takes each layer's mask from the layer's cache."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        """From tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
         if cache is None or not has_rows(cache[0]):
             original: mx.array = super().__call__(inputs, cache)
             return original

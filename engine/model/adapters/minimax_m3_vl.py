@@ -12,7 +12,7 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
-    """Selects blocks of keys for each row."""
+    """Attention that selects blocks of keys for each row."""
 
     def _block_mask(self, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:
         """The mask that restricts each query to its best blocks and its newest ones.
@@ -21,11 +21,11 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
             x: ``[rows, length, hidden]``.
             mask: the cache's mask: an array, "causal" or None.
             offset: the rows' positions, ``[rows]``.
-            cache: the indexer's; its ring is that of all layers.
+            cache: the indexer's cache; all layers share its ring.
 
         Returns:
             A summand of the scores, ``[rows, heads, length, visible columns]``, 0 or -inf; or
-            ``mask`` where all blocks are kept.
+            ``mask`` if all blocks are kept.
         """
         if not has_rows(cache):
             return super()._block_mask(x, mask, offset, cache)
@@ -42,7 +42,8 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         seen = mask if isinstance(mask, mx.array) else cache.make_mask(length, return_array=True)
         kept = self._kept(mx.where(seen, scores, -mx.inf), blocks, offset, cache.ring) & seen
         kept = mx.repeat(kept, self.num_attention_heads // self.index_n_heads, axis=1)
-        # engine.cpu does not support booleans that differ by head; it leaves summands to mlx-lm.
+        # Not booleans, because engine.cpu does not support booleans that differ by head. It leaves
+        # summands to mlx-lm.
         return mx.where(kept, 0, -mx.inf).astype(x.dtype)
 
     def _kept(self, scores: mx.array, blocks: int, offset: mx.array, ring: Ring) -> mx.array:
@@ -50,7 +51,7 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
 
         Args:
             scores: ``[rows, heads, length, visible columns]``, -inf for hidden columns.
-            blocks: the number of blocks of the longest row, which is more than are kept.
+            blocks: the number of blocks of the longest row; more than are kept.
             offset: the rows' positions, ``[rows]``.
             ring: maps positions to columns.
         """
@@ -64,14 +65,15 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         best = ordered.reshape(*scores.shape[:3], blocks, size).max(axis=-1)
 
         block = mx.arange(blocks)
-        own = (offset[:, None] + mx.arange(length))[:, None, :, None] // size
-        best = mx.where((block <= own) & (block > own - self.index_local_blocks), mx.inf, best)
+        newest = (offset[:, None] + mx.arange(length))[:, None, :, None] // size
+        is_local = (block <= newest) & (block > newest - self.index_local_blocks)
+        best = mx.where(is_local, mx.inf, best)
         count = self.index_topk_blocks
         chosen = mx.argpartition(-best, count - 1, axis=-1)[..., :count]
         kept = mx.put_along_axis(mx.zeros(best.shape, mx.bool_), chosen, mx.array(True), axis=-1)
-        # Back to columns: the block of each column. The cache's mask hides columns without a token.
-        home = mx.maximum(last - ring.behind(length)[-1], 0) // size
-        return mx.take_along_axis(kept, home[:, None, None], axis=-1)
+        # From blocks back to columns. The cache's mask hides columns without a token.
+        block_of_column = mx.maximum(last - ring.behind(length)[-1], 0) // size
+        return mx.take_along_axis(kept, block_of_column[:, None, None], axis=-1)
 
 
 BATCHED = {minimax_m3_vl.Attention: RowAttention}

@@ -1,4 +1,4 @@
-"""recurrent_gemma: the first token of a sequence is not scaled down, whichever row it is in."""
+"""recurrent_gemma: does not scale down the first token of a sequence, in each row separately."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chairlift.engine.model.adapters.rows import has_rows
 
 
 class RowRecurrentBlock(recurrent_gemma.RecurrentBlock):  # type: ignore[misc]
-    """Computes both ways if some rows are at their beginning and others are not."""
+    """Computes both cases if some rows are at their first token and others are not."""
 
     def __call__(self, x: mx.array, cache: Any = None, mask: Any = None) -> mx.array:
-        """``[rows, length, width]`` to the same shape.
+        """From ``[rows, length, width]`` to the same shape.
 
-        With a batched cache ``mask`` is not a mask, but a list that says for each row whether this
-        is its beginning.
+        With a batched cache, ``mask`` is not a mask but a list of booleans: whether each row is at
+        its first token.
         """
         if not isinstance(cache, StateLayer) or not any(mask):
             original: mx.array = super().__call__(x, cache=cache)
@@ -36,10 +36,10 @@ class RowRecurrentBlock(recurrent_gemma.RecurrentBlock):  # type: ignore[misc]
 
 
 class RowModel(recurrent_gemma.Griffin):  # type: ignore[misc]
-    """Passes to recurrent layers which rows are at their beginning."""
+    """A model that passes to its recurrent layers which rows are at their first token."""
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        """Tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
+        """From tokens ``[rows, length]`` to ``[rows, length, hidden]``."""
         attention: Any = cache[self.swa_idx] if cache is not None else None
         if not has_rows(attention):
             original: mx.array = super().__call__(tokens, cache=cache)
@@ -49,8 +49,8 @@ class RowModel(recurrent_gemma.Griffin):  # type: ignore[misc]
             x = x * math.sqrt(x.shape[-1])
         mask = attention.make_mask(tokens.shape[1], self.window_size)
         fresh = [start == 0 for start in attention.offset.tolist()]
-        for block, own in zip(self.layers, cache, strict=True):
-            x = block(x, cache=own, mask=fresh if isinstance(own, StateLayer) else mask)
+        for block, layer in zip(self.layers, cache, strict=True):
+            x = block(x, cache=layer, mask=fresh if isinstance(layer, StateLayer) else mask)
         normed: mx.array = self.final_norm(x)
         return normed
 

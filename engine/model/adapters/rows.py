@@ -1,4 +1,4 @@
-"""Tells the engine's batched caches from mlx-lm's."""
+"""Distinguishes the engine's batched caches from mlx-lm's."""
 
 from __future__ import annotations
 

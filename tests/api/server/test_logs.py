@@ -20,7 +20,6 @@ from chairlift.engine.logs.setup import REQUEST_ID, TextFormatter, log_handler
 
 SECRET = "Ljubljana"
 BODY = {"messages": [{"role": "user", "content": SECRET}], "temperature": 0}
-
 SCRIPT = Scripted([*ids(SECRET), END], ended_by_token=True, cached_tokens=3)
 
 

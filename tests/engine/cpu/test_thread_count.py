@@ -187,7 +187,7 @@ if {openblas}:
 name = blas.load_fast_blas().name
 import mlx.core as mx
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.device.acceleration import accelerate
+from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.loadtest.shapes import SHAPES, random_model
 config = SHAPES["smollm2-135m"] | {{"num_hidden_layers": 6, "vocab_size": 4000}}

@@ -16,10 +16,10 @@ from support.engine.fake_hub import COMMIT, Hub, serving
 
 from chairlift.api.cli.main import main
 from chairlift.engine.cpu.blas import BlasReport
-from chairlift.engine.device import diagnosis
-from chairlift.engine.device.diagnosis import diagnose
 from chairlift.engine.device.profile import CPU
 from chairlift.engine.hub.inventory import stored_models
+from chairlift.engine.process import diagnosis
+from chairlift.engine.process.diagnosis import diagnose
 
 NAME = "some-org/some-model"
 # The hub's client goes on from the last 10 MiB that it has.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from chairlift.cache.capacity import Capacity, KVGeometry, padded
 from chairlift.cache.token_ids import common
 from chairlift.scheduler.limits import Limits, PromptSize
-from chairlift.scheduler.scheduler import NOTHING, Plan, Scheduler
+from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 # Steps that a seed may take until everybody is served: a hundred times what most take.
@@ -87,7 +87,9 @@ def draw_limits(rng: random.Random) -> Limits:
         bypass=rng.choice([0.0, 0.5, 2.0, 1000.0]),
     )
     longest = rng.choice([130, 200, 220, 300, 500])
-    return replace(limits, kv_bytes=int(limits.alone(longest) * rng.choice([1, 1.5, 2, 2, 3])))
+    return replace(
+        limits, kv_bytes=int(limits.bytes_alone(longest) * rng.choice([1, 1.5, 2, 2, 3]))
+    )
 
 
 class Fuzz:
@@ -126,7 +128,7 @@ class Fuzz:
         self.on_disk: set[Sequence] = set()
         self.caches: dict[Sequence, Cache] = {}
         self.arriving: dict[Sequence, Cache] = {}
-        self.capacities = (NOTHING,) * self.limits.bands
+        self.capacities = (NO_CAPACITY,) * self.limits.bands
         self.places: dict[Sequence, int] = {}
         self.rows: list[Sequence] = []
         self.in_flight: list[Sequence] = []

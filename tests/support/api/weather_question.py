@@ -1,4 +1,4 @@
-"""What all clients ask the default model."""
+"""The question and the tool that the tests of clients send to the default model."""
 
 from __future__ import annotations
 

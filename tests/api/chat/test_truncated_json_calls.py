@@ -1,4 +1,4 @@
-"""JSON calls that are cut, and text that only looks like a tag."""
+"""Truncated JSON calls, and text that only looks like a tag."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.api.api_server import TOKENIZER
-from support.api.cut_reading import PROPERTY, Model, check_cuts, chunks, places
 from support.api.fake_engine import byte_tokenizer
 from support.api.tool_calls import JSON, PYTHONIC
+from support.api.truncated_replies import (
+    PROPERTY,
+    Model,
+    check_truncations,
+    chunk_sizes,
+    cut_positions,
+)
 
 from chairlift.api.text.chat_format import ThinkTags
 
-# JSON calls, constrained by a grammar
-
 TAG = "<tool_call>"
-SPELT = TOKENIZER  # its tags are no tokens
-HELD = [
+UNTOKENIZED = TOKENIZER  # in this vocabulary, the tags are not tokens
+CONSTRAINED = [  # models whose calls a grammar constrains
     Model(tokenizer, (("tool_choice", choice), ("parallel_tool_calls", parallel)))
-    for tokenizer in (SPELT, JSON, PYTHONIC)
+    for tokenizer in (UNTOKENIZED, JSON, PYTHONIC)
     for choice, parallel in (("required", True), ("required", False))
 ]
 HARD = [
@@ -38,68 +42,68 @@ objects = st.dictionaries(texts, values, max_size=3)
 befores = st.sampled_from(["", "So: ", "a < b\n", "<tool_cal ", "é\n\n"])
 
 
-def form(name: str, arguments: str) -> str:
+def json_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 @PROPERTY
-@given(st.sampled_from(HELD), objects, st.booleans(), chunks, places)
-def test_a_cut_call_in_json_has_a_beginning_of_its_arguments(
+@given(st.sampled_from(CONSTRAINED), objects, st.booleans(), chunk_sizes, cut_positions)
+def test_a_truncated_json_call_has_the_beginning_of_its_arguments(
     model: Model, arguments: dict[str, Any], ascii: bool, sizes: list[int], cuts: list[float]
 ) -> None:
     encoded = json.dumps(arguments, ensure_ascii=ascii)
-    if model.tokenizer is JSON:  # no string may hold what is a token there
+    if model.tokenizer is JSON:  # its strings cannot contain the tag, which is a token
         encoded = encoded.replace("tool_call>", "tool_call >")
-    text = form("f", encoded)
-    whole = check_cuts(model, text, sizes, [TAG, "</tool"], cuts)
-    assert whole.calls == [["f", encoded]]
-    assert (whole.content, whole.finish) == ("", "tool_calls")
+    text = json_call("f", encoded)
+    complete = check_truncations(model, text, sizes, [TAG, "</tool"], cuts)
+    assert complete.calls == [["f", encoded]]
+    assert (complete.content, complete.finish) == ("", "tool_calls")
 
 
 @PROPERTY
 @given(
     objects,
     objects,
-    chunks,
+    chunk_sizes,
     st.sampled_from(["", "So: ", "a < b\n", "<tool_cal ", "é\n\n"]),
-    places,
+    cut_positions,
 )
 def test_text_and_two_calls_of_a_model_without_a_format(
     one: dict[str, Any], two: dict[str, Any], sizes: list[int], before: str, cuts: list[float]
 ) -> None:
     first, second = json.dumps(one, ensure_ascii=False), json.dumps(two)
-    text = f"{before}{form('f', first)}\n{form('g', second)}"
-    whole = check_cuts(Model(SPELT), text, sizes, [TAG, "</tool"], cuts)
-    assert whole.calls == [["f", first], ["g", second]]
-    assert whole.content == before.rstrip()
+    text = f"{before}{json_call('f', first)}\n{json_call('g', second)}"
+    complete = check_truncations(Model(UNTOKENIZED), text, sizes, [TAG, "</tool"], cuts)
+    assert complete.calls == [["f", first], ["g", second]]
+    assert complete.content == before.rstrip()
 
 
-def test_half_a_surrogate_pair_and_numbers_as_they_are_written() -> None:
+def test_half_a_surrogate_pair_and_unusual_numbers() -> None:
     for arguments in ('{"s": "\\ud83d"}', '{"s": 1e999}', '{"s": -0.10, "t": 1E+5}'):
-        for model in HELD:
-            whole = check_cuts(model, form("f", arguments), [1], [TAG])
-            assert whole.calls == [["f", arguments]]
+        for model in CONSTRAINED:
+            complete = check_truncations(model, json_call("f", arguments), [1], [TAG])
+            assert complete.calls == [["f", arguments]]
 
 
-def test_a_string_that_spells_the_tags_token() -> None:
+def test_a_string_that_contains_the_tag() -> None:
     arguments = json.dumps({"s": "a</tool_call>b"})
     for sizes in ([1], [100]):
-        whole = HELD[2].reads(form("f", arguments), sizes)
-        assert whole.calls == [["f", arguments]]
+        complete = CONSTRAINED[2].read_complete(json_call("f", arguments), sizes)
+        assert complete.calls == [["f", arguments]]
 
 
-# What only looks like a tag
+# Text that only looks like a tag
 
-THINKS = Model(byte_tokenizer(), tags=ThinkTags("<think>", "</think>"))
+THINKING = Model(byte_tokenizer(), tags=ThinkTags("<think>", "</think>"))
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 100])
 @pytest.mark.parametrize("before", ["", "a", "a \n", "a <", "<<", "<tool_calm "])
-def test_the_beginning_of_a_tag_is_text_if_the_model_ends_there(before: str, tokens: int) -> None:
+def test_the_beginning_of_a_tag_is_text_if_the_reply_ends_there(before: str, tokens: int) -> None:
     for size in range(1, len(TAG)):
         text = before + TAG[:size]
-        for model in (Model(SPELT), THINKS):
-            reply = model.reads(text, [tokens], logprobs=True)
+        for model in (Model(UNTOKENIZED), THINKING):
+            reply = model.read_complete(text, [tokens], logprobs=True)
             assert (reply.content, reply.finish) == (text, "stop")
             assert reply.scored == len(model.tokens(text))
             cut = model.read(model.tokens(text), "length", [tokens], logprobs=True)
@@ -108,7 +112,7 @@ def test_the_beginning_of_a_tag_is_text_if_the_model_ends_there(before: str, tok
 
 
 def test_a_tag_at_the_end_of_a_reply_is_not_text() -> None:
-    for model in (Model(SPELT), Model(JSON), Model(PYTHONIC), *HELD):
+    for model in (Model(UNTOKENIZED), Model(JSON), Model(PYTHONIC), *CONSTRAINED):
         start = "<|tool_call_start|>" if model == Model(PYTHONIC) else TAG
         foreign = model.tokenizer.convert_tokens_to_ids("<|im_start|>")
         tokens = model.tokens(f"Hi {start}\n")
@@ -118,8 +122,12 @@ def test_a_tag_at_the_end_of_a_reply_is_not_text() -> None:
             assert reply.scored == 2
 
 
-def test_the_tags_of_a_thought_are_cut_as_those_of_calls() -> None:
-    text = f"<think>a < b</think>\n\nSo: {form('f', '{}')}"
+def test_the_tags_of_a_thought_are_truncated_as_those_of_calls() -> None:
+    text = f"<think>a < b</think>\n\nSo: {json_call('f', '{}')}"
     for size in (1, 5):
-        whole = check_cuts(THINKS, text, [size], [TAG, "<think>", "</think"])
-        assert (whole.reasoning, whole.content, whole.calls) == ("a < b", "So:", [["f", "{}"]])
+        complete = check_truncations(THINKING, text, [size], [TAG, "<think>", "</think"])
+        assert (complete.reasoning, complete.content, complete.calls) == (
+            "a < b",
+            "So:",
+            [["f", "{}"]],
+        )

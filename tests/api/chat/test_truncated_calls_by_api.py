@@ -1,4 +1,4 @@
-"""Calls that max_tokens cuts, at every length and in every API, streamed and not streamed."""
+"""Calls truncated by max_tokens, at every length and in every API, streamed and not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.api.api_server import MESSAGES, TOKENIZER, Running, chosen, running, tool
-from support.api.cut_doors import no_check, writing
-from support.api.tool_calls import JSON, TOKENIZERS, both
+from support.api.tool_calls import (
+    JSON,
+    TOKENIZERS,
+    reply_both_ways,
+    skip_grammar_check,
+    truncating_engine,
+)
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 ARGUMENTS = '{"a": "é}</"}'
@@ -18,67 +23,69 @@ CALL = f'<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>'
 MISTRAL = f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}"
 
 
-async def chat(server: Running, named: bool, most: int) -> tuple[str, list[str], str]:
-    body = {"messages": MESSAGES, "tools": [tool("f", PARAMETERS)], "max_tokens": most}
-    reply = await both(server, {**body, **({"tool_choice": chosen("f")} if named else {})})
+async def chat(server: Running, named: bool, limit: int) -> tuple[str, list[str], str]:
+    body = {"messages": MESSAGES, "tools": [tool("f", PARAMETERS)], "max_tokens": limit}
+    reply = await reply_both_ways(
+        server, {**body, **({"tool_choice": chosen("f")} if named else {})}
+    )
     return reply.content, [c["arguments"] for c in reply.calls], reply.finish or ""
 
 
-async def responses(server: Running, named: bool, most: int) -> tuple[str, list[str], str]:
+async def responses(server: Running, named: bool, limit: int) -> tuple[str, list[str], str]:
     body: dict[str, Any] = {
         "input": "Hi",
         "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}],
-        "max_output_tokens": most,
+        "max_output_tokens": limit,
     }
     if named:
         body["tool_choice"] = {"type": "function", "name": "f"}
-    _, whole = await server.post("/v1/responses", body)
+    _, reply = await server.post("/v1/responses", body)
     events = await server.named_events("/v1/responses", body)
     deltas = [e["delta"] for e in events if e["type"] == "response.function_call_arguments.delta"]
-    calls = [item for item in whole["output"] if item["type"] == "function_call"]
+    calls = [item for item in reply["output"] if item["type"] == "function_call"]
     assert "".join(deltas) == "".join(call["arguments"] for call in calls)
     streamed = events[-1]["response"]
     assert [item.get("arguments") for item in streamed["output"]] == [
-        item.get("arguments") for item in whole["output"]
+        item.get("arguments") for item in reply["output"]
     ]
     for call in calls:
         complete = call["arguments"] == ARGUMENTS
         assert call["status"] == ("completed" if complete else "incomplete")
     text = "".join(
         part["text"]
-        for item in whole["output"]
+        for item in reply["output"]
         if item["type"] == "message"
         for part in item["content"]
     )
-    finish = "tool_calls" if whole["status"] == "completed" else "length"
+    finish = "tool_calls" if reply["status"] == "completed" else "length"
     return text, [call["arguments"] for call in calls], finish
 
 
-async def messages(server: Running, named: bool, most: int) -> tuple[str, list[str], str]:
+async def messages(server: Running, named: bool, limit: int) -> tuple[str, list[str], str]:
     body: dict[str, Any] = {
         "messages": MESSAGES,
         "tools": [{"name": "f", "input_schema": PARAMETERS}],
-        "max_tokens": most,
+        "max_tokens": limit,
     }
     if named:
         body["tool_choice"] = {"type": "tool", "name": "f"}
-    status, whole = await server.post("/v1/messages", body)
-    assert status == 200, whole
+    status, reply = await server.post("/v1/messages", body)
+    assert status == 200, reply
     events = await server.named_events("/v1/messages", body)
     deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
-    calls = [block for block in whole["content"] if block["type"] == "tool_use"]
-    # Deltas of an input are its text; whole, it is an object.
+    calls = [block for block in reply["content"] if block["type"] == "tool_use"]
+    # A stream sends an input as text; without a stream it is an object.
     streamed = "".join(delta["partial_json"] for delta in deltas if "partial_json" in delta)
     for call in calls:
         value = call["input"].get("a", "")
         assert json.loads(ARGUMENTS)["a"].startswith(value)
         assert json.dumps(value, ensure_ascii=False)[1:-1] in streamed
-    text = "".join(block["text"] for block in whole["content"] if block["type"] == "text")
+    text = "".join(block["text"] for block in reply["content"] if block["type"] == "text")
     finish = {"max_tokens": "length", "tool_use": "tool_calls", "end_turn": "stop"}
-    return text, [streamed] if calls else [], finish[whole["stop_reason"]]
+    return text, [streamed] if calls else [], finish[reply["stop_reason"]]
 
 
-DOORS = [chat, responses, messages]
+APIS = [chat, responses, messages]
 CASES: list[tuple[TokenizerWrapper, str, bool]] = [
     (TOKENIZER, CALL, True),  # the tags are text
     (JSON, CALL, True),  # the tags are tokens
@@ -89,32 +96,31 @@ CASES: list[tuple[TokenizerWrapper, str, bool]] = [
 ]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__)
 @pytest.mark.parametrize("case", range(len(CASES)))
-async def test_a_beginning_at_every_length(door: Callable[..., Any], case: int) -> None:
+async def test_every_length_gives_a_beginning(api: Callable[..., Any], case: int) -> None:
     tokenizer, text, named = CASES[case]
     before = "" if named else "So:"
     size = len(tokenizer.encode(text, add_special_tokens=False)) + 1
-    begun = 0
-    async with running(writing(tokenizer, text), tokenizer) as server:
-        vocabulary = server.service.model().vocabulary
-        vocabulary.grammars.check = no_check  # type: ignore[method-assign]
-        for most in range(1, size + 1):
-            content, calls, finish = await door(server, named, most)
-            where = (most, content, calls, finish)
+    begun = 0  # lengths at which the call had begun
+    async with running(truncating_engine(tokenizer, text), tokenizer) as server:
+        skip_grammar_check(server)
+        for limit in range(1, size + 1):
+            content, calls, finish = await api(server, named, limit)
+            where = (limit, content, calls, finish)
             assert before.startswith(content.rstrip()), where
             assert all(ARGUMENTS.startswith(arguments) for arguments in calls), where
             assert len(calls) <= 1, where
             # A single call's reply ends with its tag; others end with their last token.
-            over = most == size or (named and most >= size - 1)
-            assert finish == ("tool_calls" if over else "length"), where
+            complete = limit == size or (named and limit >= size - 1)
+            assert finish == ("tool_calls" if complete else "length"), where
             begun += bool(calls)
         assert calls == [ARGUMENTS]
         assert begun >= (len(ARGUMENTS) if named or tokenizer is TOKENIZER else 2)
 
 
-async def test_messages_give_an_input_as_the_model_wrote_it() -> None:
-    """Half a surrogate pair and 1e999 are valid JSON, but no text and no number of Python's."""
+async def test_messages_return_an_input_as_the_model_wrote_it() -> None:
+    """Half a surrogate pair and 1e999 are valid JSON that Python cannot represent."""
     arguments = '{"a": "\\ud83d", "b": 1e999, "c": 1.50}'
     text = CALL.replace(ARGUMENTS, arguments)
     body = {
@@ -122,11 +128,10 @@ async def test_messages_give_an_input_as_the_model_wrote_it() -> None:
         "tools": [{"name": "f", "input_schema": PARAMETERS}],
         "tool_choice": {"type": "tool", "name": "f"},
     }
-    async with running(writing(TOKENIZER, text), TOKENIZER) as server:
-        vocabulary = server.service.model().vocabulary
-        vocabulary.grammars.check = no_check  # type: ignore[method-assign]
-        for most in range(1, len(text) + 1):
-            sent = {**body, "max_tokens": most}
+    async with running(truncating_engine(TOKENIZER, text), TOKENIZER) as server:
+        skip_grammar_check(server)
+        for limit in range(1, len(text) + 1):
+            sent = {**body, "max_tokens": limit}
             async with server.http.post(f"{server.url}/v1/messages", json=sent) as response:
                 assert response.status == 200
                 reply = await response.text()

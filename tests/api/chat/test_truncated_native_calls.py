@@ -1,4 +1,4 @@
-"""Cut calls in the models' native formats: complete ones arrive, others are dropped."""
+"""Truncated calls in the models' native formats: complete ones arrive, others are dropped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.api.cut_reading import PROPERTY, Model, check_cuts, chunks, places, unhurried
 from support.api.tool_calls import FAMILIES, TOKENIZERS, Family
+from support.api.truncated_replies import (
+    PROPERTY,
+    Model,
+    check_truncations,
+    chunk_sizes,
+    cut_positions,
+)
 
-__all__ = ["unhurried"]
-
-
-# Calls in the models' own formats
+pytestmark = pytest.mark.usefixtures("generous_parse_time")
 
 Write = Callable[[str, dict[str, Any]], str]
 
@@ -55,7 +58,13 @@ def _kimi(name: str, arguments: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """The native format of a family's calls, and the text around several calls."""
+    """The native format of a family's calls.
+
+    Attributes:
+        write: gives a call's text, from its name and arguments.
+        start, end: the text around all calls of a block.
+        between: the text between calls of a block; None if a block has one call.
+    """
 
     write: Write
     start: str
@@ -130,7 +139,7 @@ FORMS = {
 }
 names = st.sampled_from(["f", "g"])
 keys = st.from_regex(r"[a-z]{1,3}", fullmatch=True)
-# Texts that end calls, parameters or values in some format.
+# Texts that end a call, a parameter or a value in some format.
 ENDS = ["</function>", "</parameter>", "</invoke>", "}", ")]", '"', "'", "</tool", "\n", "é", "1"]
 plain = st.lists(st.sampled_from(ENDS) | st.text("abc 12", max_size=4), max_size=4).map("".join)
 flat = st.dictionaries(keys, plain | st.integers() | st.booleans(), max_size=3)
@@ -139,39 +148,41 @@ flat = st.dictionaries(keys, plain | st.integers() | st.booleans(), max_size=3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 @PROPERTY
 @given(
-    st.lists(st.tuples(st.sampled_from(["f", "g"]), flat), min_size=1, max_size=3), chunks, places
+    st.lists(st.tuples(st.sampled_from(["f", "g"]), flat), min_size=1, max_size=3),
+    chunk_sizes,
+    cut_positions,
 )
-def test_a_cut_call_of_a_family_is_left_out(
+def test_a_truncated_native_call_is_left_out(
     family: Family, made: list[tuple[str, dict[str, Any]]], sizes: list[int], cuts: list[float]
 ) -> None:
-    how = FORMS[family.parser]
-    written = [how.write(name, arguments) for name, arguments in made]
-    if how.between is None:
-        block = "".join(how.start + call + how.end for call in written)
+    form = FORMS[family.parser]
+    written = [form.write(name, arguments) for name, arguments in made]
+    if form.between is None:
+        block = "".join(form.start + call + form.end for call in written)
     else:
-        block = how.start + how.between.join(written) + how.end
+        block = form.start + form.between.join(written) + form.end
     model = Model(TOKENIZERS[family.parser])
     text = f"Let me see.\n{block}"
-    if len(model.reads(text).calls) != len(made):
-        return  # the format has no way to write these values
-    check_cuts(model, text, sizes, [how.start.strip()], cuts)
+    if len(model.read_complete(text).calls) != len(made):
+        return  # the format cannot express these values
+    check_truncations(model, text, sizes, [form.start.strip()], cuts)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
-def test_every_cut_of_a_reply_in_every_family(family: Family) -> None:
-    how = FORMS[family.parser]
-    text = f"Let me see.\n{how.start}{how.write('f', {'s': 'é 1', 't': 12})}{how.end} And"
+def test_every_truncation_of_a_reply_in_every_family(family: Family) -> None:
+    form = FORMS[family.parser]
+    text = f"Let me see.\n{form.start}{form.write('f', {'s': 'é 1', 't': 12})}{form.end} And"
     model = Model(TOKENIZERS[family.parser])
-    whole = check_cuts(model, text, [1], [how.start.strip()])
-    assert [name for name, _ in whole.calls] == ["f"]
+    complete = check_truncations(model, text, [1], [form.start.strip()])
+    assert [name for name, _ in complete.calls] == ["f"]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
-def test_complete_calls_before_the_cut_arrive(family: Family) -> None:
-    how = FORMS[family.parser]
-    written = [how.write("f", {"s": "é"}), how.write("g", {"t": "b"})]
-    separate = how.between is None
-    text = how.start + (how.end + how.start if separate else how.between or "").join(written)
+def test_complete_calls_before_the_truncation_arrive(family: Family) -> None:
+    form = FORMS[family.parser]
+    written = [form.write("f", {"s": "é"}), form.write("g", {"t": "b"})]
+    separate = form.between is None
+    text = form.start + (form.end + form.start if separate else form.between or "").join(written)
     model = Model(TOKENIZERS[family.parser])
     cut = model.read(model.tokens(text)[:-3], "length")
     if family.parser == "pythonic":  # a list that is not closed cannot be read
@@ -182,10 +193,10 @@ def test_complete_calls_before_the_cut_arrive(family: Family) -> None:
 
 
 @pytest.mark.parametrize("parser", ["json_tools", "mistral", "kimi_k2", "kimi_k3", "minimax_m2"])
-def test_a_call_that_is_cut_in_what_closes_it_is_complete(parser: str) -> None:
-    how, model = FORMS[parser], Model(TOKENIZERS[parser])
-    text = how.start + how.write("f", {"s": "é"})
-    tokens = model.tokens(text + how.end)
+def test_a_call_truncated_in_its_closing_tag_is_complete(parser: str) -> None:
+    form, model = FORMS[parser], Model(TOKENIZERS[parser])
+    text = form.start + form.write("f", {"s": "é"})
+    tokens = model.tokens(text + form.end)
     for end in range(len(model.tokens(text)), len(tokens) + 1):
         cut = model.read(tokens[:end], "length")
         assert (cut.content, cut.finish) == ("", "length")

@@ -1,4 +1,4 @@
-"""Replaces parts of a loaded model by faster ones for the device, where there are some."""
+"""Replaces parts of a loaded model by the device's faster ones, if there are any."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from chairlift.engine.model import attention
 
 
 class Acceleration(NamedTuple):
-    """What the replacements mean for the engine.
+    """The demands of the accelerated model on the engine.
 
     Attributes:
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
-        layers: the layers that its caches need.
+        layers: the classes of its cache layers.
     """
 
     eager: bool
@@ -28,7 +28,7 @@ class Acceleration(NamedTuple):
 
 
 def accelerate(model: Any, exactly: bool = True) -> Acceleration:
-    """Gives a model the device's own attention and activations.
+    """Replaces a model's attention, activations and blocks by the device's faster ones.
 
     Args:
         exactly: no weight may be rounded; see ``engine.cpu.bf16_linear``.

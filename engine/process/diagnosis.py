@@ -1,4 +1,4 @@
-"""What this machine has to serve with, what it lacks, and what would make it faster."""
+"""Checks whether and how fast this machine can serve, for ``chairlift doctor``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from chairlift.engine.hub.fetch import SMOLLM2
 
 _PACKAGES = ("chairlift", "mlx", "mlx-lm")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# A connection takes one; the server keeps some more.
+# Each connection needs one open file; the server needs some more.
 _ENOUGH_FILES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. ``advice`` is what would make it better, None where nothing would.
+    """The result of one check.
 
-    ``serves`` is False where Chairlift cannot serve because of it.
+    Attributes:
+        topic: what was checked, in one or two words.
+        value: what was found.
+        advice: what would improve it; None if nothing would.
+        serves: False if Chairlift cannot serve because of it.
     """
 
     topic: str
@@ -38,11 +42,11 @@ class Finding:
 
 
 def diagnose(host: str, port: int) -> Iterator[Finding]:
-    """Looks at everything, for a server at that address. Imports MLX and computes with it."""
+    """Runs all checks for a server at this address. Imports MLX and computes with it."""
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
     for package in _PACKAGES:
         yield _installed(package)
-    # NOTE: before anything imports MLX.
+    # NOTE: this must come before anything imports MLX.
     blas = load_fast_blas()
     try:
         import_mlx_lm()
@@ -51,7 +55,7 @@ def diagnose(host: str, port: int) -> Iterator[Finding]:
         on_cpu = profile.current().on_cpu
         yield _device()
     except Exception as error:
-        # An import that fails, or a driver: MLX raises many kinds.
+        # A failing import or driver: MLX raises many types.
         yield _no_device(error)
     else:
         if on_cpu:
@@ -79,7 +83,7 @@ def _device() -> Finding:
 
     from chairlift.engine.device import profile
 
-    # What a driver or a library lacks shows when something is computed, not before.
+    # A missing part of a driver or library shows only when something is computed.
     total = (mx.ones((64, 64)) @ mx.ones((64, 64))).sum().item()
     works = total == 64**3
     found = conflict()
@@ -89,7 +93,7 @@ def _device() -> Finding:
 
 
 def _no_device(error: Exception) -> Finding:
-    # The cause, without the advice that follows it in the message of a `BackendError`.
+    # Only the cause: the message of a `BackendError` also contains the advice.
     cause = error.__cause__ if isinstance(error, BackendError) and error.__cause__ else error
     text = " ".join(str(cause).split())[:300] or type(cause).__name__
     return Finding("device", f"MLX does not work: {text}", backend_advice(), serves=False)
@@ -164,7 +168,7 @@ def _port(host: str, port: int) -> Finding:
             host, port, type=socket.SOCK_STREAM
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As the server does, to which connections that have just ended are no hindrance.
+            # As the server does, so that recently closed connections do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:

@@ -1,0 +1,60 @@
+"""The messages between the API process and the engine process.
+
+Plain msgspec structs, encoded as MessagePack: ``requests`` go to the engine, ``outputs``, ``stats``
+and ``startup`` come from it. Times are seconds of ``time.monotonic()``, which all processes of one
+machine share; sizes are bytes. Import the messages from here. Runs in both processes; must not
+import MLX.
+"""
+
+from chairlift.engine.messages.outputs import (
+    MAX_TOP_LOGPROBS,
+    FinishReason,
+    PrefillTimes,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokenOutput,
+)
+from chairlift.engine.messages.requests import (
+    MAX_PRIORITY,
+    Abort,
+    Grammar,
+    Pooling,
+    Resumed,
+    SamplingParams,
+    Shutdown,
+    Submit,
+    Thinking,
+    Withdraw,
+)
+from chairlift.engine.messages.startup import Loading, ModelInfo, StartFailed
+from chairlift.engine.messages.stats import FinishedChoice, StepOutput, StepStats
+
+ToEngine = Submit | Abort | Withdraw | Shutdown
+FromEngine = StepOutput | Loading | ModelInfo | StartFailed
+
+__all__ = [
+    "MAX_PRIORITY",
+    "MAX_TOP_LOGPROBS",
+    "Abort",
+    "FinishReason",
+    "FinishedChoice",
+    "FromEngine",
+    "Grammar",
+    "Loading",
+    "ModelInfo",
+    "Pooling",
+    "PrefillTimes",
+    "PromptLogprobs",
+    "Resumed",
+    "SamplingParams",
+    "Shutdown",
+    "StartFailed",
+    "StepOutput",
+    "StepStats",
+    "Submit",
+    "Thinking",
+    "ToEngine",
+    "TokenLogprobs",
+    "TokenOutput",
+    "Withdraw",
+]

@@ -1,0 +1,52 @@
+"""Messages of a starting engine: its progress, then the model that it serves, or a failure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from chairlift.scheduler.limits import Limits
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Progress while the engine starts; ``text`` says what it is doing."""
+
+    text: str
+
+
+class ModelInfo(msgspec.Struct, tag=True, frozen=True):
+    """Sent once, when the engine is ready.
+
+    Attributes:
+        max_context: maximum tokens of a request, prompt and output: the model's limit, the
+            configured one, or what fits the KV memory, whichever is least.
+        limits: the scheduler's limits.
+        kv_bits, kv_group_size: of a quantized KV cache; None if it is not quantized.
+        hidden_size: numbers of a last hidden state; None if the model does not expose them.
+    """
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_context: int
+    max_rows: int
+    max_queue: int
+    kv_limit_bytes: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    limits: Limits
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
+    hidden_size: int | None = None
+
+    def shortage(self, tokens: int) -> str | None:
+        """Explains why this many tokens never fit the KV memory; None if another limit is lower."""
+        if self.limits.max_context > self.max_context or tokens <= self.max_context:
+            return None
+        return self.limits.shortage(tokens)
+
+
+class StartFailed(msgspec.Struct, tag=True, frozen=True):
+    """The engine could not start; ``message`` is one line."""
+
+    message: str
