@@ -1,4 +1,4 @@
-"""The batched caches: against a list of tokens a row, and against mlx-lm's own caches."""
+"""Batches: rows that join and leave, masks, steps in place, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
-from support.engine.kv import HEADS, KEY_DIM, VALUE_DIM, _tokens_to_kv
+from support.engine.kv import HEADS, KEY_DIM, VALUE_DIM, tokens_to_kv
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
@@ -22,117 +19,6 @@ from chairlift.cache.capacity import Capacity, KVGeometry, bucket, resized
 from chairlift.cache.kinds import UnsupportedKind, layer_kinds, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind, Snapshot
-
-
-class RingMachine(RuleBasedStateMachine):
-    """Two batches of full and window layers; every row's tokens are numbered, so that what a query
-    would attend to can be read out and compared with the row's own list.
-    """
-
-    @initialize(window=st.integers(1, 12))
-    def begin(self, window: int) -> None:
-        self.windows = [None, window, None, window]
-        self.batch = BatchCache([LayerKind(window) for window in self.windows])
-        self.other = BatchCache([LayerKind(window) for window in self.windows])
-        self.rows: list[list[int]] = []
-        self.next_token = 1
-
-    def _fresh(self, count: int) -> list[int]:
-        self.next_token += count
-        return list(range(self.next_token - count, self.next_token))
-
-    def _step(self, batch: BatchCache, rows: list[list[int]], length: int, real: list[int]) -> None:
-        new = [self._fresh(n) for n in real]
-        padded = np.array([t + [0] * (length - len(t)) for t in new])
-        before = [list(row) for row in rows]
-        with batch.step(length, real):
-            for layer, window in zip(batch.layers, self.windows, strict=True):
-                assert layer.offset.tolist() == [len(row) for row in before]
-                mask = layer.make_mask(length, window_size=window, return_array=True)
-                keys, values = layer.update_and_fetch(*_tokens_to_kv(padded))
-                seen = np.array(keys[:, 0, :, 0])
-                allowed = np.array(mx.broadcast_to(mask, (len(rows), 1, length, seen.shape[1])))
-                assert np.array_equal(np.array(values[:, 0, :, 0]), -seen)
-                for r, row in enumerate(before):
-                    for q in range(len(new[r])):
-                        expected = (row + new[r][: q + 1])[-(window or 10**9) :]
-                        assert sorted(seen[r][allowed[r, 0, q]]) == expected
-        for row, tokens in zip(rows, new, strict=True):
-            row += tokens
-
-    @rule(length=st.integers(0, 30), chunk=st.integers(1, 9))
-    def prefill_and_join(self, length: int, chunk: int) -> None:
-        """A prompt is computed in the other batch, beside a second one, and joins."""
-        self.other.reset()
-        prompts: list[list[int]] = [[], []]
-        lengths = [length, length // 2]
-        for _ in prompts:
-            self.other.join()
-        states: list[Snapshot] = []
-        while prompts:
-            real = [min(chunk, n - len(p)) for n, p in zip(lengths, prompts, strict=True)]
-            if max(real):
-                self._step(self.other, prompts, max(real), real)
-            done = [r for r, n in enumerate(lengths) if len(prompts[r]) == n or real[r] < max(real)]
-            for r in done:
-                states.append(self.other.extract(r))
-                self.rows.append(list(prompts[r]))
-            order = self.other.leave(set(done))
-            prompts = [prompts[r] for r in order]
-            lengths = [lengths[r] for r in order]
-            self.other.check_integrity()
-        for state in states:
-            assert self.batch.join(state) == len(self.batch) - 1
-
-    @precondition(lambda self: self.rows)
-    @rule(steps=st.integers(1, 12))
-    def decode(self, steps: int) -> None:
-        for _ in range(steps):
-            self._step(self.batch, self.rows, 1, [1] * len(self.rows))
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        rows = data.draw(st.sets(st.integers(0, len(self.rows) - 1), min_size=1))
-        order = self.batch.leave(rows)
-        assert sorted(order) == [r for r in range(len(self.rows)) if r not in rows]
-        self.rows = [self.rows[r] for r in order]
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def extract(self, data: st.DataObject) -> None:
-        row = data.draw(st.integers(0, len(self.rows) - 1))
-        state = self.batch.extract(row)
-        assert state.stop == len(self.rows[row])
-        for held, window in zip(state.layers, self.windows, strict=True):
-            tokens = [] if held is None else np.array(held.keys[0, 0, :, 0]).tolist()
-            assert tokens == self.rows[row][-(window or 10**9) :]
-
-    @rule(more=st.integers(0, 200), rows=st.integers(0, 5))
-    def reserve(self, more: int, rows: int) -> None:
-        self.batch.reserve(Capacity(len(self.rows) + rows, self.batch.tokens + more))
-
-    @rule()
-    def reset(self) -> None:
-        self.batch.reset()
-        self.rows = []
-        assert self.batch.nbytes == 0
-
-    @invariant()
-    def holds_together(self) -> None:
-        if hasattr(self, "batch"):
-            self.batch.check_integrity()
-            assert len(self.batch) == len(self.rows)
-            assert self.batch.offsets == [len(row) for row in self.rows]
-
-
-TestRing = RingMachine.TestCase
-TestRing.settings = settings(
-    max_examples=60,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
@@ -147,23 +33,25 @@ def test_rows_that_join_and_leave_give_their_solo_tokens(kind: TinyKind, seed: i
     ]
     counts = [random_.randrange(2, 40) for _ in prompts]
     expected = [solo_tokens(model, p, n) for p, n in zip(prompts, counts, strict=True)]
-    assert len({tuple(tokens[:2]) for tokens in expected}) > 1, "the models say one thing only"
+    assert len({tuple(tokens[:2]) for tokens in expected}) > 1, (
+        "the models always give the same tokens"
+    )
     batch = make_batch(model)
-    waiting, rows, got = list(range(len(prompts))), [], [[] for _ in prompts]
+    waiting, rows, generated = list(range(len(prompts))), [], [[] for _ in prompts]
     while waiting or rows:
         if waiting and (not rows or random_.random() < 0.4):
             new = waiting.pop(0)
             batch.join(_prefilled(model, prompts[new][:-1], random_.choice([3, 16, 64])))
             rows.append(new)
-        inputs = [(got[r] or prompts[r])[-1] for r in rows]
+        inputs = [(generated[r] or prompts[r])[-1] for r in rows]
         with batch.step(1):
             logits = model(mx.array(inputs)[:, None], cache=batch.layers)[:, -1]
         for r, token in zip(rows, mx.argmax(logits, axis=-1).tolist(), strict=True):
-            got[r].append(token)
-        order = batch.leave({i for i, r in enumerate(rows) if len(got[r]) == counts[r]})
+            generated[r].append(token)
+        order = batch.leave({i for i, r in enumerate(rows) if len(generated[r]) == counts[r]})
         rows = [rows[i] for i in order]
         batch.check_integrity()
-    assert got == expected
+    assert generated == expected
 
 
 def _prefilled(model: nn.Module, tokens: list[int], chunk: int) -> Snapshot:
@@ -181,7 +69,7 @@ def _random_state(tokens: int) -> Snapshot:
     batch.join(columns=tokens)
     with batch.step(tokens):
         for layer in batch.layers:
-            layer.update_and_fetch(*_tokens_to_kv(np.arange(tokens)[None]))
+            layer.update_and_fetch(*tokens_to_kv(np.arange(tokens)[None]))
     return batch.extract(0)
 
 
@@ -205,7 +93,7 @@ def _assert_rows_equal(before: list[np.ndarray], after: list[mx.array], rows: li
 
 
 def test_a_step_writes_in_place() -> None:
-    """Built, waited for, dispatched: no step copies its buffers, nor do rows that move."""
+    """While one step runs the next is built; neither copies its buffers, nor do rows that move."""
     batch = BatchCache([LayerKind(), LayerKind(8)])
     for _ in range(8):
         batch.join(_random_state(8), columns=20_000)
@@ -242,23 +130,23 @@ def test_masks_are_none_or_causal_where_nothing_is_hidden() -> None:
         assert layer.make_mask(4) == "causal"
         assert isinstance(layer.make_mask(4, return_array=True), mx.array)
         assert layer.make_mask(4, window_size=2) != "causal"
-        layer.update_and_fetch(*_tokens_to_kv(np.arange(8).reshape(2, 4)))
+        layer.update_and_fetch(*tokens_to_kv(np.arange(8).reshape(2, 4)))
     with batch.step(1):
         assert layer.make_mask(1) is None
-        layer.update_and_fetch(*_tokens_to_kv(np.arange(2).reshape(2, 1)))
+        layer.update_and_fetch(*tokens_to_kv(np.arange(2).reshape(2, 1)))
     batch.join()
     with batch.step(1):
         assert layer.make_mask(1).tolist() == [[[[True] * 6]]] * 2 + [[[[False] * 5 + [True]]]]
-        layer.update_and_fetch(*_tokens_to_kv(np.arange(3).reshape(3, 1)))
+        layer.update_and_fetch(*tokens_to_kv(np.arange(3).reshape(3, 1)))
 
 
-def test_the_geometry_is_the_buffers_bytes() -> None:
+def test_the_geometry_counts_the_bytes_of_the_buffers() -> None:
     batch = BatchCache([LayerKind(), LayerKind(8), LayerKind()])
     batch.join()
     for count in (40, 1, 1):
         with batch.step(count):
             for layer in batch.layers:
-                layer.update_and_fetch(*_tokens_to_kv(np.zeros((1, count))))
+                layer.update_and_fetch(*tokens_to_kv(np.zeros((1, count))))
     geometry = batch.geometry()
     token = HEADS * (KEY_DIM + VALUE_DIM) * 4
     assert geometry == KVGeometry(2 * token, {8: token}, 0, {None: token, 8: token})
@@ -266,7 +154,7 @@ def test_the_geometry_is_the_buffers_bytes() -> None:
     assert geometry.used([3, 20]) == (3 + 20) * 2 * token + (3 + 8) * token
 
 
-# What the allocator adds to the buffers of two layers, up to a page each.
+# Bound on what the allocator adds to the buffers of two layers: a page each.
 PAGES = 4 * 4096
 
 
@@ -280,7 +168,7 @@ PAGES = 4 * 4096
         (Capacity(64, 128), Capacity(4, 4096)),
     ],
 )
-def test_moving_to_other_buffers_takes_what_is_counted(
+def test_moving_to_other_buffers_takes_the_memory_that_geometry_counts(
     windows: tuple[int | None, ...], now: Capacity, then: Capacity
 ) -> None:
     batch = BatchCache([LayerKind(window) for window in windows])
@@ -288,7 +176,7 @@ def test_moving_to_other_buffers_takes_what_is_counted(
     batch.resize(now)
     with batch.step(1):
         for layer in batch.layers:
-            layer.update_and_fetch(*_tokens_to_kv(np.zeros((1, 1))))
+            layer.update_and_fetch(*tokens_to_kv(np.zeros((1, 1))))
     mx.eval(batch.state)
     geometry = batch.geometry()
     base = mx.get_active_memory() - batch.nbytes
@@ -298,7 +186,7 @@ def test_moving_to_other_buffers_takes_what_is_counted(
     counted = geometry.moved(now, then)
     assert max(geometry.reserved(now), geometry.reserved(then)) < peak <= counted + PAGES
     largest = max(c.rows * c.columns for c in (now, then)) * geometry.layer_bytes[None]
-    assert peak > counted - largest, "no more than one layer too many"
+    assert peak > counted - largest, "geometry counts at most one layer too many"
 
 
 def test_capacity_grows_by_a_quarter_and_shrinks_late() -> None:
@@ -336,13 +224,13 @@ def test_other_kinds_are_refused_by_name(caches: list[Any], named: str) -> None:
         layer_kinds(Model())
 
 
-def test_what_grows_is_held_twice_one_layer_at_a_time() -> None:
+def test_growing_buffers_exist_twice_one_layer_at_a_time() -> None:
     batch = BatchCache([LayerKind()] * 8)
     for _ in range(4):
         batch.join(columns=4_000)
     with batch.step(1):
         for layer in batch.layers:
-            layer.update_and_fetch(*_tokens_to_kv(np.zeros((4, 1), np.int32)))
+            layer.update_and_fetch(*tokens_to_kv(np.zeros((4, 1), np.int32)))
     mx.eval(batch.state)
     old, before = batch.nbytes, mx.get_active_memory()
     mx.reset_peak_memory()
@@ -352,8 +240,8 @@ def test_what_grows_is_held_twice_one_layer_at_a_time() -> None:
     assert mx.get_peak_memory() - before <= batch.nbytes - old + 1.1 * batch.nbytes / 8
 
 
-def test_a_join_takes_the_joiners_bytes_and_no_more() -> None:
-    """Peak memory of a join beside 15 rows, with and without quantization; nothing has to grow."""
+def test_a_join_takes_the_bytes_of_the_joining_row_and_no_more() -> None:
+    """Peak memory of a join beside 15 rows, with and without quantization; no buffer grows."""
     for quantization in (None, Quantization(8, 32)):
         batch = BatchCache([LayerKind(), LayerKind(64)] * 2, quantization)
         single = BatchCache([LayerKind(), LayerKind(64)] * 2, quantization)
