@@ -233,7 +233,7 @@ def test_quantized_rows_change_bands_without_loss() -> None:
     for bands in (1, 3):
         bench = BandBench(model, quantization=kind.quantization, bands=bands)
         assert bench.core.limits.bands == bands
-        for number in range(20):
+        for number in range(32):
             length, count = [(5, 100), (100, 20), (9, 20), (30, 50)][number % 4]
             prompt = [token % 128 for token in _tokens(number, length)]
             bench.submit(str(number), prompt, count, logprobs=2)
