@@ -34,9 +34,9 @@ async def test_the_server_survives_the_scenario(tiny: Path, tmp_path: Path) -> N
     arguments = (
         *("hostile", "--model", str(tiny), "--out", str(out), "--size", "1"),
         # Generous limits: the machine may be busy.
-        *("--requests", "40", "--pause", "10", "--answer", "60", "--memory", "20"),
+        *("--requests", "20", "--pause", "10", "--answer", "60", "--memory", "20"),
     )
     assert await asyncio.to_thread(main, arguments) == 0
     figures = json.loads(out.read_text())
-    assert figures["requests"] == 40
+    assert figures["requests"] == 20
     assert set(figures["statuses"]) <= {"200", "400", "413", "429"}
