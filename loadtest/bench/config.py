@@ -111,7 +111,7 @@ class BenchConfig:
             )
         for name in ("cancel_rate", "slow_reader_rate"):
             fraction = getattr(self, name)
-            yield not 0 <= fraction <= 1, f"{_flag(name)} must be between 0 and 1"
+            yield not 0 <= fraction <= 1, f"{_flag(name)} is a part of 1: between 0 and 1"
         yield self.num_warmups < 0, "--num-warmups must not be negative"
         yield (
             not 0 <= self.random_range_ratio < 1,
