@@ -1,4 +1,4 @@
-"""The files of docs/deploy and the Containerfile: what they start, mount and wait for is there."""
+"""The files of docs/deploy and the Containerfile: their commands, mounts and timeouts are valid."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from chairlift.api.settings import ServerSettings
 
 DEPLOY = ROOT / "docs" / "deploy"
 BIN = Path(sys.executable).parent
-# What ends a server takes this many seconds beyond the drain (docs/guides/operations.md).
+# Seconds that a shutdown takes beyond the drain (docs/guides/operations.md).
 AFTER_DRAIN = 15
-# Variables of ours that are no flags (docs/guides/commands.md).
-NO_FLAGS = {KEY_VARIABLE, "CHAIRLIFT_CACHE", "CHAIRLIFT_BLAS"}
+# Environment variables of ours without a flag (docs/guides/commands.md).
+WITHOUT_FLAG = {KEY_VARIABLE, "CHAIRLIFT_CACHE", "CHAIRLIFT_BLAS"}
 
 PLIST = plistlib.loads((DEPLOY / "chairlift.plist").read_bytes())
 UNIT = (DEPLOY / "chairlift.service").read_text()
@@ -48,20 +48,20 @@ def container_variables() -> dict[str, str]:
 
 
 def serves(command: Sequence[str], environment: Mapping[str, str], keys: Path) -> Resolved:
-    """What ``serve`` makes of a command and its variables, which all have to be ones it knows."""
+    """The options that ``serve`` reads from a command and its variables; all must be known ones."""
     program, subcommand, *flags = command
     assert (Path(program).name, subcommand) == ("chairlift", "serve")
     settings = keys.with_name("chairlift.toml")
     settings.write_text("port = 8080\n")
-    places = {"/etc/chairlift/chairlift.toml": settings, "/opt/chairlift/etc/keys.toml": keys}
-    places |= {"/opt/chairlift/etc/chairlift.toml": settings}
-    flags = [str(places.get(flag, flag)) for flag in flags]
+    local = {"/etc/chairlift/chairlift.toml": settings, "/opt/chairlift/etc/keys.toml": keys}
+    local |= {"/opt/chairlift/etc/chairlift.toml": settings}
+    flags = [str(local.get(flag, flag)) for flag in flags]
     ours = {name: value for name, value in environment.items() if name.startswith("CHAIRLIFT_")}
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     result = resolve(parser, flags, ours)
     sources = {setting.source for setting in result.settings}
-    assert ours.keys() - NO_FLAGS <= sources
+    assert ours.keys() - WITHOUT_FLAG <= sources
     if settings in map(Path, flags):
         assert result.options.port == 8080
     return result
@@ -74,7 +74,7 @@ def keys(tmp_path: Path) -> Path:
     return file
 
 
-def test_systemd_starts_what_there_is_and_waits_for_the_drain(keys: Path) -> None:
+def test_the_systemd_command_is_valid_and_its_timeout_covers_the_drain(keys: Path) -> None:
     (command,) = unit("ExecStart")
     environment = dict(variable.split("=", 1) for variable in unit("Environment"))
     result = serves(command.split(), environment, keys)
@@ -86,9 +86,9 @@ def test_systemd_starts_what_there_is_and_waits_for_the_drain(keys: Path) -> Non
         assert environment[name].startswith(f"%C/{cache}")
 
 
-def test_systemd_has_keys_read_again_that_the_service_may_read() -> None:
+def test_a_systemd_reload_reads_the_keys_again() -> None:
     assert unit("ExecReload") == ["/bin/kill -HUP $MAINPID"]
-    # Credentials are copied at the start, so that a reload would find the old ones.
+    # LoadCredential copies at the start: a reload would read the old keys.
     assert not unit("LoadCredential")
     (group,) = unit("SupplementaryGroups")
     page = (ROOT / "docs" / "guides" / "deployment.md").read_text()
@@ -96,7 +96,7 @@ def test_systemd_has_keys_read_again_that_the_service_may_read() -> None:
     assert f"install -m 640 -g {group} keys.toml /etc/chairlift/keys.toml\n" in page
 
 
-def test_systemd_itself_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_analyze_finds_no_error(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd here")
     here = tmp_path / "chairlift.service"
@@ -107,14 +107,14 @@ def test_systemd_itself_finds_nothing_wrong(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_launchd_starts_what_there_is_and_waits_for_the_drain(keys: Path) -> None:
+def test_the_launchd_command_is_valid_and_its_timeout_covers_the_drain(keys: Path) -> None:
     result = serves(PLIST["ProgramArguments"], PLIST.get("EnvironmentVariables", {}), keys)
     assert result.options.api_key_file == keys
     assert PLIST["ExitTimeOut"] >= result.options.drain_timeout + AFTER_DRAIN
     assert PLIST["KeepAlive"] == {"SuccessfulExit": False}
 
 
-def test_hadolint_finds_nothing_wrong_with_the_containerfile() -> None:
+def test_hadolint_finds_no_error_in_the_containerfile() -> None:
     done = subprocess.run(
         [BIN / "hadolint", ROOT / "Containerfile"],
         capture_output=True,
@@ -125,7 +125,7 @@ def test_hadolint_finds_nothing_wrong_with_the_containerfile() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_image_has_all_that_is_installed() -> None:
+def test_the_image_contains_all_sources_and_extras() -> None:
     copied = {
         source
         for line in re.findall(r"^COPY (?!--from)(.*)$", CONTAINERFILE, re.MULTILINE)
@@ -136,20 +136,20 @@ def test_the_image_has_all_that_is_installed() -> None:
     assert project["tool"]["setuptools"]["package-dir"] == {"": "src"}
     linked = {p.resolve().name for p in (ROOT / "src" / "chairlift").iterdir() if p.is_symlink()}
     assert linked | {"src"} <= copied
-    wanted = {project["project"]["readme"], *project["project"]["license-files"]}
-    assert wanted | {"pyproject.toml"} <= copied
+    metadata = {project["project"]["readme"], *project["project"]["license-files"]}
+    assert metadata | {"pyproject.toml"} <= copied
     (extra,) = re.findall(r"^ARG EXTRA=(.*)$", CONTAINERFILE, re.MULTILINE)
     named = [*extra.split(","), cuda()["args"]["EXTRA"], "cuda12", "otel"]
     assert set(named) <= project["project"]["optional-dependencies"].keys()
 
 
 def cuda() -> dict[str, Any]:
-    """How the image for GPUs is built."""
+    """The build section of the image for GPUs."""
     build = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())
     return dict(build["services"]["chairlift"]["build"])
 
 
-def test_the_container_serves_as_nobody_special_and_keeps_what_it_fetches(keys: Path) -> None:
+def test_the_container_serves_as_its_own_user_and_keeps_downloads_in_a_volume(keys: Path) -> None:
     image = [json_list(name) for name in ("ENTRYPOINT", "CMD")]
     serves([*image[0], *image[1]], container_variables(), keys)
     (user,) = re.findall(r"^USER (\d+)$", CONTAINERFILE, re.MULTILINE)
@@ -166,7 +166,7 @@ def json_list(instruction: str) -> list[str]:
     return list(yaml.safe_load(found))
 
 
-def test_compose_mounts_what_there_is_and_waits_for_the_drain(keys: Path) -> None:
+def test_compose_mounts_existing_files_and_its_timeout_covers_the_drain(keys: Path) -> None:
     services = COMPOSE["services"]
     chairlift = services["chairlift"]
     command = [*json_list("ENTRYPOINT"), *chairlift["command"]]
@@ -181,12 +181,12 @@ def test_compose_mounts_what_there_is_and_waits_for_the_drain(keys: Path) -> Non
     for service in services.values():
         for source, *_ in (volume.split(":") for volume in service["volumes"]):
             assert (DEPLOY / source).is_file() if "/" in source else source in COMPOSE["volumes"]
-        # Whoever is to be reached from elsewhere is opened by hand.
+        # Ports are open on this host only; other access is the operator's choice.
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
 
 
 def mounted(service: str) -> dict[str, Path]:
-    """Files of ours by where a service finds them."""
+    """Our files by their path in the service's container."""
     volumes = (volume.split(":") for volume in COMPOSE["services"][service]["volumes"])
     return {target: DEPLOY / source for source, target, *_ in volumes if "/" in source}
 
@@ -198,7 +198,7 @@ def mounted(service: str) -> dict[str, Path]:
         ("3, 13", "no_such_module", "{} makes no virtual environments: install python3-venv"),
     ],
 )
-def test_make_says_in_a_line_what_is_missing(
+def test_make_names_what_is_missing_in_one_line(
     tmp_path: Path, version: str, module: str, line: str
 ) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -207,7 +207,10 @@ def test_make_says_in_a_line_what_is_missing(
     code = f"import sys; sys.version_info = ({version}); exec(sys.argv[1].replace('ensurepip', "
     python.write_text(f"""#!/bin/sh\nexec {sys.executable} -c "{code}'{module}'))" "$2"\n""")
     python.chmod(0o755)
-    for name, told in ((str(python), line), ("no-such-python", "there is no {}: install Python")):
+    for name, message in (
+        (str(python), line),
+        ("no-such-python", "there is no {}: install Python"),
+    ):
         done = subprocess.run(
             ["make", "--silent", "setup", f"PYTHON={name}"],
             cwd=tmp_path,
@@ -218,12 +221,12 @@ def test_make_says_in_a_line_what_is_missing(
         )
         assert done.returncode == 2
         lines = (done.stdout + done.stderr).splitlines()
-        # Make itself adds that it ends.
-        (said,) = (line for line in lines if not line.startswith("make"))
-        assert said.startswith(told.format(name))
+        # Make adds a line of its own about the error.
+        (reported,) = (line for line in lines if not line.startswith("make"))
+        assert reported.startswith(message.format(name))
 
 
-def test_prometheus_and_grafana_are_told_where_things_are(tmp_path: Path) -> None:
+def test_prometheus_and_grafana_find_their_files_and_the_server(tmp_path: Path) -> None:
     files = mounted("prometheus")
     config = files["/etc/prometheus/prometheus.yml"].read_text()
     settings = yaml.safe_load(config)
@@ -231,8 +234,8 @@ def test_prometheus_and_grafana_are_told_where_things_are(tmp_path: Path) -> Non
     (scrape,) = settings["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": [f"chairlift:{ServerSettings().port}"]}]
     here = tmp_path / "prometheus.yml"
-    for place, file in files.items():
-        config = config.replace(place, str(file.resolve()))
+    for mount, file in files.items():
+        config = config.replace(mount, str(file.resolve()))
     here.write_text(config)
     checked = promtool("check", "config", here)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,4 +1,4 @@
-"""The wheel, built from the sdist as an index does it, holds all that the checkout has."""
+"""The wheel, built from the sdist, contains every module and data file of the checkout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    # It fetches setuptools, as `make dist` does.
+    # The build downloads setuptools, as `make dist` does.
     done = subprocess.run(
         [sys.executable, "-m", "build", "--outdir", tmp_path / "dist", source],
         capture_output=True,
@@ -34,12 +34,12 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
         f"chairlift/{path.relative_to(ROOT).as_posix()}"
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
         if path.suffix == ".py" or path.parent.name == "ui"
     }
-    wanted |= {"chairlift/metrics/grafana.json", "chairlift/metrics/alerts.yml"}
-    assert {name for name in wanted if "__pycache__" not in name} <= held
+    expected |= {"chairlift/metrics/grafana.json", "chairlift/metrics/alerts.yml"}
+    assert {name for name in expected if "__pycache__" not in name} <= packed
