@@ -146,12 +146,12 @@ def test_a_row_that_is_not_finite_ends_alone_and_at_once(
     failing = "bad", KINDS_OF_BAD[bad].get("n", 1) - 1
     run.core.pipeline.forward = faults = Faults(run.core, failing, at, kind)  # type: ignore[assignment]
     run.serve(KINDS_OF_BAD[bad])
-    assert faults.struck is not None
+    assert faults.faulty_call is not None
     finish, error, step = run.ends.pop(failing)
     assert finish == "error"
     assert error is not None
     assert "logits that are not finite" in error
-    assert step <= faults.struck + 1
+    assert step <= faults.faulty_call + 1
     assert "logits that are not finite" in caplog.text
     assert run.tokens.pop(failing) == expected[failing][:at]
     assert run.tokens == {own: tokens for own, tokens in expected.items() if own != failing}
