@@ -10,7 +10,7 @@ from support.tiny import tiny_model_dir
 
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.faults.__main__ import main
-from chairlift.loadtest.faults.kill import _compared
+from chairlift.loadtest.faults.kill import _compare_replies
 
 
 async def test_kill(tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ def test_what_is_lost_or_different_is_found() -> None:
         return Reply(3, chunk_times=[1.0], text=text, error=error)
 
     alone = [reply("a"), reply("b"), reply("c")]
-    whole, same = _compared(alone, alone)
+    whole, same = _compare_replies(alone, alone)
     assert whole.passed
     assert same.passed
-    whole, same = _compared(alone, [reply("a"), reply("x"), reply("c", "HTTP 503")])
+    whole, same = _compare_replies(alone, [reply("a"), reply("x"), reply("c", "HTTP 503")])
     assert (whole.passed, whole.found) == (False, "2 of 3; HTTP 503")
     assert (same.passed, same.found) == (False, "1 of 3")
