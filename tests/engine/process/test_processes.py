@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +22,13 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_dir(tmp_path_factory.mktemp("models"), "llama")
+
+
+@pytest.fixture(scope="module")
+def shared(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server for several tests, of which the last ends it."""
+    with server_process(tmp_path_factory.mktemp("server"), tiny) as server:
+        yield server
 
 
 def leftovers(server: ServerProcess) -> list[Path]:
@@ -114,37 +122,35 @@ async def test_leftovers_of_a_server_killed_at_its_start_are_removed_by_the_next
         assert leftovers(second) == []
 
 
-async def test_a_restarted_engine_leaves_no_files(tiny: Path, tmp_path: Path) -> None:
-    with server_process(tmp_path, tiny) as server:
-        await server.healthy()
-        engine = server.children[0]
-        os.kill(engine, KILL)
-        await until(lambda: server.children not in ([], [engine]))
-        await server.healthy()
-        assert json.dumps(await complete(server))
-        assert leftovers(server) == []
+async def test_a_restarted_engine_leaves_no_files(shared: ServerProcess) -> None:
+    await shared.healthy()
+    engine = shared.children[0]
+    os.kill(engine, KILL)
+    await until(lambda: shared.children not in ([], [engine]))
+    await shared.healthy()
+    assert json.dumps(await complete(shared))
+    assert leftovers(shared) == []
 
 
-async def test_only_the_server_reacts_to_signals(tiny: Path, tmp_path: Path) -> None:
+async def test_only_the_server_reacts_to_signals(shared: ServerProcess) -> None:
     """``pkill chairlift`` and a unit without KillMode=mixed send SIGTERM to all processes."""
-    with server_process(tmp_path, tiny) as server:
-        await server.healthy()
-        await complete(server, guided_regex="[ab]+")
-        children = server.children
-        streams = [
-            asyncio.create_task(complete(server, max_tokens=200, ignore_eos=True, seed=seed))
-            for seed in range(3)
-        ]
-        await asyncio.sleep(0.2)
-        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-            for pid in children:
-                os.kill(pid, number)
-        server.signal(signal.SIGUSR1)
-        server.signal(signal.SIGUSR2)
-        for pid in (server.process.pid, *children):
-            os.kill(pid, signal.SIGTERM)
-        for reply in await asyncio.gather(*streams):
-            assert reply["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
-        assert await server.exit_code() == 0
-        assert "restart" not in server.said
-        assert leftovers(server) == []
+    await shared.healthy()
+    await complete(shared, guided_regex="[ab]+")
+    before, children = len(shared.said), shared.children
+    streams = [
+        asyncio.create_task(complete(shared, max_tokens=200, ignore_eos=True, seed=seed))
+        for seed in range(3)
+    ]
+    await asyncio.sleep(0.2)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        for pid in children:
+            os.kill(pid, number)
+    shared.signal(signal.SIGUSR1)
+    shared.signal(signal.SIGUSR2)
+    for pid in (shared.process.pid, *children):
+        os.kill(pid, signal.SIGTERM)
+    for reply in await asyncio.gather(*streams):
+        assert reply["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
+    assert await shared.exit_code() == 0
+    assert "restart" not in shared.said[before:]
+    assert leftovers(shared) == []
