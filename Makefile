@@ -1,34 +1,34 @@
-# Everything a stranger needs: `make serve`, `make test`. Both do all their own set-up: the first
-# installs what serving needs, the second adds what tests and tools need.
+# `make serve` and `make test` set up everything they need: the first installs what serving needs,
+# the second adds the tests' tools.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Test files at a time.
+# How many test files run at a time.
 JOBS ?= 2
 
-# Extras of pyproject.toml to install. Metal and the CPU need none; `make serve EXTRA=cpu,mkl` adds
-# MKL, a sixth faster than OpenBLAS, and more on CPUs with AMX.
+# Extras of pyproject.toml to install. Metal and the CPU need none. `make serve EXTRA=cpu,mkl` adds
+# MKL, which is a sixth faster than OpenBLAS, more on CPUs with AMX.
 ifneq ($(and $(filter Linux,$(shell uname -s)),$(shell command -v nvidia-smi 2>/dev/null)),)
 EXTRA ?= cuda13
 endif
 comma := ,
 CUDA := $(filter cuda12 cuda13,$(subst $(comma), ,$(EXTRA)))
 
-# For the tests of dashboard and alerts: Debian's Prometheus, unpacked and not installed, so that no
-# service starts. Elsewhere they use the one that is installed, or tell why they are skipped.
+# For the tests of dashboard and alerts: Debian's Prometheus, unpacked but not installed, so that no
+# service starts. On other systems the tests use an installed Prometheus, or are skipped.
 PROMETHEUS := $(if $(shell command -v apt-get),$(VENV)/prometheus)
 APT := apt-get -qq -o APT::Sandbox::User=root
 
-# For the tests of the page: Debian's Chromium, installed where we are root. Elsewhere they use the
-# one that is installed, or tell why they are skipped.
+# For the tests of the page: Debian's Chromium, installed if we are root. Otherwise the tests use an
+# installed Chromium, or are skipped.
 ifeq ($(shell command -v chromium)$(filter-out 0,$(shell id -u)),)
 CHROMIUM := $(if $(shell command -v apt-get),chromium)
 endif
 GET_CHROMIUM := DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends \
 	chromium fonts-dejavu-core >$(VENV)/chromium.log 2>&1
 
-# What a machine may lack, told in one line; older Pythons read this, too.
+# Says in one line what the machine lacks. Older Pythons must be able to parse it.
 define CHECK
 import sys
 if sys.version_info < (3, 11):
@@ -40,8 +40,8 @@ if importlib.util.find_spec("ensurepip") is None:
 endef
 export CHECK
 
-# Installs the checkout with the extras $(1). A plain install brings MLX's CPU backend, whose
-# library has the same path as CUDA's: CUDA's has to come last, and alone.
+# Installs the checkout with the extras $(1). A plain install contains MLX's CPU backend, whose
+# library has the same path as CUDA's: CUDA's has to be installed last, without the other.
 define INSTALL
 $(BIN)/pip install --quiet --editable '.$(if $(1),[$(1)])'
 $(if $(CUDA),$(BIN)/pip uninstall --quiet --yes mlx-cpu)
@@ -49,7 +49,7 @@ $(if $(CUDA),$(BIN)/pip install --quiet --force-reinstall --no-deps $(CUDA:cuda%
 	$(BIN)/python -c 'from importlib.metadata import version; print(version("mlx"))'))
 endef
 
-# Stamps. That for serving names the extras, so that others are installed when asked for.
+# Stamp files. The one for serving is named after the extras, so that a change of EXTRA installs.
 SERVE := $(VENV)/.serve$(if $(EXTRA),-$(EXTRA))
 DEV := $(VENV)/.dev
 
@@ -76,7 +76,7 @@ serve: setup
 test: dev $(PROMETHEUS) $(CHROMIUM)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-# Without servers, browsers and GPUs: for the inner loop.
+# The inner loop: no servers, browsers or GPUs.
 test-fast: dev
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not system and not gpu' $(ARGS)
 
@@ -91,11 +91,11 @@ chromium: | setup
 	$(GET_CHROMIUM) || ($(APT) update && $(GET_CHROMIUM)) \
 		|| echo "no Chromium: tests of the page will be skipped ($(VENV)/chromium.log)"
 
-# Every model file of mlx-lm, tiny and random, in a batch and alone; some minutes.
+# Compares each of mlx-lm's model files, tiny and random, in a batch and alone. Takes minutes.
 conformance: dev
 	cd tests && ../$(BIN)/python -m conformance --out ../docs/reference/conformance.md $(ARGS)
 
-# The reference pages, out of the code's own tables.
+# Generates the reference pages from the code's tables.
 reference: dev
 	$(BIN)/python -m chairlift.api.cli.reference >docs/reference/flags.md
 	$(BIN)/python -m chairlift.api.server.reference >docs/reference/api.md
@@ -103,11 +103,11 @@ reference: dev
 	$(BIN)/python -m chairlift.engine.device.reference >docs/reference/defaults.md
 	$(BIN)/python -m chairlift.metrics.reference >docs/reference/metrics.md
 
-# The site; fails on a broken link. Its pages are in build/site.
+# Builds the documentation site into build/site; fails on a broken link.
 docs: dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# An sdist, and the wheel that is built from it, in dist.
+# Builds an sdist, and a wheel from it, into dist.
 dist: dev
 	$(BIN)/python -m build
 

@@ -1,2 +1,6 @@
-"""The OpenAI API over HTTP: a request is validated, templated and tokenized here, handed to the
-engine client as token ids, and its tokens come back out as text, stop strings cut, over SSE."""
+"""The HTTP APIs of OpenAI and Anthropic, and the ``chairlift`` command.
+
+This package validates a request, renders its chat template and tokenizes it, submits the token ids
+to the engine client, and replies with the output tokens as text, in one body or as server-sent
+events.
+"""

@@ -17,7 +17,7 @@ from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 from chairlift.engine.workers.job import Job, TooExpensive
 
-# Reading more on the event loop would block all streams.
+# Reading a larger body on the event loop would block all streams.
 INLINE_BYTES = 64 << 10
 # A body with more values is read in a worker process: validating 16,000 takes 25 ms.
 INLINE_VALUES = 16_384
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
-    """The request's body as ``kind``.
+    """Reads and validates the request's body as ``kind``.
 
     Raises:
         RequestError, pydantic.ValidationError: the body is invalid or too expensive to read.
-        QueueFull: too many other bodies wait to be read.
+        QueueFull: too many bodies are waiting for a worker process.
         web.HTTPException: the body is too large, too slow, or not declared to be JSON.
-        TimedOut, Draining: the request's time is up.
+        TimedOut, Draining: the request's time limit has passed, or the server is shutting down.
     """
     settings = request.app[SERVICE].settings
     # Only JSON: a web page elsewhere may post text/plain to a server on localhost unasked.
@@ -53,12 +53,12 @@ async def convert(
 ) -> T:
     """Calls ``work``, a module-level function whose cost grows with the JSON in ``bodies``.
 
-    Small bodies are converted at once, large ones with few values in a thread, and those with
-    many in a worker process, which is ended if it takes too long.
+    Small bodies are converted on the event loop, large ones with few values in a thread, and large
+    ones with many values in a worker process, which is ended if it takes too long.
 
     Raises:
         RequestError: the conversion is too expensive; or whatever ``work`` raises.
-        QueueFull: too many others wait for a worker process.
+        QueueFull: too many bodies are waiting for a worker process.
     """
     if sum(map(weight, bodies)) <= INLINE_VALUES:
         if sum(map(len, bodies)) <= INLINE_BYTES:

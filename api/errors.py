@@ -6,7 +6,7 @@ Engine exceptions are in ``engine.errors``; ``problem_of`` maps both kinds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +16,7 @@ from aiohttp import web
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
 from chairlift.engine.errors import ContextOverflow, EngineDead, Overflow, QueueFull, RequestError
 
-# How long a model loads or an engine is down is unknown; clients ask again soon.
+# Nobody knows how long a model loads or an engine is down, so clients should retry soon.
 UNAVAILABLE_RETRY_SECONDS = 5
 
 
@@ -63,8 +63,10 @@ class Unauthorized(Exception):
 class RateLimited(Exception):
     """The request's API key has reached a rate limit.
 
-    ``kind`` is "requests", "tokens" or "streams", ``limit`` the limit in words; ``retry_after`` is
-    in seconds.
+    Args:
+        kind: "requests", "tokens" or "streams".
+        limit: the limit in words.
+        retry_after: seconds until the client should try again.
     """
 
     def __init__(self, kind: str, limit: str, retry_after: float) -> None:
@@ -74,15 +76,22 @@ class RateLimited(Exception):
 
 
 class TooManyWatchers(Exception):
-    """The maximum number of pages already watches the server."""
+    """Too many status pages are open already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as the client sees it.
 
-    ``rejected`` is the metrics' label if the request was refused at admission, else None.
-    ``overflow`` holds the sizes of a prompt that is too long.
+    Attributes:
+        status: the HTTP status.
+        message: one or two sentences for the client's developer.
+        type: OpenAI's error type.
+        param: the request field that is wrong, or None.
+        code: OpenAI's error code, or None.
+        headers: further headers of the reply.
+        rejected: the reason in the metrics if the request was refused before generation, else None.
+        overflow: the sizes of a prompt that is too long, else None.
     """
 
     status: int
@@ -108,8 +117,26 @@ class Problem:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """The format in which one API writes its errors; each route names its own.
+
+    Attributes:
+        schema: the type of the reply body, for the OpenAPI document.
+        reply: makes the body from a problem and the request's id.
+        id_header: another header that carries the request's id, besides ``X-Request-Id``.
+    """
+
+    schema: type[msgspec.Struct]
+    reply: Callable[[Problem, str], msgspec.Struct]
+    id_header: str | None = None
+
+
+OPENAI_ERRORS = ErrorFormat(ErrorReply, lambda problem, request_id: problem.reply())
+
+
 def problem_of(error: BaseException) -> Problem:
-    """The problem that a client sees for ``error``; an unknown error is a 500 without details."""
+    """Maps an exception to what the client sees; an unknown one is a 500 without details."""
     match error:
         case UnknownModel():
             return Problem(404, str(error), param=error.param, code="model_not_found")
@@ -189,7 +216,7 @@ def _problem_of_validation(error: pydantic.ValidationError) -> Problem:
 
 
 def _retry_after(seconds: float) -> Mapping[str, str]:
-    """The header in whole seconds, at least one."""
+    """The header Retry-After, in seconds rounded up, at least 1."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 

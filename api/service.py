@@ -22,11 +22,12 @@ from chairlift.engine.messages import ModelInfo, StepStats, Submit
 from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder
 
-if TYPE_CHECKING:  # it imports transformers, which takes a second
-    from chairlift.api.text.vocabulary import Vocabulary
-
-if TYPE_CHECKING:  # it needs the extra "otel"
+if TYPE_CHECKING:
+    # It needs the extra "otel".
     from chairlift.api.observe.tracing import Tracing
+
+    # It imports transformers, which takes a second.
+    from chairlift.api.text.vocabulary import Vocabulary
 
 # Modules that worker processes import before their first body or grammar.
 MODULES = (
@@ -38,8 +39,15 @@ MODULES = (
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One loaded model. ``created`` is in Unix seconds; ``root`` is the model's own name if it is
-    served under another.
+    """A loaded model.
+
+    Attributes:
+        name: the model's id in the API.
+        client: submits requests to its engine.
+        vocabulary: its tokenizer and chat format.
+        canary: replays finished rows, or None.
+        root: the model's own name if ``name`` is another, else None.
+        created: the time of loading, in Unix seconds.
     """
 
     name: str
@@ -51,7 +59,7 @@ class ServedModel:
 
     @property
     def info(self) -> ModelInfo:
-        """Facts from the engine's last start. A restart may change the context length."""
+        """The model's properties; a restart of the engine may change ``max_context``."""
         assert self.client.info is not None, "loaded"
         return self.client.info
 
@@ -61,7 +69,7 @@ class ServedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """OpenAI's system fingerprint: changes with anything that may change a seed's tokens."""
+        """OpenAI's system fingerprint: it changes with anything that may change a seed's tokens."""
         info = self.info
         facts = (
             *(VERSION, self.name, info.architecture, info.dtype, info.device),
@@ -71,7 +79,21 @@ class ServedModel:
 
 
 class Service:
-    """The server's state. ``progress`` describes the loading while there is no model yet."""
+    """The state of one server. Handlers get it from ``request.app[SERVICE]``.
+
+    Handlers use ``settings``, ``model``, ``recorder``, ``live`` and ``workers``. The other
+    attributes are for the middlewares and for the server's start and stop.
+
+    Attributes:
+        settings: the API process's settings.
+        recorder: records metrics.
+        live: records what the page at / shows.
+        accounts: the API keys and the usage of each.
+        workers: processes for slow work, like reading large bodies.
+        tracing: records OpenTelemetry traces, or None.
+        drain: the running requests, and whether new ones are refused.
+        progress: describes the loading while there is no model yet.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -107,7 +129,7 @@ class Service:
         return self.progress if self._model is None else self._model.client.unhealthy
 
     def model(self, name: str | None = None) -> ServedModel:
-        """The model that a request names; None stands for the served model.
+        """The model that a request names; ``name`` None means the served model.
 
         Raises:
             NotReady: the model is loading, or its engine cannot serve.

@@ -13,28 +13,39 @@ from chairlift.engine.messages import Pooling
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How the model is offered over HTTP.
+    """The settings of the API process. Times are in seconds.
 
-    Model: ``served_model_name`` None means the model's own name. ``embedding_pooling`` is the
-    default for requests that name no pooling. ``tool_parser`` and ``think_tags`` None mean those
-    of the model's tokenizer.
-
-    Access: without ``keys`` everybody may send requests and all share the limits ``anonymous``,
-    which are also the default limits of keys. ``api_key_file`` is read again on reload.
-    ``ssl_certfile`` None disables TLS; ``ssl_keyfile`` None means the key is in ``ssl_certfile``.
-    ``cors_origins`` are the origins of web pages that may call the server.
-
-    Limits: stored responses take at most ``response_store_bytes`` and are kept for
-    ``response_store_seconds``. ``drain_seconds`` is the time that running requests get when the
-    server stops, ``request_seconds`` each request's time limit (None: unlimited),
-    ``idle_seconds`` the time that a connection may be silent between requests or take to send a
-    request's headers, ``body_seconds`` the time for a body. A client that leaves sent data unread
-    for ``slow_reader_seconds``, or lets more than ``slow_reader_tokens`` outputs wait, is cut off.
-
-    Observability: a stream that is silent for ``keep_alive_seconds`` gets a keep-alive.
-    ``log_format`` is "text" or "json". Every ``canary_interval`` seconds a finished row is
-    replayed; 0 disables that. ``otlp_endpoint`` receives traces by OTLP over HTTP; None disables
-    them. ``ui`` serves the page at /. ``metrics_port`` None serves /metrics on ``port``.
+    Attributes:
+        host: the address to listen on.
+        port: the port to listen on; 0 picks a free one.
+        served_model_name: the model's id in the API; None means the model's own name.
+        max_body_bytes: the maximum size of a request body.
+        embedding_pooling: the default for requests that name no pooling.
+        keep_alive_seconds: a stream that is silent for so long gets a keep-alive.
+        log_format: "text" or "json".
+        canary_interval: the time between two replays of finished rows; 0 disables them.
+        otlp_endpoint: receives traces by OTLP over HTTP; None disables them.
+        tool_parser: the parser of tool calls; None means that of the model's tokenizer.
+        think_tags: the tags around reasoning; None means those of the model's tokenizer.
+        keys: the API keys; without any, everybody may send requests.
+        api_key_file: the file of the keys, read again on reload.
+        anonymous: the limits that all clients share if there are no keys. They are also the default
+            limits of each key.
+        ssl_certfile: the certificate; None disables TLS.
+        ssl_keyfile: the certificate's key; None means that it is in ``ssl_certfile``.
+        cors_origins: the origins of web pages that may call the server.
+        response_store_bytes: the maximum memory for stored responses; 0 stores none.
+        response_store_seconds: the time for which a response is stored.
+        ui: whether the page at / is served.
+        metrics_host: the address of ``metrics_port``.
+        metrics_port: a separate port for /metrics; None serves it on ``port``.
+        drain_seconds: the time that running requests get when the server stops.
+        request_seconds: each request's time limit; None means unlimited.
+        idle_seconds: the time for which a connection may be silent between two requests, or take
+            to send a request's headers.
+        body_seconds: the time for sending a request body.
+        slow_reader_seconds: a client that leaves sent data unread for so long is disconnected.
+        slow_reader_tokens: a client is disconnected if more outputs than this wait for it.
     """
 
     host: str = "127.0.0.1"

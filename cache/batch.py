@@ -191,8 +191,8 @@ class BatchCache:
         """Removes rows; the last rows take the freed numbers, and no other row is touched.
 
         Attention multiplies masked columns by zero, which does not remove NaN or infinity. So
-        ``nonfinite`` rows are overwritten completely. Of the row numbers that stay unused, the
-        newest column is overwritten, because a step that has not been read yet has written it.
+        ``nonfinite`` rows are overwritten completely. In rows that become unused, only the newest
+        column is overwritten: a step that has not been read yet may have written such values there.
 
         Returns:
             The former number of each remaining row, in the new order.

@@ -58,11 +58,11 @@ def grown(need: Capacity, now: Capacity) -> Capacity:
 
 def resized(need: Capacity, now: Capacity) -> Capacity:
     """As ``grown``, but dimensions that are far larger than needed shrink."""
-    roomy = Capacity(bucket(need.rows, ROW_STEP), bucket(need.columns, COLUMN_STEP))
+    small = Capacity(bucket(need.rows, ROW_STEP), bucket(need.columns, COLUMN_STEP))
     kept = grown(need, now)
     return Capacity(
-        kept.rows if kept.rows <= SHRINK_ROWS * roomy.rows else roomy.rows,
-        kept.columns if kept.columns <= SHRINK_COLUMNS * roomy.columns else roomy.columns,
+        kept.rows if kept.rows <= SHRINK_ROWS * small.rows else small.rows,
+        kept.columns if kept.columns <= SHRINK_COLUMNS * small.columns else small.columns,
     )
 
 
@@ -76,13 +76,13 @@ def resize_order(now: Sequence[Capacity], then: Sequence[Capacity]) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """The memory that a token costs in a model's caches.
+    """The memory of a model's caches per token and per row.
 
-    ``full_bytes`` is the sum over all full-attention layers, in bytes per token.
-    ``window_bytes`` maps a window's size in tokens to the bytes per token of all its layers.
-    ``row_bytes`` is a row's memory independent of its length: the states of recurrent layers.
-    ``layer_bytes`` maps each window (None is full attention) to the bytes per token of its largest
-    layer.
+    Attributes:
+        full_bytes: bytes per token of all full-attention layers together.
+        window_bytes: for each window size in tokens, bytes per token of all its layers together.
+        row_bytes: bytes per row, independent of its length: the states of recurrent layers.
+        layer_bytes: for each window (None: full attention), bytes per token of its largest layer.
     """
 
     full_bytes: int

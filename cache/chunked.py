@@ -11,10 +11,10 @@ from chairlift.cache.quantized import QuantizedLayer
 
 
 class ChunkedLayer(LayerCache):
-    """A window layer as long as a chunk, whose mask hides more.
+    """A window layer whose mask also hides the tokens of earlier chunks.
 
-    A query at position p sees positions ``p - p % chunk`` to p. How much of its ring a row sees
-    therefore depends on its place in the chunk.
+    The window is as long as a chunk. A query at position p sees positions ``p - p % chunk`` to p,
+    so the number of columns that a row sees depends on its position in the chunk.
     """
 
     def seen(self, mask: Mask) -> mx.array | None:
@@ -35,8 +35,8 @@ class ChunkedLayer(LayerCache):
         if not isinstance(mask, mx.array):
             mask = self.ring.mask(n, window_size, as_array=True)
             assert isinstance(mask, mx.array)
-        before = (self.offset[:, None] + mx.arange(n)) % self._chunk
-        return mask & (self.ring.behind(n) <= before[:, :, None])[:, None]
+        in_chunk = (self.offset[:, None] + mx.arange(n)) % self._chunk
+        return mask & (self.ring.behind(n) <= in_chunk[:, :, None])[:, None]
 
 
 class QuantizedChunkedLayer(ChunkedLayer, QuantizedLayer):

@@ -1,4 +1,4 @@
-"""Reads a batch's buffers: what a token costs in them, and whether they are consistent."""
+"""Inspects a batch's buffers: measures the bytes of a token, and checks their consistency."""
 
 from __future__ import annotations
 

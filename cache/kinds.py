@@ -27,8 +27,11 @@ GROUPED_MASKS = frozenset({"gemma2"})
 
 
 class AttentionLayers(NamedTuple):
-    """The classes of plain attention layers (neither quantized nor chunked) in the batches of
-    decoding rows and of prompts.
+    """The classes of plain attention layers (neither quantized nor chunked).
+
+    Attributes:
+        rows: the class in the decode batch.
+        prompts: the class in batches of prompts.
     """
 
     rows: type[LayerCache] = LayerCache
@@ -39,7 +42,7 @@ PLAIN = AttentionLayers()
 
 
 class UnsupportedKind(Exception):
-    """A model needs a kind of cache that cannot be batched yet; the message names it."""
+    """A model needs a kind of cache that cannot be batched; the message names it."""
 
 
 def layer_kinds(model: Any) -> list[LayerKind]:
@@ -90,8 +93,8 @@ def _kind(cache: Any) -> LayerKind:
         return LayerKind(window=cache.chunk_size, chunked=True)
     if type(cache) is ArraysCache:
         return LayerKind(recurrent=True, slots=len(cache.cache))
-    kept = getattr(cache, "keep", 0)
-    detail = f" with {kept} tokens kept for good" if kept else ""
+    sink_tokens = getattr(cache, "keep", 0)
+    detail = f" with {sink_tokens} tokens kept for good" if sink_tokens else ""
     raise UnsupportedKind(
         f"cache kind {type(cache).__name__}{detail} is not supported yet "
         f"(supported: {', '.join(SUPPORTED)})"

@@ -19,8 +19,11 @@ Mask = mx.array | str | None
 class Shared:
     """Arrays that all layers of a kind share in a step, made at first use.
 
-    ``masks`` are keyed by the arguments of ``make_mask``, ``lengths`` by their limit. ``traced``
-    means that the step is being compiled, so none of its arrays can be evaluated.
+    Attributes:
+        masks: masks by the arguments of ``make_mask``.
+        lengths: results of ``LayerCache.lengths`` by their limit.
+        cursor: the result of ``LayerCache.newest``.
+        traced: whether the step is being compiled, so that its arrays cannot be evaluated.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
@@ -91,8 +94,8 @@ class LayerCache:
             ``[rows]`` int32, the query's own column included; None if ``make_mask`` did not make
             this mask for one query per row in this step.
         """
-        asked = (key for key, made in self.shared.masks.items() if made is mask and key[0] == 1)
-        key = next(asked, None)
+        keys = (key for key, made in self.shared.masks.items() if made is mask and key[0] == 1)
+        key = next(keys, None)
         if key is None:
             return None
         return self.lengths(key[1])
@@ -191,8 +194,8 @@ class LayerCache:
         If the model has never written to this layer, the piece has no heads.
         """
         if self.keys is None or self.values is None:
-            nothing = mx.zeros((1, 0, tokens, 0))
-            return KVPiece(nothing, nothing)
+            empty = mx.zeros((1, 0, tokens, 0))
+            return KVPiece(empty, empty)
         spans = self.ring.spans(stop, tokens)
         rows = slice(row, row + 1)
         return KVPiece(gather(self.keys[rows], spans), gather(self.values[rows], spans))
@@ -253,7 +256,7 @@ def _zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 @functools.cache
 def _zero(dtype: mx.Dtype) -> mx.array:
-    """Cached, because writing a number into memory that a device reads is slow on the host."""
+    """A zero; cached, because writing a number into device-visible memory is slow on the host."""
     return mx.array(0, dtype)
 
 

@@ -20,8 +20,14 @@ from chairlift.cache.layer import LayerCache, Mask
 
 
 class Part(NamedTuple):
-    """The attention inputs of one batch's layer: queries ``[rows, heads, step, dim]``, keys and
-    values ``[rows, key heads, columns, dim]``, and the mask.
+    """The attention inputs of one batch's layer.
+
+    Attributes:
+        layer: the batch's layer.
+        queries: ``[rows, heads, step, dim]``.
+        keys: ``[rows, key heads, columns, dim]``.
+        values: as ``keys``; the last dimension may differ.
+        mask: the mask of this batch.
     """
 
     layer: LayerCache
@@ -38,8 +44,12 @@ class PackedMask(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """A step of ``tokens`` per row of a batch; the first ``real`` of them are actual tokens, the
-    rest is padding (see ``BatchCache.step``).
+    """One batch's share of a step.
+
+    Attributes:
+        batch: the batch.
+        tokens: new tokens of each row, padding included.
+        real: how many of them are actual tokens; padding follows (see ``BatchCache.step``).
     """
 
     batch: BatchCache
@@ -95,8 +105,8 @@ class PackedLayer:
             ``[tokens, heads, 1, value dim]``.
         """
         parts = [
-            Part(place.layer, _unpacked(queries, place), *fetched, own_mask)
-            for place, fetched, own_mask in zip(
+            Part(place.layer, _unpacked(queries, place), *fetched, part_mask)
+            for place, fetched, part_mask in zip(
                 self._places, self._fetched, mask.masks, strict=True
             )
         ]

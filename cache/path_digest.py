@@ -18,7 +18,8 @@ Ids = npt.NDArray[np.int32]
 class PathDigest:
     """The digest of a path, initially empty; a continuation does not hash the path again.
 
-    ``salt`` is the salt's digest.
+    Attributes:
+        salt: the salt's digest.
     """
 
     __slots__ = ("_hash", "salt")

@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A row's ``tokens`` columns before column ``stop``, to be moved directly behind the cursor."""
+    """A move of a row's ``tokens`` columns before column ``stop`` to directly behind the cursor."""
 
     row: int
     stop: int
@@ -44,9 +44,12 @@ class Move(NamedTuple):
 class Ring:
     """The geometry that all layers of one kind share: where to write, which columns are valid.
 
-    ``window`` is the maximum number of tokens that a query sees, its own included; None means all.
-    ``rows`` and ``columns`` are the allocated size; ``lengths`` are the tokens of each row in use,
-    stored in the columns directly behind ``cursor``.
+    Attributes:
+        window: maximum tokens that a query sees, its own included; None: all.
+        rows: allocated rows.
+        columns: allocated columns.
+        cursor: the column that the next step writes first.
+        lengths: the tokens of each row in use, stored directly behind the cursor.
     """
 
     window: int | None = None

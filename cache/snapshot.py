@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 
-def _own(array: mx.array) -> mx.array:
+def _compact(array: mx.array) -> mx.array:
     """A bit-exact copy that, once evaluated, keeps no larger buffer alive.
 
     NOTE: ``array * 1`` would flush denormals on Metal and turn booleans into integers. An array
@@ -72,7 +72,7 @@ class KVPiece:
 
     def copy(self) -> KVPiece:
         """A copy that, once evaluated, keeps no larger array alive."""
-        return KVPiece(_own(self.keys), _own(self.values))
+        return KVPiece(_compact(self.keys), _compact(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class StatePiece:
 
     def copy(self) -> StatePiece:
         """A copy that, once evaluated, keeps no larger array alive."""
-        return StatePiece(tuple(None if slot is None else _own(slot) for slot in self.slots))
+        return StatePiece(tuple(None if slot is None else _compact(slot) for slot in self.slots))
 
 
 LayerState = KVPiece | StatePiece
@@ -101,11 +101,14 @@ LayerState = KVPiece | StatePiece
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What a layer caches: the ``window`` newest tokens (None: all), or a recurrent state.
+    """The kind of a layer's cache: the newest tokens of a window, all tokens, or a recurrent state.
 
-    ``slots`` is the number of arrays of a recurrent layer, if known. ``chunked``: a query sees
-    nothing before the last multiple of ``window``; the layer caches as much as a window layer,
-    which is always enough.
+    Attributes:
+        window: tokens of the window; None: all tokens.
+        recurrent: whether the layer has a recurrent state instead of keys and values.
+        slots: number of arrays of a recurrent layer, if known.
+        chunked: whether a query sees nothing before the last multiple of ``window``. The layer
+            caches as much as a window layer, which is always enough.
     """
 
     window: int | None = None
@@ -186,15 +189,18 @@ class Snapshot:
         """
         if not self.start <= at <= self.stop:
             raise ValueError(f"cannot split [{self.start}, {self.stop}) at {at}")
-        nothing = Snapshot(at, at, (None,) * len(self.layers))
+        empty = Snapshot(at, at, (None,) * len(self.layers))
         if at == self.start:
-            return nothing, self
+            return empty, self
         if at == self.stop:
-            return self, nothing
+            return self, empty
         return self.part(self.start, at).copy(), self.part(at, self.stop).copy()
 
     def filled(self, other: Snapshot) -> Snapshot:
-        """This one with copies of what only ``other`` has; itself if that is nothing.
+        """This snapshot, completed with copies of what only ``other`` has.
+
+        Returns:
+            This same object if ``other`` has nothing more.
 
         Raises:
             ValueError: ``other`` begins earlier, or does not end where this one does.

@@ -1,5 +1,6 @@
-"""The load test: sends a workload to any OpenAI-compatible server, times every chunk of every reply
-on the client's side, and checks that greedy replies do not depend on the batch.
+"""The load test: sends a workload to an OpenAI-compatible server and times every chunk of a reply.
+
+It can also check that greedy replies do not depend on the batch.
 
 ``bench`` is the command ``chairlift bench``, ``data`` builds workloads, ``plots`` draws the report,
 ``servers`` starts servers to measure, and ``faults`` attacks a server. The modules here are

@@ -1,7 +1,7 @@
 """``python -m chairlift.loadtest.compare``: measures this server and its peers under equal load.
 
 It starts, measures and ends one server after the other on the loopback interface, and uses no other
-network. Then it checks Chairlift's promises: the exit code is 0 if all hold, else 1.
+network. Then it checks Chairlift's promises; the exit code is 0 if all hold, else 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from chairlift.loadtest.bench.metrics import compute_metrics
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.bench.verify import verification_report, verify_replies
 from chairlift.loadtest.comparison import Comparison, ServerResult, comparison_report
-from chairlift.loadtest.data.workload import Request, random_requests
+from chairlift.loadtest.data.workload import WorkloadRequest, random_requests
 from chairlift.loadtest.errors import LoadTestError, ServerError, UsageError
 from chairlift.loadtest.scenarios import measure_idle, measure_long_prompt
 from chairlift.loadtest.servers import peers
@@ -47,39 +47,39 @@ _LONG_REPLY_TOKENS = 8
 _T = TypeVar("_T")
 
 
-class Workload:
-    """The requests, equal for all servers; the first server with a tokenizer sizes them."""
+class SharedWorkload:
+    """The requests, the same for all servers. The first server's tokenizer sizes the prompts."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._built: dict[str, list[Request]] = {}
+        self._built: dict[str, list[WorkloadRequest]] = {}
 
-    async def requests(self, client: OpenAIClient) -> list[Request]:
+    async def requests(self, client: OpenAIClient) -> list[WorkloadRequest]:
         """The measured requests."""
         args = self._args
         return await self._get(
             "load", client, args.requests, args.prompt_tokens, args.output_tokens
         )
 
-    async def warm_up(self, client: OpenAIClient) -> Request:
+    async def warm_up(self, client: OpenAIClient) -> WorkloadRequest:
         """A request that shares no prompt with the measured ones."""
         args = self._args
         return (await self._get("warm-up", client, 1, args.prompt_tokens, args.output_tokens))[0]
 
-    async def running(self, client: OpenAIClient) -> list[Request]:
+    async def running(self, client: OpenAIClient) -> list[WorkloadRequest]:
         """The streams that run when the long prompt arrives."""
         args = self._args
         count = max(1, args.streams - 1)
         return await self._get("running", client, count, args.prompt_tokens, _LONG_STREAM_TOKENS)
 
-    async def long(self, client: OpenAIClient) -> Request:
+    async def long(self, client: OpenAIClient) -> WorkloadRequest:
         """The long prompt."""
         tokens = self._args.long_prompt_tokens
         return (await self._get("long", client, 1, tokens, _LONG_REPLY_TOKENS))[0]
 
     async def _get(
         self, name: str, client: OpenAIClient, count: int, input_len: int, output_len: int
-    ) -> list[Request]:
+    ) -> list[WorkloadRequest]:
         if name not in self._built:
             rng = np.random.default_rng([_SEED, len(self._built)])
             self._built[name] = await random_requests(
@@ -91,9 +91,9 @@ class Workload:
 def _starters(args: argparse.Namespace) -> list[Callable[[], ServerSpec]]:
     """For each server a function that returns its ``ServerSpec``, in the order of measuring."""
     model = _model_path(args)
-    longest = args.prompt_tokens + _LONG_STREAM_TOKENS
+    max_context = args.prompt_tokens + _LONG_STREAM_TOKENS
     if args.long_prompt_all:
-        longest = max(longest, args.long_prompt_tokens + 2 * _LONG_REPLY_TOKENS)
+        max_context = max(max_context, args.long_prompt_tokens + 2 * _LONG_REPLY_TOKENS)
     starters: dict[str, Callable[[], ServerSpec]] = {
         "ours": lambda: peers.ours(model, shlex.split(args.ours_args)),
         "mlx-lm": lambda: peers.mlx_lm(model, args.streams),
@@ -101,7 +101,7 @@ def _starters(args: argparse.Namespace) -> list[Callable[[], ServerSpec]]:
     if args.llama_server is not None:
         binary = args.llama_server
         extra = shlex.split(args.llama_args)
-        starters["llama"] = lambda: peers.llama(binary, model, args.streams, longest, extra)
+        starters["llama"] = lambda: peers.llama(binary, model, args.streams, max_context, extra)
     elif "llama" in args.only:
         print("llama: left out, for it needs --llama-server", file=sys.stderr)
     return [starters[name] for name in args.only if name in starters]
@@ -119,7 +119,7 @@ def _model_path(args: argparse.Namespace) -> Path:
     return Path(resolve(DEFAULT_MODEL).path)
 
 
-def _measure(spec: ServerSpec, workload: Workload, args: argparse.Namespace) -> ServerResult:
+def _measure(spec: ServerSpec, workload: SharedWorkload, args: argparse.Namespace) -> ServerResult:
     with ChildServer(spec, args.start_limit) as server:
         result = _run(_measure_load(spec, workload, args))
         if spec.name == "ours":
@@ -128,7 +128,7 @@ def _measure(spec: ServerSpec, workload: Workload, args: argparse.Namespace) -> 
 
 
 async def _measure_load(
-    spec: ServerSpec, workload: Workload, args: argparse.Namespace
+    spec: ServerSpec, workload: SharedWorkload, args: argparse.Namespace
 ) -> ServerResult:
     async with OpenAIClient(
         spec.base_url,
@@ -171,7 +171,7 @@ async def _measure_load(
     return result
 
 
-def _without_end(request: Request) -> Request:
+def _without_end(request: WorkloadRequest) -> WorkloadRequest:
     # An end-of-text token that is only ignored has no text and no chunk, which would look like a
     # gap of two steps. With min_tokens it is never sampled (llama.cpp's ignore_eos does the same).
     return replace(request, body={"ignore_eos": False, "min_tokens": request.output_len})
@@ -189,7 +189,7 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--llama-server", type=Path, metavar="PATH", help="llama.cpp's server binary")
-    add("--llama-args", default="", metavar="TEXT", help="more arguments for it")
+    add("--llama-args", default="", metavar="TEXT", help="more flags for llama-server")
     add("--ours-args", default="", metavar="TEXT", help="flags of ``chairlift serve``")
     add("--gguf", type=Path, metavar="FILE", help="the model (default: Chairlift's own)")
     add("--streams", type=int, default=16, help="requests in flight (default: %(default)s)")
@@ -197,9 +197,15 @@ def _arguments() -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=100, help="default: %(default)s")
     add("--output-tokens", type=int, default=64, help="default: %(default)s")
     add("--long-prompt-tokens", type=int, default=4000, help="default: %(default)s")
-    add("--long-prompt-all", action="store_true", help="the long prompt for every server")
+    add("--long-prompt-all", action="store_true", help="send the long prompt to every server")
     add("--idle-seconds", type=float, default=10.0, help="default: %(default)s")
-    add("--start-limit", type=float, default=300.0, metavar="SECONDS", help="for a server to start")
+    add(
+        "--start-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="time limit for a server to start (default: %(default)s)",
+    )
     add("--out", type=Path, metavar="FILE", help="write all figures to a JSON file")
     add(
         "--only",
@@ -225,14 +231,14 @@ def main() -> int:
     """Runs the comparison; returns the exit code."""
     args = _arguments()
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    workload = Workload(args)
+    workload = SharedWorkload(args)
     results, all_measured = [], True
     try:
         for start in _starters(args):
             try:
                 result = _measure(start(), workload, args)
             except ServerError as error:
-                # The others are still worth measuring; what has been measured, worth reporting.
+                # Go on: the other servers can still be measured, and the results reported.
                 print(f"compare: {error}", file=sys.stderr)
                 all_measured = False
             else:

@@ -12,13 +12,13 @@ from chairlift.loadtest.bench.verify import Verification
 from chairlift.loadtest.scenarios import LongPromptResult
 
 # Chairlift's promises for this load (the README records the figures).
-LEAST_SPEEDUP = 1.5
-MOST_TTFT_RATIO = 1.0
-MOST_GAP_RATIO = 3.0
-MOST_IDLE_PERCENT = 2.0
+MIN_SPEEDUP = 1.5
+MAX_TTFT_RATIO = 1.0
+MAX_GAP_RATIO = 3.0
+MAX_IDLE_PERCENT = 2.0
 
 _OURS = "ours"
-_YARDSTICK = "mlx-lm"
+_BASELINE = "mlx-lm"
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class ServerResult:
         return self.metrics.latencies[latency].percentiles[p]
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of the result file; times are in ms if their key ends in ``_ms``, else in s."""
+        """The entry of the JSON file; times are in ms if their key ends in ``_ms``, else in s."""
         result: dict[str, Any] = {
             "notes": self.notes,
             "completed": self.metrics.completed,
@@ -68,7 +68,7 @@ class ServerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PromiseCheck:
     """A promise, its measurement, and whether it holds."""
 
     promise: str
@@ -83,7 +83,7 @@ class Comparison:
         self.results = results
 
     @cached_property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[PromiseCheck]:
         """The checks of all promises that were measured."""
         return list(self._checks())
 
@@ -96,41 +96,41 @@ class Comparison:
         """The measurements of a server, or None if it was not measured."""
         return next((result for result in self.results if result.name == name), None)
 
-    def _checks(self) -> Iterator[Check]:
+    def _checks(self) -> Iterator[PromiseCheck]:
         for result in self.results:
             failed = result.metrics.failed
-            yield Check(f"{result.name}: no request fails", f"{failed} failed", failed == 0)
-        ours, theirs = self.result(_OURS), self.result(_YARDSTICK)
+            yield PromiseCheck(f"{result.name}: no request fails", f"{failed} failed", failed == 0)
+        ours, theirs = self.result(_OURS), self.result(_BASELINE)
         if ours is None:
             return
         if theirs is not None:
             speedup = _ratio(ours.metrics.output_throughput, theirs.metrics.output_throughput)
             ttft = _ratio(ours.percentile("ttft", 50), theirs.percentile("ttft", 50))
-            yield Check(
-                f"output tokens/s at least {LEAST_SPEEDUP} x {_YARDSTICK}",
+            yield PromiseCheck(
+                f"output tokens/s at least {MIN_SPEEDUP} x {_BASELINE}",
                 f"{speedup:.2f} x",
-                speedup >= LEAST_SPEEDUP,
+                speedup >= MIN_SPEEDUP,
             )
-            yield Check(
-                f"p50 TTFT no worse than {_YARDSTICK}", f"{ttft:.2f} x", ttft <= MOST_TTFT_RATIO
+            yield PromiseCheck(
+                f"p50 TTFT no worse than {_BASELINE}", f"{ttft:.2f} x", ttft <= MAX_TTFT_RATIO
             )
         if ours.verification is not None:
-            yield Check(
+            yield PromiseCheck(
                 "no greedy reply differs from its solo run",
                 f"{len(ours.verification.differences)} of {ours.verification.compared} differ",
                 ours.verification.passed,
             )
-        promise = f"long prompt: longest gap at most {MOST_GAP_RATIO:g} x a chunk step's"
+        promise = f"long prompt: longest gap at most {MAX_GAP_RATIO:g} x a chunk step's"
         if ours.long_prompt is not None:
             ratio = ours.long_prompt.ratio
-            yield Check(promise, f"{ratio:.2f} x", ratio <= MOST_GAP_RATIO)
+            yield PromiseCheck(promise, f"{ratio:.2f} x", ratio <= MAX_GAP_RATIO)
         if ours.long_prompt_error:
-            yield Check(promise, ours.long_prompt_error, holds=False)
+            yield PromiseCheck(promise, ours.long_prompt_error, holds=False)
         if ours.idle_percent is not None:
-            yield Check(
-                f"idle: below {MOST_IDLE_PERCENT:g} % of a core",
+            yield PromiseCheck(
+                f"idle: below {MAX_IDLE_PERCENT:g} % of a core",
                 f"{ours.idle_percent:.2f} %",
-                ours.idle_percent < MOST_IDLE_PERCENT,
+                ours.idle_percent < MAX_IDLE_PERCENT,
             )
 
 

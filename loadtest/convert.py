@@ -24,7 +24,7 @@ _EOS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_co
 
 
 def convert(model: str) -> Path:
-    """The folder of ``model``, in Chairlift's data types and without an end-of-text token.
+    """Converts a model to Chairlift's data types, without an end-of-text token; returns the folder.
 
     mlx_lm.server has no ignore_eos. Without an end-of-text token, every reply runs to full length
     at no cost in the step.
@@ -47,7 +47,7 @@ def convert(model: str) -> Path:
     if folder.exists():
         return folder
     print(f"converting {path} for mlx_lm.server", file=sys.stderr, flush=True)
-    # Written beside its place and then renamed, so that an interrupted conversion is never used.
+    # Write to a temporary folder and rename it, so that an interrupted conversion is never used.
     partial = folder.with_name(f"{identity}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:

@@ -1,8 +1,9 @@
-"""``python -m chairlift.loadtest.engine_bench``: the engine alone, beside mlx-lm's BatchGenerator.
+"""``python -m chairlift.loadtest.engine_bench``: compares the engine with mlx-lm's BatchGenerator.
 
-In one process, without HTTP, on any of mlx-lm's architectures with random weights. Measures a
-mixed load (tokens a second, the gaps between decode steps, peak memory) and pure decode steps at
-given numbers of rows, and prints what the device's memory and arithmetic would allow beside them.
+It runs in one process without HTTP, with random weights for any of mlx-lm's architectures. It
+measures a mixed load (tokens per second, gaps between decode steps, peak memory) and pure decode
+steps at given numbers of rows. The lower bound that the device's memory bandwidth and arithmetic
+set for each step is printed as "least".
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from chairlift.loadtest.shapes import SHAPES, config_of, random_model
 from chairlift.loadtest.timeline import Timeline, record
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-# Steps of pure decode that are timed, and those before them, which warm up.
+# Pure decode steps that are timed, and warm-up steps before them.
 TIMED, WARM = 30, 10
 PROGRESS_SECONDS = 5.0
-# More steps than a second has.
+# More steps than any engine computes in a second.
 MAX_STEPS_PER_SECOND = 2000
 
 
-class Request(NamedTuple):
-    """A prompt, and how many tokens are generated."""
+class BenchRequest(NamedTuple):
+    """A prompt's token ids, and the number of tokens to generate."""
 
     prompt: list[int]
     output: int
 
 
-class Turn(NamedTuple):
+class StepResult(NamedTuple):
     """The result of one step: tokens generated, and requests that ended."""
 
     tokens: int
@@ -67,22 +68,22 @@ class Turn(NamedTuple):
 class Engine(Protocol):
     """An engine that generates one step at a time."""
 
-    def add(self, requests: list[Request]) -> None:
+    def add(self, requests: list[BenchRequest]) -> None:
         """Queues requests."""
         ...
 
-    def step(self) -> Turn:
-        """Computes one step; a step of prefill only generates no tokens."""
+    def step(self) -> StepResult:
+        """Computes one step. A step of prefill alone generates no tokens."""
         ...
 
     @property
     def reserved(self) -> int:
-        """Bytes of KV that are reserved at the moment."""
+        """Bytes of KV that are allocated now."""
         ...
 
 
 class Ours:
-    """Chairlift's engine without a prefix cache; ``paced`` bounds the time of its steps."""
+    """Chairlift's engine without a prefix cache; ``paced`` limits the time of its steps."""
 
     def __init__(
         self,
@@ -104,32 +105,34 @@ class Ours:
         self._added = 0
         self.reserved = 0
 
-    def add(self, requests: list[Request]) -> None:
+    def add(self, requests: list[BenchRequest]) -> None:
         for request in requests:
             params = SamplingParams(max_tokens=request.output, seed=0, temperature=0.0)
             self._core.submit(Submit(str(self._added), request.prompt, params))
             self._added += 1
 
-    def step(self) -> Turn:
+    def step(self) -> StepResult:
         output = self._core.step()
         self.reserved = output.stats.kv_reserved_bytes
         ended = sum(token.finish is not None for token in output.outputs)
-        return Turn(sum(len(token.token_ids) for token in output.outputs), ended)
+        return StepResult(sum(len(token.token_ids) for token in output.outputs), ended)
 
 
 class Peer:
-    """mlx-lm's generator, prompts in batches of 8."""
+    """mlx-lm's generator, with prompts in batches of 8."""
 
     def __init__(self, model: Any, rows: int, paced: bool) -> None:
         self._generator = BatchGenerator(model, completion_batch_size=rows, prefill_batch_size=8)
 
-    def add(self, requests: list[Request]) -> None:
+    def add(self, requests: list[BenchRequest]) -> None:
         prompts = [request.prompt for request in requests]
         self._generator.insert(prompts, max_tokens=[request.output for request in requests])
 
-    def step(self) -> Turn:
+    def step(self) -> StepResult:
         _, generated = self._generator.next()
-        return Turn(len(generated), sum(token.finish_reason is not None for token in generated))
+        return StepResult(
+            len(generated), sum(token.finish_reason is not None for token in generated)
+        )
 
     @property
     def reserved(self) -> int:
@@ -137,8 +140,16 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Load:
-    """Figures of a mixed load; ``gaps`` are milliseconds between steps that gave tokens."""
+class MixedLoad:
+    """The measurements of a mixed load.
+
+    Attributes:
+        tokens: generated tokens.
+        seconds: duration.
+        peak_bytes: peak of MLX's memory.
+        reserved_bytes: the most KV memory that was allocated.
+        gaps: milliseconds between successive steps that generated tokens.
+    """
 
     tokens: int = 0
     seconds: float = 0.0
@@ -147,7 +158,7 @@ class Load:
     gaps: list[float] = field(default_factory=list)
 
     def figures(self, weights: int) -> dict[str, float]:
-        """The figures to report; ``weights`` is in bytes."""
+        """The figures to report; ``weights`` is the model's size in bytes."""
         gaps = sorted(self.gaps)
         return {
             "output_tokens_per_s": self.tokens / self.seconds,
@@ -161,10 +172,10 @@ class Load:
         }
 
 
-def mixed(engine: Engine, requests: list[Request], what: str) -> Load:
-    """Serves all requests, which are submitted at the beginning."""
+def mixed(engine: Engine, requests: list[BenchRequest], what: str) -> MixedLoad:
+    """Submits all requests at once and runs the engine until they have ended."""
     mx.reset_peak_memory()
-    load = Load()
+    load = MixedLoad()
     engine.add(requests)
     ended = 0
     start = last = shown = time.perf_counter()
@@ -189,14 +200,14 @@ def mixed(engine: Engine, requests: list[Request], what: str) -> Load:
 
 
 class Decode(NamedTuple):
-    """The median milliseconds of a step, and the timeline of a second of later steps."""
+    """The median milliseconds of a step, and a timeline of one second of steps if requested."""
 
     step_ms: float
     timeline: Timeline | None
 
 
 def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
-    """Times steps in which ``rows`` rows of that context gain a token each."""
+    """Times pure decode steps of ``rows`` rows with prompts of ``context`` tokens."""
     output = WARM + TIMED + (MAX_STEPS_PER_SECOND if timeline else 200)
     requests = list(_requests(rows, (context, context), (output, output), vocabulary, 1))
     engine.add(requests)
@@ -212,7 +223,7 @@ def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeli
 
 
 class Device(NamedTuple):
-    """The device's peak: bytes a second, and floating-point operations a second."""
+    """The device's peak rates: bytes per second, and floating-point operations per second."""
 
     bandwidth: float
     flops: float
@@ -226,20 +237,20 @@ class Device(NamedTuple):
 
 def _requests(
     count: int, prompt: tuple[int, int], output: tuple[int, int], vocabulary: int, seed: int
-) -> Iterator[Request]:
+) -> Iterator[BenchRequest]:
     random_ = random.Random(seed)
     for _ in range(count):
         tokens = [random_.randrange(vocabulary) for _ in range(random_.randint(*prompt))]
-        yield Request(tokens, random_.randint(*output))
+        yield BenchRequest(tokens, random_.randint(*output))
 
 
-def _forget() -> None:
-    """Frees an engine's memory, so that it is not part of the next engine's peak."""
+def _free_memory() -> None:
+    """Frees the last engine's memory, so that it does not count in the next engine's peak."""
     gc.collect()
     mx.clear_cache()
 
 
-def _span(text: str) -> tuple[int, int]:
+def _int_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     return int(low), int(high or low)
 
@@ -249,19 +260,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or a config.json")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--requests", type=int, default=256, help="0: no mixed load")
-    parser.add_argument("--prompt-tokens", type=_span, default=(256, 768), help="256:768")
-    parser.add_argument("--output-tokens", type=_span, default=(128, 384), help="128:384")
+    parser.add_argument("--prompt-tokens", type=_int_range, default=(256, 768), help="256:768")
+    parser.add_argument("--output-tokens", type=_int_range, default=(128, 384), help="128:384")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--kv-gb", type=float, default=60.0)
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 32, 64, 256])
-    parser.add_argument("--context", type=int, default=512, help="of pure decode steps")
+    parser.add_argument("--context", type=int, default=512, help="prompt tokens of --decode")
     parser.add_argument(
-        "--timeline", type=int, nargs="*", default=[], help="rows of --decode to watch for a second"
+        "--timeline", type=int, nargs="*", default=[], help="values of --decode to record a second"
     )
     parser.add_argument("--only", choices=("ours", "mlx-lm"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes/s (default: H200)")
-    parser.add_argument("--flops", type=float, default=989e12, help="of the dtype, per second")
+    parser.add_argument("--flops", type=float, default=989e12, help="operations/s (default: H200)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
     return parser
 
@@ -300,14 +311,14 @@ def main() -> int:
             engine = make(rows=rows, paced=False)
             timed = rows in options.timeline
             took, timeline = decode_step(engine, rows, options.context, probed.vocabulary, timed)
-            least = device.decode_ms(weights, probed.geometry, rows, options.context)
+            bound = device.decode_ms(weights, probed.geometry, rows, options.context)
             figures[f"decode_{rows}_rows_ms"] = took
-            print(f"{name:8} {rows:4} rows: {took:8.2f} ms a step (least {least:.2f})", flush=True)
+            print(f"{name:8} {rows:4} rows: {took:8.2f} ms a step (least {bound:.2f})", flush=True)
             if timeline is not None:
                 print(f"{name:8} {rows:4} rows: {timeline.summary}", flush=True)
                 figures[f"timeline_{rows}_rows"] = timeline._asdict()
             del engine
-            _forget()
+            _free_memory()
         if options.requests:
             requests = list(
                 _requests(
@@ -322,7 +333,7 @@ def main() -> int:
             figures |= load.figures(weights)
             for key, value in load.figures(weights).items():
                 print(f"{name:8} {key:26} {value:10.2f}", flush=True)
-            _forget()
+            _free_memory()
         report[name] = figures
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")

@@ -30,7 +30,7 @@ from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import LoadResult, run_load
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.words import WORDS
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers, procfs
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec
@@ -43,11 +43,15 @@ WARM_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NullRun:
     """One run of all streams, from the first request sent to the last reply read.
 
-    ``duration`` and the latencies are in seconds; ``ttft`` and ``itl`` hold the median and the 99th
-    percentile. ``cpu`` is the CPU time by process, empty without /proc.
+    Attributes:
+        tokens: generated tokens.
+        duration: seconds.
+        ttft: median and 99th percentile of the time to first token, in seconds.
+        itl: median and 99th percentile of the inter-token latency, in seconds.
+        cpu: CPU time by process; empty without /proc.
     """
 
     tokens: int
@@ -68,11 +72,18 @@ class Run:
 
 async def measure(
     spec: ServerSpec, server: int, streams: int, output_tokens: int, runs: int
-) -> list[Run]:
-    """Warms up the server with process id ``server``, and runs all streams ``runs`` times.
+) -> list[NullRun]:
+    """Warms up the server and runs all streams ``runs`` times.
+
+    Args:
+        spec: the server.
+        server: its process id.
+        streams: the number of streams.
+        output_tokens: output tokens of each.
+        runs: the number of measured runs.
 
     Raises:
-        ServerError: a reply failed, or lacks a token or an event for one.
+        ServerError: a reply failed, or lacks a token or a token's event.
     """
     async with OpenAIClient(
         spec.base_url, ENDPOINT, body={"temperature": 0, **spec.body}
@@ -88,7 +99,7 @@ async def measure(
             used = {name: time.since(before[name]) for name, time in _cpu_times(server).items()}
             gaps = [gap for reply in replies for gap in reply.itls]
             results.append(
-                Run(
+                NullRun(
                     sum(reply.output_tokens for reply in replies),
                     duration,
                     _percentiles([reply.ttft for reply in replies]),
@@ -102,13 +113,13 @@ async def measure(
 async def run_streams(
     client: OpenAIClient, streams: int, output_tokens: int, what: str
 ) -> LoadResult:
-    """All streams at once, to their ends.
+    """Runs all streams at once, to their ends.
 
     Raises:
-        ServerError: a reply failed, or lacks a token or an event for one.
+        ServerError: a reply failed, or lacks a token or a token's event.
     """
     requests = [
-        Request(" ".join(_prompt(stream)), PROMPT_TOKENS, output_tokens)
+        WorkloadRequest(" ".join(_prompt(stream)), PROMPT_TOKENS, output_tokens)
         for stream in range(streams)
     ]
     result = await run_load(client, requests, [0.0] * streams, None, Progress(streams, what))
@@ -139,7 +150,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
     return float(median), float(high)
 
 
-def report(run: Run, streams: int) -> str:
+def report(run: NullRun, streams: int) -> str:
     """One run as a table."""
     ttft, itl = ([f"{seconds * 1e3:.1f}" for seconds in times] for times in (run.ttft, run.itl))
     lines = [
@@ -157,7 +168,7 @@ def report(run: Run, streams: int) -> str:
     return "\n".join(lines)
 
 
-def _as_json(run: Run) -> dict[str, Any]:
+def _as_json(run: NullRun) -> dict[str, Any]:
     return {
         "tokens": run.tokens,
         "seconds": run.duration,
@@ -190,7 +201,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints; returns the exit code."""
+    """Runs the command; returns the exit code."""
     given = _arguments(argv)
     with tempfile.TemporaryDirectory(prefix="chairlift-null-") as folder:
         # In a child process, since this one must not load MLX.

@@ -20,7 +20,7 @@ import uvloop
 
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.progress import Progress
-from chairlift.loadtest.data.workload import Request, random_requests
+from chairlift.loadtest.data.workload import WorkloadRequest, random_requests
 from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec
@@ -33,7 +33,7 @@ _REPLY_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """TTFT in seconds: of the first request, and of the later ones."""
+    """TTFT of the first request and of the later ones, in seconds."""
 
     first: float
     later: list[float]
@@ -63,11 +63,11 @@ async def measure(spec: ServerSpec, prefix_tokens: int, count: int, what: str) -
     return Times(first, later)
 
 
-def _append(shared: Request, tail: Request) -> Request:
+def _append(shared: WorkloadRequest, tail: WorkloadRequest) -> WorkloadRequest:
     return replace(tail, prompt=f"{shared.prompt} {tail.prompt}")
 
 
-async def _time(client: OpenAIClient, request: Request, progress: Progress) -> float:
+async def _time(client: OpenAIClient, request: WorkloadRequest, progress: Progress) -> float:
     reply = await client.complete(request, progress.add_chunk)
     if not reply.ok:
         raise ServerError(f"a request failed: {reply.error}")
@@ -100,7 +100,7 @@ def _line(model: Path, results: Sequence[Times]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures each model; returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m chairlift.loadtest.prefix", description=__doc__
     )

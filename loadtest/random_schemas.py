@@ -1,7 +1,7 @@
 """Generates random JSON schemas with all features of structured output and replies of bounded size.
 
-Strings, names and arrays are bounded and no schema is recursive, because small models repeat
-whatever they can, and their replies would never end.
+Strings, names and arrays are bounded and no schema is recursive: small models repeat whatever a
+schema lets them repeat, and their replies would never end.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class _Builder:
         return build(depth)
 
     def _array(self, depth: int) -> Schema:
-        least = self._rng.randint(0, 2)
-        most = least + self._rng.randint(0, 3)
+        min_items = self._rng.randint(0, 2)
+        max_items = min_items + self._rng.randint(0, 3)
         return {
             "type": "array",
             "items": self._any(depth - 1),
-            "minItems": least,
-            "maxItems": most,
+            "minItems": min_items,
+            "maxItems": max_items,
         }
 
     def _tuple(self, depth: int) -> Schema:
@@ -80,8 +80,8 @@ class _Builder:
         return {"anyOf": [self._any(depth - 1) for _ in range(self._rng.randint(2, 3))]}
 
     def _all_of(self, depth: int) -> Schema:
-        whole = self.object(depth)
-        return {"allOf": [whole, {"required": whole["required"]}]}
+        schema = self.object(depth)
+        return {"allOf": [schema, {"required": schema["required"]}]}
 
     def _ref(self, depth: int) -> Schema:
         """A reference to a definition, which may be new."""
@@ -103,12 +103,12 @@ class _Builder:
                 return {"type": "string", "pattern": rng.choice(_PATTERNS), "maxLength": 16}
             case 1:
                 return {"type": "string", "format": rng.choice(_FORMATS), "maxLength": 40}
-        least = rng.randint(0, 4)
-        return {"type": "string", "minLength": least, "maxLength": least + rng.randint(0, 12)}
+        shortest = rng.randint(0, 4)
+        return {"type": "string", "minLength": shortest, "maxLength": shortest + rng.randint(0, 12)}
 
     def _integer(self) -> Schema:
-        least = self._rng.randint(-1000, 1000)
-        schema: Schema = {"type": "integer", "minimum": least, "maximum": least + 2000}
+        minimum = self._rng.randint(-1000, 1000)
+        schema: Schema = {"type": "integer", "minimum": minimum, "maximum": minimum + 2000}
         if self._rng.random() < 0.3:
             schema |= {"minimum": 0, "multipleOf": self._rng.choice([2, 5, 10])}
         return schema

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from chairlift.loadtest.bench.client import OpenAIClient
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.servers import procfs
 
@@ -35,10 +35,16 @@ class _Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LongPromptResult:
-    """Gaps between two tokens of the running streams, in seconds.
+    """The effect of a long prompt on running streams. All times are in seconds.
 
-    ``quiet_gap`` is the median before the long prompt arrives, ``median_gap`` the median and
-    ``longest_gap`` the longest from its arrival to its first token, ``ttft`` that time in seconds.
+    Attributes:
+        streams: the number of running streams.
+        prompt_tokens: length of the long prompt.
+        ttft: from its arrival to its first token.
+        quiet_gap: median gap between two tokens of a stream before it arrived.
+        median_gap: median gap from its arrival to its first token.
+        longest_gap: longest gap from its arrival to its first token.
+        gaps: the number of gaps from its arrival to its first token.
     """
 
     streams: int
@@ -56,9 +62,9 @@ class LongPromptResult:
 
 
 async def measure_long_prompt(
-    client: OpenAIClient, running: Sequence[Request], long: Request
+    client: OpenAIClient, running: Sequence[WorkloadRequest], long: WorkloadRequest
 ) -> LongPromptResult:
-    """Lets ``long`` arrive while the replies to ``running`` stream; cancels those at the end.
+    """Sends ``long`` while the replies to ``running`` stream; cancels the streams at the end.
 
     Raises:
         ServerError: a request failed, or the streams ended before the long prompt's first token.
@@ -69,9 +75,9 @@ async def measure_long_prompt(
         for request, stream in zip(running, times, strict=True)
     ]
     try:
-        everyone_runs = await _wait_for_chunks(streams, times, [1] * len(times))
-        seen = [len(stream) + _QUIET_CHUNKS for stream in times]
-        arrival = await _wait_for_chunks(streams, times, seen)
+        all_running = await _wait_for_chunks(streams, times, [1] * len(times))
+        counts = [len(stream) + _QUIET_CHUNKS for stream in times]
+        arrival = await _wait_for_chunks(streams, times, counts)
         reply = await client.complete(long)
     finally:
         for stream in streams:
@@ -84,10 +90,10 @@ async def measure_long_prompt(
         raise ServerError("a stream ended, or stood still, beyond the long prompt's first token")
 
     gaps = [_Gap(*pair) for stream in times for pair in pairwise(stream)]
-    quiet = [gap.length for gap in gaps if gap.start >= everyone_runs and gap.end <= arrival]
+    quiet = [gap.length for gap in gaps if gap.start >= all_running and gap.end <= arrival]
     touched = [gap for gap in gaps if gap.end > arrival and gap.start < first_token]
-    # The gaps at either edge belong in part to the quiet time, so they may be the longest but are
-    # not typical. A server that stands still during the whole prefill has no others.
+    # The gaps at either edge overlap the quiet time, so they may be the longest but are not
+    # typical. A server whose streams stop during the entire prefill has no others.
     inside = [gap for gap in touched if gap.start >= arrival and gap.end <= first_token]
     return LongPromptResult(
         streams=len(running),
@@ -101,11 +107,11 @@ async def measure_long_prompt(
 
 
 async def _wait_for_chunks(
-    streams: Sequence[asyncio.Task[object]], times: Sequence[list[float]], wanted: Sequence[int]
+    streams: Sequence[asyncio.Task[object]], times: Sequence[list[float]], counts: Sequence[int]
 ) -> float:
-    """Waits until every stream has enough chunks; returns the time of that."""
+    """Waits until every stream has its count of chunks; returns the time."""
     deadline = time.perf_counter() + _QUIET_LIMIT
-    while any(len(stream) < count for stream, count in zip(times, wanted, strict=True)):
+    while any(len(stream) < count for stream, count in zip(times, counts, strict=True)):
         if any(stream.done() for stream in streams):
             raise ServerError("a stream ended before the long prompt arrived")
         if time.perf_counter() > deadline:
@@ -115,10 +121,7 @@ async def _wait_for_chunks(
 
 
 def measure_idle(pid: int, seconds: float) -> float | None:
-    """CPU time the idle server uses, its children included, in percent of one core.
-
-    None where the system has no /proc.
-    """
+    """CPU use of the idle server and its children, in percent of one core; None without /proc."""
     if not procfs.available():
         return None
     time.sleep(_SETTLE_SECONDS)

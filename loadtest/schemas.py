@@ -37,7 +37,15 @@ _SHOWN_CHARS = 400
 
 @dataclass(slots=True)
 class SchemaReport:
-    """Counts of replies and tokens, the duration in seconds, and the faults of invalid replies."""
+    """The results.
+
+    Attributes:
+        replies: the number of replies.
+        tokens: their output tokens.
+        seconds: the duration.
+        cut: replies that max_tokens cut off.
+        failures: the faults of invalid replies.
+    """
 
     replies: int = 0
     tokens: int = 0
@@ -60,11 +68,19 @@ class SchemaReport:
 async def try_schemas(
     url: str, count: int, concurrency: int, seed: int, shown: bool = True
 ) -> SchemaReport:
-    """Requests a reply to each of ``count`` random schemas from the server at ``url``."""
+    """Requests a reply to each of ``count`` random schemas and validates it.
+
+    Args:
+        url: the server's address.
+        count: the number of schemas.
+        concurrency: maximum requests in flight.
+        seed: the seed of the schemas and of sampling.
+        shown: whether to show progress.
+    """
     rng = random.Random(seed)
     schemas = [random_schema(rng) for _ in range(count)]
     report = SchemaReport()
-    turns = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
     timeout = aiohttp.ClientTimeout(total=PATIENCE)
     start = time.perf_counter()
     async with (
@@ -73,7 +89,7 @@ async def try_schemas(
     ):
 
         async def ask(number: int, schema: Schema) -> None:
-            async with turns:
+            async with slots:
                 await _ask(http, url, schema, seed + number, report)
             progress.add_done()
 
@@ -105,12 +121,12 @@ async def _ask(
     report.tokens += reply["usage"]["completion_tokens"]
     report.cut += choice["finish_reason"] == "length"
     if problem := _problem(choice["message"]["content"], schema):
-        said = choice["message"]["content"][:_SHOWN_CHARS]
-        report.failures.append(f"{problem}: {said!r}: {json.dumps(schema)}")
+        content = choice["message"]["content"][:_SHOWN_CHARS]
+        report.failures.append(f"{problem}: {content!r}: {json.dumps(schema)}")
 
 
 def _problem(text: str, schema: Schema) -> str | None:
-    """What is wrong with a reply, or None."""
+    """Describes why a reply is invalid; None if it is valid."""
     from jsonschema import Draft202012Validator
 
     try:
@@ -124,16 +140,18 @@ def _problem(text: str, schema: Schema) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tries them; returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m chairlift.loadtest.schemas", description=__doc__
     )
-    parser.add_argument("--url", help="of a server that runs (default: one is started)")
-    parser.add_argument("--model", type=Path, default=Path(DEFAULT_MODEL), help="to serve")
+    parser.add_argument("--url", help="address of a running server (default: start one)")
+    parser.add_argument(
+        "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
+    )
     parser.add_argument("--count", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--concurrency", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the result there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     try:
         try:

@@ -1,7 +1,7 @@
-"""Models without weights: the shapes of well-known ones, filled with random numbers.
+"""Models with random weights, in the shapes of well-known models.
 
-Speed does not depend on what the weights are, so that an engine can be measured where no model hub
-is in reach.
+Speed does not depend on the values of the weights, so an engine can be measured without access to a
+model hub.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ SCALE = 0.02
 
 
 def config_of(shape: str) -> dict[str, Any]:
-    """A config by its name here, or from a ``config.json``.
+    """The config of a shape of ``SHAPES``, or of a ``config.json`` file.
 
     Raises:
-        ValueError: there is no such shape and no such file, or it is not a config.
+        ValueError: ``shape`` is neither a known name nor a readable config.
     """
     if shape in SHAPES:
         return SHAPES[shape]
@@ -78,7 +78,7 @@ def config_of(shape: str) -> dict[str, Any]:
 
 
 def random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int = 0) -> Any:
-    """A model of mlx-lm's with random weights in memory.
+    """Builds one of mlx-lm's models with random weights.
 
     Raises:
         ValueError: mlx-lm has no such model type.

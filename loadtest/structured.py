@@ -2,9 +2,9 @@
 
 It serves the default model on the loopback interface and runs batches of ``--rows`` concurrent
 requests with ``--tokens`` output tokens each. Batches without grammars alternate with batches in
-which half of the rows must be JSON of a schema that needs more tokens than that. It compares the
-tokens per second of the batches and of an unconstrained row in each. The exit code is 1 if either
-ratio is below LEAST.
+which half of the rows follow a JSON schema whose replies are longer than ``--tokens``. It compares
+the tokens per second of both kinds of batches, and of a free row in each. The exit code is 1 if
+either ratio is below MIN_RATIO.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from chairlift.loadtest.errors import LoadTestError, ServerError
 from chairlift.loadtest.servers import peers
 from chairlift.loadtest.servers.child import ChildServer
 
-LEAST = 0.85
+MIN_RATIO = 0.85
 START_LIMIT = 180.0
 PATIENCE = 600.0
 # Replies of this schema are much longer than ``--tokens``.
@@ -52,7 +52,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class Batch(NamedTuple):
-    """Tokens per second: of all rows of a batch together, and of one unconstrained row."""
+    """Tokens per second: of all rows of a batch together, and of one free row."""
 
     total: float
     free_row: float
@@ -79,13 +79,13 @@ class Costs:
 
     @property
     def passed(self) -> bool:
-        return min(self.total_ratio, self.free_row_ratio) >= LEAST
+        return min(self.total_ratio, self.free_row_ratio) >= MIN_RATIO
 
     def __str__(self) -> str:
         return (
             f"medians: free {self.free_total:.1f} tokens/s, mixed {self.mixed_total:.1f}; "
             f"of the rounds' ratios {self.total_ratio:.3f} x, of a free row's "
-            f"{self.free_row_ratio:.3f} x (at least {LEAST})"
+            f"{self.free_row_ratio:.3f} x (at least {MIN_RATIO})"
         )
 
 
@@ -93,7 +93,7 @@ async def measure(url: str, rows: int, tokens: int, rounds: int) -> Costs:
     """Runs ``rounds`` batches of each kind, after one warm-up batch of each.
 
     Raises:
-        ServerError: a request failed, or ended before its tokens were there.
+        ServerError: a request failed, or ended with too few tokens.
     """
     free: list[Batch] = []
     mixed: list[Batch] = []
@@ -139,15 +139,17 @@ async def _batch(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures; returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m chairlift.loadtest.structured", description=__doc__
     )
-    parser.add_argument("--model", type=Path, default=Path(DEFAULT_MODEL), help="to serve")
+    parser.add_argument(
+        "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
+    )
     parser.add_argument("--rows", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the result there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     spec = peers.ours(given.model)
     try:

@@ -1,8 +1,8 @@
-"""One second of pure decode, step by step: what the host takes of it, and how busy the device is.
+"""Records a second of decode steps: the time and the host's CPU time of each, and GPU utilization.
 
-A step is launched while the one before runs. So the device waits for the host only if the host's
-own time is longer than the device's: its thread's CPU time, measured here, does not count what it
-waits. How busy the device is, NVIDIA's driver says: the part of its sampling period in which any
+A step is launched while the one before runs, so the device waits for the host only if the host's
+work takes longer than the device's. The host's work is the thread's CPU time, which excludes
+waiting. The utilization comes from NVIDIA's driver: the part of its sampling period in which any
 kernel ran.
 """
 
@@ -20,8 +20,12 @@ SAMPLE_MS = 50
 
 
 class StepTime(NamedTuple):
-    """When a step began, seconds from the first one, and its milliseconds: on the clock, and of
-    its thread's CPU time.
+    """The times of one step.
+
+    Attributes:
+        start: its start, in seconds from the start of the first step.
+        wall_ms: its duration in milliseconds.
+        host_ms: CPU time of the thread in milliseconds.
     """
 
     start: float
@@ -30,14 +34,16 @@ class StepTime(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """Steps, and the device's utilization, percent, as often as the driver told; none elsewhere."""
+    """The recorded steps, and samples of the GPU's utilization in percent (empty without NVIDIA's
+    driver).
+    """
 
     steps: list[StepTime]
     utilization: list[int]
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The medians and the utilization as one line of text."""
         wall = statistics.median(step.wall_ms for step in self.steps)
         host = statistics.median(step.host_ms for step in self.steps)
         busy = ", ".join(str(percent) for percent in self.utilization) or "not known"
@@ -48,7 +54,7 @@ class Timeline(NamedTuple):
 
 
 def record(step: Callable[[], object], seconds: float = 1.0) -> Timeline:
-    """Takes steps for so long."""
+    """Calls ``step`` repeatedly for ``seconds`` and records each call."""
     steps: list[StepTime] = []
     with _utilization() as utilization:
         begin = start = time.perf_counter()
@@ -56,15 +62,15 @@ def record(step: Callable[[], object], seconds: float = 1.0) -> Timeline:
             cpu = time.thread_time()
             step()
             now = time.perf_counter()
-            own = time.thread_time() - cpu
-            steps.append(StepTime(start - begin, (now - start) * 1e3, own * 1e3))
+            host = time.thread_time() - cpu
+            steps.append(StepTime(start - begin, (now - start) * 1e3, host * 1e3))
             start = now
     return Timeline(steps, utilization)
 
 
 @contextmanager
 def _utilization() -> Iterator[list[int]]:
-    """What the driver has told while inside, once it is left."""
+    """Samples the GPU's utilization during the ``with``; fills the yielded list when it ends."""
     percent: list[int] = []
     if (tool := shutil.which("nvidia-smi")) is None:
         yield percent
@@ -74,7 +80,7 @@ def _utilization() -> Iterator[list[int]]:
         [tool, *query, f"--loop-ms={SAMPLE_MS}"], stdout=subprocess.PIPE, text=True
     )
     assert sampler.stdout is not None
-    sampler.stdout.readline()  # it is there
+    sampler.stdout.readline()  # wait for the first sample
     try:
         yield percent
     finally:

@@ -2,5 +2,5 @@
 
 The recorder takes one ``StepStats`` an engine step and one call an HTTP event; ``window`` keeps the
 last minute's values for the live page. Public face: ``recorder.Recorder``. Runs in the API process.
-Of the rest of Chairlift it imports ``engine.messages`` only, and never MLX.
+It may import ``engine.messages`` and nothing else of Chairlift, and never MLX.
 """

@@ -1,4 +1,4 @@
-"""What a metric is, and the histogram buckets. Bounds are vLLM's where vLLM has the metric."""
+"""Defines a metric and the histogram buckets. Bounds are vLLM's where vLLM has the metric."""
 
 from __future__ import annotations
 
@@ -30,14 +30,20 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; ``key`` is its name in the recorder.
+    """One metric.
 
-    ``buckets`` "tokens" stands for the 1-2-5 series up to the model's context. ``values`` are the
-    values of its last label that exist from the start, at 0.
-
-    ``fields`` are the StepStats fields that the recorder copies into it after each step: a number,
-    a list of observations, or a dictionary by label value; or one field for each of ``values``. A
-    metric without fields names in ``recorded_by`` the Recorder method that computes it.
+    Attributes:
+        key: its name in the recorder.
+        name: its name in Prometheus.
+        kind: its type.
+        help: its help text.
+        labels: the names of its labels.
+        buckets: upper bounds of a histogram; "tokens": the 1-2-5 series up to the model's context.
+        values: values of its last label that exist from the start, at 0.
+        fields: the StepStats fields that the recorder copies into it after each step: a number, a
+            list of observations, or a dictionary by label value; or one field for each of
+            ``values``.
+        recorded_by: the Recorder method that computes it, if it has no ``fields``.
     """
 
     key: str

@@ -12,7 +12,7 @@ MODEL: tuple[Metric, ...] = (
         "running",
         "vllm:num_requests_running",
         "gauge",
-        "Choices that hold a row.",
+        "Choices that have a row.",
         fields=("running",),
     ),
     Metric(
@@ -26,7 +26,7 @@ MODEL: tuple[Metric, ...] = (
         "kv_usage",
         "vllm:kv_cache_usage_perc",
         "gauge",
-        "KV memory in use; 1 is all of its limit.",
+        "KV memory in use, as a fraction of its limit.",
         recorded_by="record_step",
     ),
     Metric(
@@ -47,7 +47,7 @@ MODEL: tuple[Metric, ...] = (
         "preemptions",
         "vllm:num_preemptions",
         "counter",
-        "Rows taken out to make room.",
+        "Rows preempted to make room.",
         fields=("preemptions",),
     ),
     Metric(
@@ -204,7 +204,7 @@ MODEL: tuple[Metric, ...] = (
         "cache_config",
         "vllm:cache_config_info",
         "gauge",
-        "The KV cache's settings; always 1.",
+        "The KV cache's settings, as labels; always 1.",
         ("dtype", "kv_bits", "kv_limit_bytes", "kv_bytes_per_token", "max_context", "max_rows"),
         recorded_by="model_loaded",
     ),

@@ -29,7 +29,7 @@ Instrument = Any
 class Recorder:
     """All metrics of one server, in their own registry.
 
-    The server's metrics exist at once, those of the model after ``model_loaded``.
+    The HTTP server's metrics exist from the start, those of the model after ``model_loaded``.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Recorder:
             self._server["canary_diverged"].inc()
 
     def record_disconnect(self) -> None:
-        """Adds one client that left before its reply was complete."""
+        """Adds one client that disconnected before its reply was complete."""
         self._server["disconnects"].inc()
 
     def record_lag(self, seconds: float) -> None:

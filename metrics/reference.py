@@ -22,12 +22,12 @@ event.
 """
 _SECTIONS = (
     (
-        "Of the model",
+        "Model",
         "These have vLLM's names and carry the labels `model_name` and `engine`.",
         MODEL,
     ),
-    ("Of the engine", "Steps, memory and caches of the engine process.", ENGINE),
-    ("Of the HTTP server", "Requests, the event loop, engine restarts and the canary.", SERVER),
+    ("Engine", "Steps, memory and caches of the engine process.", ENGINE),
+    ("HTTP server", "Requests, the event loop, engine restarts and the canary.", SERVER),
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 RATIO = 1.05
 _LOG_RATIO = math.log(RATIO)
 # Times shorter than a microsecond count as a microsecond.
-_LEAST = 1e-6
+_MIN_VALUE = 1e-6
 
 
 class Tally:
@@ -80,7 +80,7 @@ class Percentiles:
 
 
 def _bucket(value: float) -> int:
-    return math.floor(math.log(max(value, _LEAST)) / _LOG_RATIO)
+    return math.floor(math.log(max(value, _MIN_VALUE)) / _LOG_RATIO)
 
 
 def _middle(bucket: int) -> float:

@@ -1,8 +1,8 @@
 """Groups rows of similar length into bands, so that not every row is as wide as the longest.
 
-A few numbers of columns, the ceilings, cut the rows into bands, each with buffers of its own that
-are as wide as its longest row. A band costs operations in every layer: one is opened when it saves
-``Limits.band_bytes`` and a good part of what all take, and given up when it saves much less.
+Each band has a ceiling, its maximum number of columns, and buffers of its own that are as wide as
+its longest row. A band costs operations in every layer. So a band is opened only if it saves
+``Limits.band_bytes`` and a good share of all bytes, and closed when it saves much less.
 """
 
 from __future__ import annotations
@@ -18,59 +18,76 @@ from typing import NamedTuple
 from chairlift.cache.capacity import COLUMN_STEP, Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
 
-# A band is given up when it saves one over this of what a new one has to save: so bands do not come
-# and go with a row or two.
+# A band is closed when it saves less than 1/HYSTERESIS of what a new band has to save, so that
+# single rows do not open and close bands.
 HYSTERESIS = 2
-# A new band saves one over this of the bytes that all bands take.
+# A new band has to save 1/SHARE of the bytes that all bands take.
 SHARE = 6
 
 
 class Band(NamedTuple):
-    """``number`` says which of the batch's caches it has. Its rows take ``ceiling`` columns at
-    most, and more than the ceiling of the band before.
+    """A range of row lengths.
+
+    Attributes:
+        number: which of the batch's caches holds its rows.
+        ceiling: maximum columns of its rows; they have more than the ceiling of the band before.
     """
 
     number: int
     ceiling: int
 
 
-# In the order of their ceilings; the last band has none.
+# Ordered by ceiling; the last band has none (``sys.maxsize``).
 Bands = tuple[Band, ...]
 ONE_BAND: Bands = (Band(0, sys.maxsize),)
 
 
 def numbers_of(bands: Bands, columns: Iterable[int]) -> list[int]:
-    """The bands that rows of so many columns belong to."""
+    """For each row length in ``columns``, the number of its band."""
     ceilings = [band.ceiling for band in bands]
     numbers = [band.number for band in bands]
-    return [numbers[bisect_left(ceilings, own)] for own in columns]
+    return [numbers[bisect_left(ceilings, length)] for length in columns]
 
 
 class _Group(NamedTuple):
-    """Rows up to a power of two, of which the longest takes ``columns``; so many are ``there``."""
+    """Rows whose lengths round up to the same ceiling, ``COLUMN_STEP`` times a power of two.
+
+    Attributes:
+        ceiling: the rounded length.
+        columns: the columns of the longest row.
+        rows: the number of rows.
+        in_batch: how many of them are in buffers already.
+    """
 
     ceiling: int
     columns: int
     rows: int
-    there: int
+    in_batch: int
 
 
 class _Part(NamedTuple):
-    """Neighbouring groups: what each row takes if all are as wide as the longest, and the columns
-    that there would be to move.
+    """Neighbouring groups taken together as one band.
+
+    Attributes:
+        rows: the number of rows.
+        row_bytes: bytes of a row as wide as the longest.
+        used_columns: columns of the rows in buffers; they are copied if the rows change the band.
     """
 
     rows: int
     row_bytes: int
-    held: int
+    used_columns: int
 
-    def saved(self, beside: _Part) -> int:
-        """Bytes by which these rows take less than if they were as wide as longer ones."""
-        return self.rows * (beside.row_bytes - self.row_bytes) if beside.rows else 0
+    def saved(self, wider: _Part) -> int:
+        """Bytes that these rows save by not being as wide as the rows of ``wider``."""
+        return self.rows * (wider.row_bytes - self.row_bytes) if wider.rows else 0
 
 
 class _Cut(NamedTuple):
-    """A ceiling more in the ``at``-th band."""
+    """A possible cut of the ``at``-th band at ``ceiling`` into the parts ``low`` and ``high``.
+
+    ``saved`` is the bytes that it saves.
+    """
 
     saved: int
     at: int
@@ -82,23 +99,26 @@ class _Cut(NamedTuple):
 def recut(
     bands: Bands,
     columns: Iterable[int],
-    there: Iterable[int],
+    in_batch: Iterable[int],
     free: Iterable[int],
     limits: Limits,
 ) -> Bands:
-    """The bands after ``bands``: one of them given up, or one more, if that is worth it.
+    """The bands of the next step: closes or opens one band if that is worth it.
 
-    When there may be no more, the least useful makes room for one that is much more so. Of two
-    bands that were one, or become one, that with more to move keeps its number.
+    At the maximum number of bands, the least useful one is closed if a much more useful one could
+    be opened. When a band is cut, or two are merged, the part with more columns to copy keeps its
+    number.
 
     Args:
-        columns: of all rows that there are, and will be soon.
-        there: of those among them that are in buffers.
-        free: numbers that no row has any more.
+        bands: the present bands.
+        columns: lengths of all rows, present and upcoming.
+        in_batch: lengths of the rows that are in buffers already.
+        free: numbers of bands without rows.
+        limits: the maximum number of bands, and the bytes that a band has to save.
     """
     if limits.bands == 1:
         return bands
-    groups = _grouped(columns, there)
+    groups = _grouped(columns, in_batch)
     spans: list[Seq[_Group]] = []
     for band in bands:
         spans.append([group for group in groups if group.ceiling <= band.ceiling])
@@ -112,7 +132,7 @@ def recut(
     needed = max(price, best.saved if best and full else 0)
     if saved and min(saved) * HYSTERESIS < needed:
         at = saved.index(min(saved))
-        kept = at if parts[at].held > parts[at + 1].held else at + 1
+        kept = at if parts[at].used_columns > parts[at + 1].used_columns else at + 1
         band = Band(bands[kept].number, bands[at + 1].ceiling)
         return (*bands[:at], band, *bands[at + 2 :])
     unused = (number for number in free if all(number != band.number for band in bands))
@@ -120,18 +140,22 @@ def recut(
     if best is None or number is None or full or best.saved < price:
         return bands
     old = bands[best.at]
-    numbers = (old.number, number) if best.low.held > best.high.held else (number, old.number)
+    low_keeps = best.low.used_columns > best.high.used_columns
+    numbers = (old.number, number) if low_keeps else (number, old.number)
     pair = Band(numbers[0], best.ceiling), Band(numbers[1], old.ceiling)
     return (*bands[: best.at], *pair, *bands[best.at + 1 :])
 
 
-def _grouped(columns: Iterable[int], there: Iterable[int]) -> list[_Group]:
+def _grouped(columns: Iterable[int], in_batch: Iterable[int]) -> list[_Group]:
     """Groups rows by the ceiling of their columns."""
     ordered = sorted(columns)
-    ceilings = [_ceiling(own) for own in ordered]
-    rows, held = Counter(ceilings), Counter(map(_ceiling, there))
+    ceilings = [_ceiling(length) for length in ordered]
+    rows, present = Counter(ceilings), Counter(map(_ceiling, in_batch))
     longest = dict(zip(ceilings, ordered, strict=True))
-    return [_Group(ceiling, own, rows[ceiling], held[ceiling]) for ceiling, own in longest.items()]
+    return [
+        _Group(ceiling, length, rows[ceiling], present[ceiling])
+        for ceiling, length in longest.items()
+    ]
 
 
 def _ceiling(columns: int) -> int:
@@ -150,4 +174,4 @@ def _part(span: Seq[_Group], geometry: KVGeometry) -> _Part:
         return _Part(0, 0, 0)
     row_bytes = geometry.reserved(Capacity(1, span[-1].columns))
     rows = sum(group.rows for group in span)
-    return _Part(rows, row_bytes, sum(group.there * group.columns for group in span))
+    return _Part(rows, row_bytes, sum(group.in_batch * group.columns for group in span))

@@ -1,4 +1,4 @@
-"""Decides whether another prompt fits: adds up, once a step, what rows and prompts take."""
+"""Decides whether another prompt fits into memory next to the rows and prompts of a step."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ from chairlift.scheduler.bands import Bands, numbers_of, recut
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
-# How many rows may change their band in one step: copying more would delay all rows.
-MOVES = 2
+# Rows that may change their band in one step; copying more would delay all rows.
+MAX_MOVES = 2
 
 
 class CapacityPlanner:
-    """Finds the capacities of a decode batch that ``prefill`` will join, and others after them.
+    """Computes the capacities that the bands of the decode batch need.
 
-    A step looks at every row once, however many prompts it asks about.
+    Each row is looked at once a step, however many prompts are checked.
+
+    Attributes:
+        rows: rows of the batch once all prompts have joined.
+        context: tokens of the rows that decode in this step.
+        bands: the bands of this step.
+        places: the band of each sequence of ``decode`` in this step.
+        moved: bytes of the rows that change their band.
 
     Args:
-        arriving: those of ``decode`` whose state is yet to be copied into rows, and the prompts
-            that they come from: what these hold is counted until it has been, as for ``prefill``.
-        coming: those that will want a row soon, ``prefill`` or not.
-        now: the capacities that the bands have.
-        bands: those of the step before, in which each row of ``decode`` has its own.
+        limits: the limits to keep.
+        decode: the sequences whose rows gain a token.
+        prefill: prompts that are being computed; their rows will join the batch.
+        joining: the sequences of ``decode`` whose state is not in the batch yet, and the prompt
+            that each comes from. The cache of such a prompt counts until the state is copied.
+        upcoming: sequences that will need a row soon; may include those of ``prefill``.
+        now: the present capacities of the bands.
+        bands: the bands of the step before; ``Sequence.band`` refers to them.
         moves: rows that may change their band.
     """
 
@@ -35,96 +45,102 @@ class CapacityPlanner:
         limits: Limits,
         decode: Seq[Sequence],
         prefill: Iterable[Sequence],
-        arriving: Mapping[Sequence, Sequence],
-        coming: Iterable[Sequence],
+        joining: Mapping[Sequence, Sequence],
+        upcoming: Iterable[Sequence],
         now: Seq[Capacity],
         bands: Bands,
-        moves: int = MOVES,
+        moves: int = MAX_MOVES,
     ) -> None:
         self._limits = limits
         self._now = now
         lengths = [s.num_tokens for s in decode]
-        # Rows of the batch once all have joined, and the tokens of those that are there already.
         self.rows = len(decode)
         self.context = sum(lengths)
         columns = [
-            min(s.max_total_tokens, own + limits.lookahead_columns)
-            for s, own in zip(decode, lengths, strict=True)
+            min(s.max_total_tokens, length + limits.lookahead_columns)
+            for s, length in zip(decode, lengths, strict=True)
         ]
-        others = [self._columns(s) for s in _fitting(coming, limits.max_rows - self.rows)]
-        there = [s not in arriving for s in decode]
-        taken = {s.band for s in compress(decode, there)}
+        free_rows = limits.max_rows - self.rows
+        upcoming_columns = [self._columns(s) for s in _one_per_row(upcoming, free_rows)]
+        in_batch = [s not in joining for s in decode]
+        taken = {s.band for s in compress(decode, in_batch)}
         free = (number for number in range(limits.bands) if number not in taken)
-        self.bands = recut(bands, chain(columns, others), compress(columns, there), free, limits)
-        # The band of each row of ``decode`` in this step, and bytes of those that change theirs.
+        self.bands = recut(
+            bands, chain(columns, upcoming_columns), compress(columns, in_batch), free, limits
+        )
         self.places = dict(zip(decode, numbers_of(self.bands, columns), strict=True))
-        changed = [s for s in compress(decode, there) if s.band != self.places[s]]
+        changed = [s for s in compress(decode, in_batch) if s.band != self.places[s]]
         self.places |= {s: s.band for s in changed[moves:]}
         self.moved = limits.geometry.used(s.num_tokens for s in changed[:moves])
-        self._besides = self.moved + sum(s.prompt_bytes for s in set(arriving.values()))
+        self._other_bytes = self.moved + sum(s.prompt_bytes for s in set(joining.values()))
         places = list(self.places.values())
-        soon = [*places, *numbers_of(self.bands, others)]
-        self._needs = _held(limits.bands, places, lengths)
-        self._hoped = _held(limits.bands, soon, [*columns, *others])
+        soon = [*places, *numbers_of(self.bands, upcoming_columns)]
+        self._needed = _capacities(limits.bands, places, lengths)
+        self._expected = _capacities(limits.bands, soon, [*columns, *upcoming_columns])
         for sequence in prefill:
             self.add(sequence, sequence.prompt_bytes)
 
     def add(self, sequence: Sequence, prompt_bytes: int) -> None:
         """Reserves a prompt's cache of ``prompt_bytes``, and rows for its choices."""
         self.rows += sequence.rows
-        self._needs, self._hoped = self._with(sequence)
-        self._besides += prompt_bytes
+        self._needed, self._expected = self._with(sequence)
+        self._other_bytes += prompt_bytes
 
     def capacities(
         self, more: Sequence | None = None, prompt_bytes: int = 0
     ) -> tuple[Capacity, ...] | None:
-        """What the bands need once all have joined, and ``more``, whose prompt takes
-        ``prompt_bytes``; None if the bytes do not allow.
+        """The capacities of the bands once all prompts have joined; None if memory is too small.
 
-        Beside others ``more`` must leave a few columns to spare, so that who is admitted is not
-        preempted at once.
+        Next to other rows ``more`` must leave a few columns to spare, so that an admitted prompt is
+        not preempted at once.
+
+        Args:
+            more: one more prompt to check.
+            prompt_bytes: bytes of that prompt's cache.
         """
-        if more is None and not (self.rows or self._besides):
+        if more is None and not (self.rows or self._other_bytes):
             return (Capacity(0, 0),) * self._limits.bands
         if more is None:
-            needs, hoped, spare, besides = self._needs, self._hoped, 0, self._besides
+            needed, expected = self._needed, self._expected
+            spare, other_bytes = 0, self._other_bytes
         else:
-            needs, hoped = self._with(more)
+            needed, expected = self._with(more)
             spare = COLUMN_STEP if self.rows else 0
-            besides = self._besides + prompt_bytes
-        needs = [Capacity(n.rows, n.columns + spare) if n.rows else n for n in needs]
-        return self._limits.choose(needs, hoped, self._now, besides)
+            other_bytes = self._other_bytes + prompt_bytes
+        needed = [Capacity(n.rows, n.columns + spare) if n.rows else n for n in needed]
+        return self._limits.choose_capacities(needed, expected, self._now, other_bytes)
 
     def _with(self, prompt: Sequence) -> tuple[list[Capacity], list[Capacity]]:
-        """What the bands need with one prompt more, and what is hoped for."""
+        """The needed and the expected capacities with one more prompt."""
         if not prompt.rows:
-            return self._needs, self._hoped
-        needs, hoped, soon = list(self._needs), list(self._hoped), self._columns(prompt)
-        [place] = numbers_of(self.bands, [soon])
-        _widen(needs, place, prompt.rows, prompt.num_tokens)
-        _widen(hoped, place, 0, soon)
-        return needs, hoped
+            return self._needed, self._expected
+        needed, expected = list(self._needed), list(self._expected)
+        columns = self._columns(prompt)
+        [place] = numbers_of(self.bands, [columns])
+        _widen(needed, place, prompt.rows, prompt.num_tokens)
+        _widen(expected, place, 0, columns)
+        return needed, expected
 
     def _columns(self, sequence: Sequence) -> int:
-        """The columns that a sequence's row may be given."""
+        """The columns that a sequence's row should be given."""
         return min(sequence.max_total_tokens, sequence.num_tokens + self._limits.lookahead_columns)
 
 
-def _held(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:
-    """The capacities that bands need for rows of these columns at these places."""
+def _capacities(bands: int, places: Seq[int], columns: Seq[int]) -> list[Capacity]:
+    """The capacities of ``bands`` bands for rows given by their band and their columns."""
     rows, longest = Counter(places), [0] * bands
-    for place, own in zip(places, columns, strict=True):
-        if own > longest[place]:
-            longest[place] = own
-    return [Capacity(rows[place], own) for place, own in enumerate(longest)]
+    for place, length in zip(places, columns, strict=True):
+        if length > longest[place]:
+            longest[place] = length
+    return [Capacity(rows[place], length) for place, length in enumerate(longest)]
 
 
-def _widen(bands: list[Capacity], place: int, rows: int, columns: int) -> None:
-    """Makes room in a band for so many rows more."""
-    held = bands[place]
-    bands[place] = Capacity(held.rows + rows, max(held.columns, columns))
+def _widen(capacities: list[Capacity], place: int, rows: int, columns: int) -> None:
+    """Adds ``rows`` rows of ``columns`` columns to the band ``place``."""
+    old = capacities[place]
+    capacities[place] = Capacity(old.rows + rows, max(old.columns, columns))
 
 
-def _fitting(coming: Iterable[Sequence], rows: int) -> list[Sequence]:
-    """The first of the coming sequences, once for each row, up to ``rows``."""
-    return list(islice((s for s in coming for _ in range(s.rows)), rows))
+def _one_per_row(sequences: Iterable[Sequence], rows: int) -> list[Sequence]:
+    """The first sequences, each once per row that it takes, up to ``rows``."""
+    return list(islice((s for s in sequences for _ in range(s.rows)), rows))

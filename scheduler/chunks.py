@@ -1,4 +1,4 @@
-"""How many tokens of each prompt a step computes: within its limits, and a time beside rows."""
+"""Chooses how many tokens of each prompt a step computes, by its limits and predicted time."""
 
 from __future__ import annotations
 
@@ -9,72 +9,85 @@ from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import MIN_SHARED
 
-# The fewest tokens of a first prompt that a step computes, however long that takes.
+# A step computes at least this many tokens of its first prompt, however long that takes.
 MIN_CHUNK = 32
 
 
 class Chunks:
-    """Sizes the chunks of a step, by how long earlier steps took."""
+    """Chooses the sizes of prompt chunks; learns from earlier steps how long chunks take."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._cost = CostModel()
-        # Learns from steps without prompts: other steps do not show what the rows alone would take.
-        self._alone = CostModel()
+        # Learns from steps without prompts only: other steps do not show the time of the rows.
+        self._rows_only = CostModel()
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
         self._cost.learn(work, seconds)
         if not work.tokens:
-            self._alone.learn(work, seconds)
+            self._rows_only.learn(work, seconds)
 
     def seconds(self, rows: Work) -> float:
-        """How long a step may take beside these rows."""
+        """The maximum seconds of a step with these rows; infinite without rows."""
         if not rows.rows:
             return math.inf
         return max(
-            self._limits.step_seconds, self._limits.max_step_stretch * self._alone.seconds(rows)
+            self._limits.step_seconds, self._limits.max_step_stretch * self._rows_only.seconds(rows)
         )
 
     def tokens_left(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> float:
-        """How many more tokens of a prompt, of which ``begun`` are computed, fit the step.
+        """Returns how many more tokens of a prompt fit the step.
 
-        The first prompt always gets a least number of tokens, however long they take.
+        The first prompt of a step always gets a minimum, however long that takes.
+
+        Args:
+            sequence: the prompt.
+            begun: its tokens that are computed or cached.
+            work: the work of the step so far.
+            seconds: the time that the step may take.
         """
-        most = self._most(sequence, work)
-        room = min(most, self._cost.tokens_within(work, seconds, begun, sequence.scored))
-        least = 0 if work.tokens else max(MIN_CHUNK, self._limits.chunk_multiple)
-        return max(room, min(most, least))
+        max_tokens = self._max_tokens(sequence, work)
+        fitting = min(max_tokens, self._cost.tokens_within(work, seconds, begun, sequence.scored))
+        min_tokens = 0 if work.tokens else max(MIN_CHUNK, self._limits.chunk_multiple)
+        return max(fitting, min(max_tokens, min_tokens))
 
     def size(self, sequence: Sequence, begun: int, work: Work, seconds: float) -> int:
-        """How many tokens of a prompt, of which ``begun`` are computed, to add to a step's work."""
-        room = self.tokens_left(sequence, begun, work, seconds)
-        left = sequence.num_tokens - begun
-        if room < left and not self._ends_anyway(left, room, self._most(sequence, work)):
+        """The size of a prompt's next chunk; 0 if none fits. Arguments as ``tokens_left``."""
+        fitting = self.tokens_left(sequence, begun, work, seconds)
+        size = sequence.num_tokens - begun
+        if fitting < size and not self._finish_anyway(
+            size, fitting, self._max_tokens(sequence, work)
+        ):
             multiple = self._limits.chunk_multiple
-            whole = int(room // multiple) * multiple
-            left = min(left, whole if whole or work.tokens else int(room))
-        border = self._limits.checkpoint
-        if border is None:
-            return left
-        # Recurrent states are kept where a chunk ends: at multiples of this, and where a prompt
-        # leaves the path of others, since more may come that share as much.
-        parting = sequence.shared - begun
-        ends = [border - begun % border, *([parting] if parting >= MIN_SHARED else [])]
-        return min(left, *ends)
+            rounded = int(fitting // multiple) * multiple
+            size = min(size, rounded if rounded or work.tokens else int(fitting))
+        checkpoint = self._limits.checkpoint
+        if checkpoint is None:
+            return size
+        # Recurrent states can be saved only where a chunk ends: at multiples of ``checkpoint``, and
+        # where the prefix ends that other prompts share, since more such prompts may come.
+        until_parting = sequence.shared - begun
+        ends = [checkpoint - begun % checkpoint]
+        if until_parting >= MIN_SHARED:
+            ends.append(until_parting)
+        return min(size, *ends)
 
-    def _most(self, sequence: Sequence, work: Work) -> int:
-        """How many more tokens of a prompt the limits allow, whatever they take."""
-        most = self._limits.max_step_tokens - work.rows - work.tokens
-        return min(most, self._limits.max_scored - work.scored) if sequence.scored else most
+    def _max_tokens(self, sequence: Sequence, work: Work) -> int:
+        """The maximum tokens that the limits allow to add of a prompt, regardless of time."""
+        max_tokens = self._limits.max_step_tokens - work.rows - work.tokens
+        if sequence.scored:
+            return min(max_tokens, self._limits.max_scored - work.scored)
+        return max_tokens
 
-    def _ends_anyway(self, left: int, room: float, most: int) -> bool:
-        """Whether a prompt's last tokens go along although they take longer than they should: where
-        another chunk costs launches, which take longer still.
+    def _finish_anyway(self, left: int, fitting: float, max_tokens: int) -> bool:
+        """Whether to finish a prompt although its last tokens exceed the step's time a little.
+
+        With ``avoid_partial_prefill`` another chunk would cost launches that take even longer.
         """
         limits = self._limits
         return (
             limits.avoid_partial_prefill
-            and room >= 1
-            and left <= min(room + limits.chunk_multiple, most)
+            and fitting >= 1
+            and left <= min(fitting + limits.chunk_multiple, max_tokens)
         )

@@ -7,15 +7,21 @@ from collections import deque
 from operator import mul
 from typing import NamedTuple
 
-# Steps remembered of each sort, with prompts and without: enough to average out a machine's noise,
+# Steps remembered of each kind, with prompts and without: enough to average out a machine's noise,
 # few enough to follow it when it changes.
 REMEMBERED = 64
 
 
 class Work(NamedTuple):
-    """What a step computes: ``rows`` gain a token and attend to ``context`` tokens in all; of
-    so many ``prompts`` ``tokens`` are computed, which attend to ``pairs`` of a token and one before
-    it; of them ``scored`` have their logits computed.
+    """The work of a step, in the numbers that its time depends on.
+
+    Attributes:
+        rows: rows that gain a token.
+        context: tokens that these rows attend to, in total.
+        tokens: prompt tokens.
+        pairs: pairs of a prompt token and a token that it attends to.
+        prompts: prompts with a chunk in the step.
+        scored: prompt tokens whose logits are computed.
     """
 
     rows: int = 0
@@ -26,7 +32,7 @@ class Work(NamedTuple):
     scored: int = 0
 
     def with_chunk(self, begun: int, tokens: int, scored: bool = False) -> Work:
-        """The same with the ``tokens`` of a prompt that follow its first ``begun``."""
+        """This work plus a chunk of ``tokens`` tokens that follow a prompt's first ``begun``."""
         pairs = tokens * begun + tokens * (tokens + 1) // 2
         return Work(
             self.rows,
@@ -39,10 +45,10 @@ class Work(NamedTuple):
 
     @property
     def scaled(self) -> tuple[float, ...]:
-        """The numbers and 1 for the step as such, all of them around 1 where they matter.
+        """The numbers scaled to about 1 where they matter, and a constant 1 for the step itself.
 
-        What cannot be told apart yet is put down to the first of them: prompts are cut short then,
-        and soon it can.
+        While the steps so far cannot tell two costs apart, the fit attributes them to the earlier
+        number. Prompts come first: their chunks become smaller, and such steps separate the costs.
         """
         return (
             self.tokens / 512,
@@ -56,25 +62,26 @@ class Work(NamedTuple):
 
 
 _SIZE = len(Work().scaled)
-# A clock may not have moved between two steps.
-SHORTEST = 1e-6
-# What is left in the sums, by rounding, of a number that no remembered step has.
+# The clock may not have moved between two steps.
+MIN_SECONDS = 1e-6
+# Rounding errors stay below this in the sum of a number that no remembered step has.
 UNSEEN = 1e-6
-# From the costs known so far, a few rounds come as near to the best as the steps allow.
+# The fit starts from the last costs, so a few rounds are enough.
 ROUNDS = 10
 
 
 class CostModel:
-    """Predicts a step's seconds; least squares over the last steps with prompts and without.
+    """Predicts a step's seconds by least squares over the last steps with and without prompts.
 
-    What is squared is the error relative to what a step took, so that one that took far too long
-    (something was compiled, the machine was busy) says little. Costs below 0 are not considered.
-    Learning a step takes the same time however many there were.
+    The fit squares the error relative to a step's time, so that an outlier (something was compiled,
+    the machine was busy) has little weight. Costs are never below 0. Learning a step takes constant
+    time.
     """
 
     def __init__(self) -> None:
         self._steps: dict[bool, deque[list[float]]] = {False: deque(), True: deque()}
-        # Sums over the remembered steps of their numbers by second, and of each two multiplied.
+        # The normal equations: sums of the scaled numbers divided by the step's seconds, and of
+        # their pairwise products.
         self._sums = [0.0] * _SIZE
         self._products = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._costs = [0.0] * _SIZE
@@ -82,7 +89,7 @@ class CostModel:
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
         steps = self._steps[work.tokens > 0]
-        seconds = max(seconds, SHORTEST)
+        seconds = max(seconds, MIN_SECONDS)
         steps.append([number / seconds for number in work.scaled])
         self._count(steps[-1], 1)
         if len(steps) > REMEMBERED:
@@ -90,11 +97,18 @@ class CostModel:
         self._fit()
 
     def seconds(self, work: Work) -> float:
-        """The expected seconds of a step; 0 while nothing is known."""
+        """The predicted seconds of a step; 0 before the first step was learned."""
         return math.fsum(map(mul, self._costs, work.scaled))
 
     def tokens_within(self, work: Work, seconds: float, begun: int, scored: bool = False) -> float:
-        """How many more tokens of a prompt, of which ``begun`` are computed, fit a step."""
+        """Returns how many more tokens of a prompt fit into a step of at most ``seconds``.
+
+        Args:
+            work: the work of the step so far.
+            seconds: the time that the step may take.
+            begun: the prompt's tokens that are computed.
+            scored: whether the prompt's logits are computed.
+        """
         expected = self.seconds(work.with_chunk(begun, 0))
         each = self.seconds(work.with_chunk(begun, 1, scored)) - expected
         if expected >= seconds:
@@ -102,6 +116,7 @@ class CostModel:
         return (seconds - expected) / each if each > 0 else math.inf
 
     def _count(self, numbers: list[float], sign: int) -> None:
+        """Adds a step to the sums (``sign`` 1), or removes it (-1)."""
         for i, number in enumerate(numbers):
             self._sums[i] += sign * number
             row = self._products[i]

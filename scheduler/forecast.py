@@ -1,19 +1,19 @@
-"""How long a request would wait: what is ahead of it, by the rates that were measured."""
+"""Forecasts how long a new request would wait: the work ahead of it, at the measured rates."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-# Rates are those of about so many seconds of steps.
+# Rates are averaged over about this many seconds of steps.
 MEMORY_SECONDS = 30.0
-# What a request used of the output that it could have had counts so much less with each that ends.
+# Weight of the outputs before, at each output that ends: the average is over about 64 of them.
 FADE = 1 - 1 / 64
 
 
 @dataclass(slots=True)
-class _Sum:
-    """Seconds, and what was computed in them; older ones count less and less."""
+class _Average:
+    """Sums of seconds and computed tokens that decay exponentially with time."""
 
     seconds: float = 0.0
     prompt: float = 0.0
@@ -27,27 +27,28 @@ class _Sum:
 
 
 class Rates:
-    """What a prompt token and an output token take, told apart by steps without prompts."""
+    """Seconds of a prompt token and of an output token; steps without prompts tell them apart."""
 
     def __init__(self) -> None:
-        self._alone = _Sum()
-        self._mixed = _Sum()
+        self._decode_only = _Average()
+        self._mixed = _Average()
 
     def learn(self, prompt: int, output: int, seconds: float) -> None:
-        """A step computed so many tokens of prompts, and so many rows gained one."""
-        (self._mixed if prompt else self._alone).add(prompt, output, seconds)
+        """Learns from a step of ``seconds`` with so many prompt and output tokens."""
+        (self._mixed if prompt else self._decode_only).add(prompt, output, seconds)
 
     def seconds(self, prompt: float, output: float) -> float:
-        """What so many tokens will take; 0 while nothing is known."""
-        alone, mixed = self._alone, self._mixed
-        each = []
-        if alone.output:
-            each.append(alone.seconds / alone.output)
+        """The predicted seconds for so many tokens; 0 before the first step was learned."""
+        decode_only, mixed = self._decode_only, self._mixed
+        bounds = []
+        if decode_only.output:
+            bounds.append(decode_only.seconds / decode_only.output)
         if mixed.output:
-            # Beside prompts more rows may have run than without; a row cannot have taken more.
+            # Mixed steps may have had more rows, so that each took less: their whole time per row
+            # is an upper bound.
             both = mixed.prompt + mixed.output
-            each.append(mixed.seconds / (mixed.output if each else both))
-        per_output = min(each, default=0.0)
+            bounds.append(mixed.seconds / (mixed.output if bounds else both))
+        per_output = min(bounds, default=0.0)
         rest = max(0.0, mixed.seconds - per_output * mixed.output)
         per_prompt = rest / mixed.prompt if mixed.prompt else 0.0
         return prompt * per_prompt + output * per_output
@@ -55,7 +56,7 @@ class Rates:
 
 @dataclass(slots=True)
 class _Backlog:
-    """Some requests, in the order in which they came, and what they have left in all."""
+    """Requests in order of arrival, and the sums of their remaining tokens."""
 
     claims: dict[Claim, None] = field(default_factory=dict)
     prompt: int = 0
@@ -64,71 +65,84 @@ class _Backlog:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """An unfinished request: tokens of its prompt, and of its output at most, that are left."""
+    """An unfinished request's remaining work.
+
+    Attributes:
+        priority: the request's class.
+        arrival: when it arrived, in seconds.
+        prompt: prompt tokens that remain.
+        output: maximum output tokens that remain.
+    """
 
     priority: int
     arrival: float
     prompt: int
     output: int
-    _place: _Backlog
+    _backlog: _Backlog
 
     def spend(self, tokens: int) -> None:
-        """So many tokens of output are not left any more: there, or not wanted."""
+        """Subtracts output tokens that were computed, or that will not be."""
         self.output -= tokens
-        self._place.output -= tokens
+        self._backlog.output -= tokens
 
-    def move(self, place: _Backlog) -> None:
-        """Counts it elsewhere."""
-        del self._place.claims[self]
-        self._place.prompt -= self.prompt
-        self._place.output -= self.output
-        place.claims[self] = None
-        place.prompt += self.prompt
-        place.output += self.output
-        self._place = place
+    def move(self, backlog: _Backlog) -> None:
+        """Moves the claim to another backlog."""
+        del self._backlog.claims[self]
+        self._backlog.prompt -= self.prompt
+        self._backlog.output -= self.output
+        backlog.claims[self] = None
+        backlog.prompt += self.prompt
+        backlog.output += self.output
+        self._backlog = backlog
 
 
 class Forecast:
-    """All unfinished requests by class, and what they take. Times are in seconds."""
+    """The remaining work of all unfinished requests by class. Times are in seconds."""
 
     def __init__(self) -> None:
         self.rates = Rates()
         self._running = _Backlog()
         self._waiting: dict[int, _Backlog] = {}
-        # Of requests that have ended: tokens of output, and how many they could have had.
-        self._output = self._most = 0.0
+        # Decaying sums over the outputs that have ended: their tokens, and their maximum tokens.
+        self._output = self._max_output = 0.0
 
     def add(self, priority: int, arrival: float, prompt: int, output: int) -> Claim:
-        """Counts a request that has been accepted."""
-        place = self._waiting.setdefault(priority, _Backlog())
-        claim = Claim(priority, arrival, prompt, output, place)
-        place.claims[claim] = None
-        place.prompt += prompt
-        place.output += output
+        """Adds an accepted request with its prompt tokens and maximum output tokens."""
+        backlog = self._waiting.setdefault(priority, _Backlog())
+        claim = Claim(priority, arrival, prompt, output, backlog)
+        backlog.claims[claim] = None
+        backlog.prompt += prompt
+        backlog.output += output
         return claim
 
     def begin(self, claim: Claim) -> None:
-        """Its prompt is computed: from now on it is ahead of everybody who comes."""
+        """Marks a request's prompt as computed: it is now ahead of every new request."""
         claim.move(self._running)
         self._running.prompt -= claim.prompt
         claim.prompt = 0
         self._tidy(claim.priority)
 
     def remove(self, claim: Claim) -> None:
-        """It has ended."""
+        """Removes a request that has ended."""
         claim.move(_Backlog())
         self._tidy(claim.priority)
 
-    def used(self, output: int, most: int) -> None:
-        """Some output has ended with so many tokens; it could have had ``most``."""
+    def learn_output(self, output: int, max_output: int) -> None:
+        """Learns from an output that has ended which part of its maximum outputs use."""
         self._output = self._output * FADE + output
-        self._most = self._most * FADE + most
+        self._max_output = self._max_output * FADE + max_output
 
     def wait(self, priority: int, now: float, ageing: float) -> float:
-        """Seconds until all is done that is due before a request of this class that comes now.
+        """Seconds until all work is done that is ahead of a request of ``priority`` arriving now.
 
-        Of the output that others may have, as much is expected as those used that have ended.
-        Looked at one by one are only those of lower classes that are due before it.
+        Remaining outputs are expected to use the same part of their maximum as those that have
+        ended. Only requests with a higher number as priority that are due earlier are looked at
+        one by one; the others are summed already.
+
+        Args:
+            priority: the class of the new request.
+            now: its time of arrival.
+            ageing: seconds by which one level of priority delays a request.
         """
         prompt, output = self._running.prompt, self._running.output
         for other, backlog in self._waiting.items():
@@ -141,8 +155,8 @@ class Forecast:
                     break
                 prompt += claim.prompt
                 output += claim.output
-        used = self._output / self._most if self._most else 1.0
-        return self.rates.seconds(prompt, output * used)
+        used_part = self._output / self._max_output if self._max_output else 1.0
+        return self.rates.seconds(prompt, output * used_part)
 
     def _tidy(self, priority: int) -> None:
         backlog = self._waiting.get(priority)

@@ -18,16 +18,19 @@ from chairlift.cache.capacity import (
     rounded_up,
 )
 
-# Seconds by which one step of priority moves the time at which a request is due.
+# Seconds by which one level of priority moves the time at which a request is due.
 PRIORITY_AGEING = 10.0
-# A request that waits for several rows lets requests pass that are due up to this many seconds
-# later. A larger value keeps more rows busy and makes that request wait longer.
+# Requests due up to this many seconds later may pass one that waits for several free rows. A larger
+# value keeps more rows busy and makes that request wait longer.
 BYPASS = 2.0
 
 
 class PromptSize(NamedTuple):
-    """What a prompt's own cache holds: ``columns`` tokens, of which one model call writes ``step``
-    at most.
+    """The size of a prompt's own KV cache.
+
+    Attributes:
+        columns: tokens that it holds.
+        step: the most tokens that one model call writes.
     """
 
     columns: int
@@ -36,32 +39,34 @@ class PromptSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that each step keeps.
+    """The limits of every step.
 
     Args:
-        max_rows: rows of the decode batch.
-        max_step_tokens: prompt and decode tokens of one step together.
-        kv_bytes: bytes of all KV caches.
+        max_rows: maximum rows of the decode batch.
+        max_step_tokens: maximum prompt and decode tokens of one step together.
+        kv_bytes: bytes of all KV caches together.
         geometry: the bytes that a token or a row takes in the model's layers.
-        checkpoint: prompt chunks end at multiples of this many tokens, where recurrent states are
-            kept; None: the model has none.
+        checkpoint: prompt chunks end at multiples of this many tokens, because recurrent states
+            are saved there. None: the model has no recurrent layers.
         chunk_multiple: a chunk that does not end its prompt has a multiple of this many tokens, if
-            the step has room; the last chunk is padded to one (``cache.capacity.padded``).
-        max_scored: prompt tokens of one step whose logits are computed, for log-probabilities.
+            the step has room. The last chunk is padded to a multiple (``cache.capacity.padded``).
+        max_scored: maximum prompt tokens of one step whose logits are computed, for
+            log-probabilities.
         avoid_partial_prefill: a prompt waits rather than begin with a chunk smaller than a step of
             its own could hold.
         lookahead_columns: columns that a row gets beyond those it needs, if memory is left.
-        step_seconds: the predicted time of a step with running rows; prompts are cut to keep it.
-        max_step_stretch: such a step may take this many times what its rows alone take, where
-            that is longer than ``step_seconds``.
-        bands: groups of rows of similar length, each with buffers of its own, at most.
-        band_bytes: bytes that another band has to save.
+        step_seconds: maximum predicted seconds of a step with running rows; prompts are cut into
+            chunks to keep it.
+        max_step_stretch: a step with prompts may take this many times as long as its rows alone,
+            if that is longer than ``step_seconds``.
+        bands: maximum number of bands (groups of rows of similar length with buffers of their own).
+        band_bytes: bytes that an additional band has to save.
         ageing: seconds by which one level of priority delays a request.
         bypass: requests due up to this many seconds later may start before one that waits for
             several free rows.
 
     Raises:
-        ValueError: a limit that cannot work, with the numbers.
+        ValueError: a limit cannot work; the text has the numbers.
     """
 
     max_rows: int
@@ -106,28 +111,29 @@ class Limits:
 
     @property
     def max_context(self) -> int:
-        """The most tokens, prompt and output, of a sequence that fits alone.
+        """The maximum tokens, prompt and output, of a sequence that has all KV memory to itself.
 
-        Where no layer has full attention, memory sets no limit, and this is as good as none.
+        Without a full-attention layer, memory sets no limit and this number is huge.
         """
         low, high = 0, self.kv_bytes // max(1, self.geometry.full_bytes) + 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.alone(middle) <= self.kv_bytes
+            fits = self.bytes_alone(middle) <= self.kv_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def alone(self, tokens: int) -> int:
-        """Bytes that a sequence of so many tokens, prompt and output, needs on an idle engine.
+    def bytes_alone(self, tokens: int) -> int:
+        """Bytes that a sequence of ``tokens`` prompt and output tokens needs on an idle engine.
 
-        Beside its row it may need a prompt's cache as large, if it loses its place near its end and
-        is computed anew. Its last token is not fed to the model, and in no cache.
+        Besides its row it may need a prompt cache of the same size: if it is preempted near its
+        end, all its tokens are prefilled again. Its last token is never fed to the model, so no
+        cache holds it.
         """
         row = Capacity(1, max(1, tokens - 1))
-        return self.most_prompt_bytes(row.columns) + self.geometry.moved(Capacity(0, 0), row)
+        return self.max_prompt_bytes(row.columns) + self.geometry.moved(Capacity(0, 0), row)
 
     def shortage(self, tokens: int) -> str:
-        """What so many tokens need and what there is, for the client that is refused."""
+        """The text for a refused client: bytes that ``tokens`` tokens need, and bytes available."""
         geometry = self.geometry
         each = [f"{geometry.full_bytes} bytes a token in full-attention layers"]
         each += [
@@ -137,30 +143,31 @@ class Limits:
         each += [f"{geometry.row_bytes} bytes a row in recurrent layers"]
         kinds = ", ".join(kind for kind in each if not kind.startswith("0 "))
         return (
-            f"{tokens} tokens need {self.alone(tokens)} bytes of KV memory, alone, and there are "
-            f"{self.kv_bytes} ({kinds}); {self.max_context} tokens are the most"
+            f"{tokens} tokens need {self.bytes_alone(tokens)} bytes of KV memory, alone, and there "
+            f"are {self.kv_bytes} ({kinds}); {self.max_context} tokens are the most"
         )
 
     def prompt_size(self, num_tokens: int, computed: int) -> PromptSize:
-        """The size of the cache of a prompt of ``num_tokens`` tokens, ``computed`` of them cached.
+        """The cache size for a prompt of ``num_tokens`` tokens, of which ``computed`` are cached.
 
-        No chunk makes a cache of this size grow: the rest may be one padded chunk, and a window
-        holds a whole chunk beside the keys that the chunk's first query sees.
+        A cache of this size never grows during prefill: it has room for the remaining tokens as one
+        padded chunk, and a window layer has room for a full chunk plus the keys that the chunk's
+        first query sees.
         """
         rest = padded(num_tokens - computed, self.chunk_multiple)
         return PromptSize(computed + rest, min(rest, self._longest_chunk))
 
     def prompt_bytes(self, num_tokens: int, computed: int) -> int:
-        """Bytes that the cache of ``prompt_size`` takes."""
+        """Bytes of a cache of ``prompt_size``."""
         size = self.prompt_size(num_tokens, computed)
         return self.geometry.reserved(Capacity(1, size.columns), size.step)
 
-    def least_prompt_bytes(self, num_tokens: int) -> int:
-        """The same, however many tokens are not computed: no less than this."""
+    def min_prompt_bytes(self, num_tokens: int) -> int:
+        """A lower bound of ``prompt_bytes`` for any number of cached tokens."""
         return self.geometry.reserved(Capacity(1, num_tokens))
 
-    def most_prompt_bytes(self, num_tokens: int) -> int:
-        """The same, however many tokens are not computed: no more than this."""
+    def max_prompt_bytes(self, num_tokens: int) -> int:
+        """An upper bound of ``prompt_bytes`` for any number of cached tokens."""
         columns = num_tokens + self.chunk_multiple - 1
         return self.geometry.reserved(Capacity(1, columns), self._longest_chunk)
 
@@ -168,28 +175,40 @@ class Limits:
     def _longest_chunk(self) -> int:
         return rounded_up(self.max_step_tokens, self.chunk_multiple)
 
-    def choose(
-        self, needs: Seq[Capacity], hoped: Seq[Capacity], now: Seq[Capacity], besides: int = 0
+    def choose_capacities(
+        self,
+        needed: Seq[Capacity],
+        expected: Seq[Capacity],
+        now: Seq[Capacity],
+        other_bytes: int = 0,
     ) -> tuple[Capacity, ...] | None:
-        """The capacities to give bands that must hold ``needs`` and have ``now``; None if none fit.
+        """Chooses the capacity of each band.
 
-        They will soon have to hold ``hoped`` as well. ``besides`` is bytes taken elsewhere; what
-        moving to other buffers takes for a moment counts too. Roomy sizes come first, since growing
-        costs a copy.
+        Roomy capacities are tried first, since growing a buffer later costs a copy.
+
+        Args:
+            needed: what each band must hold in this step.
+            expected: what each band will probably have to hold soon.
+            now: the present capacities. The peak of memory while buffers are resized counts.
+            other_bytes: bytes taken outside the bands.
+
+        Returns:
+            One capacity a band; None if even the smallest do not fit ``kv_bytes``.
         """
-        sizes = [list(_sizes(*band)) for band in zip(needs, hoped, now, strict=True)]
+        sizes = [list(_sizes(*band)) for band in zip(needed, expected, now, strict=True)]
         for capacities in zip(*sizes, strict=True):
-            if self.geometry.moved_bands(now, capacities) + besides <= self.kv_bytes:
+            if self.geometry.moved_bands(now, capacities) + other_bytes <= self.kv_bytes:
                 return capacities
         return None
 
 
-def _sizes(need: Capacity, hoped: Capacity, now: Capacity) -> Iterator[Capacity]:
-    if not need.rows:
+def _sizes(needed: Capacity, expected: Capacity, now: Capacity) -> Iterator[Capacity]:
+    """Yields four capacities to try for a band, the roomiest first."""
+    if not needed.rows:
         yield from [Capacity(0, 0)] * 4
         return
-    soon = Capacity(max(need.rows, hoped.rows), max(need.columns, hoped.columns))
+    soon = Capacity(max(needed.rows, expected.rows), max(needed.columns, expected.columns))
     yield resized(soon, now)
-    yield resized(need, now)
-    yield Capacity(bucket(need.rows, 1), bucket(need.columns, COLUMN_STEP))
-    yield need
+    yield resized(needed, now)
+    yield Capacity(bucket(needed.rows, 1), bucket(needed.columns, COLUMN_STEP))
+    yield needed

@@ -14,12 +14,12 @@ from chairlift.scheduler.siblings import Followers, Sibling
 class Queue:
     """Waiting sequences by rank, which does not change while they wait.
 
-    Nothing is ever sorted again: adding and removing cost the logarithm of the queue's length. A
-    sequence is blocked while its prefix is read from disk or computed for a sibling, and returns to
-    its place when the prefix is there.
+    Adding and removing cost the logarithm of the queue's length. A sequence is blocked while its
+    prefix is read from disk or computed by a sibling, and returns to its place afterwards.
 
     Args:
-        fetching: whether a sequence still waits for its prefix, state or grammar.
+        fetching: returns whether background work still loads a sequence's prefix, state or
+            grammar.
     """
 
     def __init__(self, fetching: Callable[[Sequence], bool]) -> None:
@@ -94,13 +94,13 @@ class Queue:
             self._ready.add(sequence)
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between two calls."""
+        """Asserts the invariants that hold between two calls."""
         self._followers.check_integrity()
-        everyone = list(self)
+        sequences = list(self)
         blocked = {*self._blocked, *self._followers}
         assert len(blocked) == len(self._blocked) + len(self._followers)
-        assert self._choices == sum(len(s.choices) for s in everyone)
-        assert [s for s in everyone if s not in blocked] == list(self._ready)
+        assert self._choices == sum(len(s.choices) for s in sequences)
+        assert [s for s in sequences if s not in blocked] == list(self._ready)
 
 
 def _rank(sequence: Sequence) -> tuple[float, int, int]:

@@ -1,4 +1,4 @@
-"""Plans steps: the sequence that is due first is served first, within the limits."""
+"""Plans steps: serves sequences in the order in which they are due, within the limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import count, islice
 
 from chairlift.cache.capacity import COLUMN_STEP, Capacity
 from chairlift.scheduler.bands import ONE_BAND, Bands
-from chairlift.scheduler.capacity_planner import MOVES, CapacityPlanner
+from chairlift.scheduler.capacity_planner import MAX_MOVES, CapacityPlanner
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
@@ -19,30 +19,30 @@ from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
 
-# How many waiting sequences that cannot begin a plan looks past: this bounds its cost.
-PASSED = 8
-NOTHING = Capacity(0, 0)
+# A plan passes over this many waiting sequences that cannot begin; this bounds its cost.
+MAX_PASSED = 8
+NO_CAPACITY = Capacity(0, 0)
 NO_WORK = Work()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step computes.
+    """The work of one step.
 
     Attributes:
-        chunks: how many tokens of which prompts are computed.
+        chunks: the prompts that are prefilled, and the number of tokens of each.
         cached: the sequences that begin, and how many of their first tokens need not be computed,
             because the prefix cache or a swapped state has them.
-        decode: the rows that gain a token, and the band that each is in, or changes to.
+        decode: the rows that gain a token, and the band that each is in, or moves to.
         joins: the choices whose prompt ends with its chunk, and the sequence whose state each
             starts from. They gain their first token in this step and join the batch in the next.
         ends: the same for choices that end with their prompt and never have a row.
-        preempted: sequences that lose their place and wait again.
+        preempted: sequences that leave the batch and wait again.
         leaves: sequences that had a row in the step before and have none in this one: they are
             finished, preempted, or have all their tokens in flight.
-        capacities: what each band has to hold.
-        bands: which columns belong to which band.
-        work: what the step costs, for the forecast of its time.
+        capacities: the capacity of each band's buffers.
+        bands: the bands, with the numbers of columns that belong to each.
+        work: the step's work, from which its time is predicted.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Plan:
     ends: dict[Sequence, Sequence] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
     leaves: list[Sequence] = field(default_factory=list)
-    capacities: tuple[Capacity, ...] = (NOTHING,)
+    capacities: tuple[Capacity, ...] = (NO_CAPACITY,)
     bands: Bands = ONE_BAND
     work: Work = NO_WORK
 
@@ -65,27 +65,27 @@ class Plan:
 class Scheduler:
     """Holds every unfinished sequence and plans steps. Deterministic.
 
-    A sequence is due at its arrival, later by ``Limits.ageing`` for each step that its priority is
-    above 0, and earlier for each below. The one that is due first goes first: within a class this
-    is first come, first served, and no sequence starves. The order never changes, and planning does
-    not cost more when the queue is longer.
+    A sequence is due at its arrival, later by ``Limits.ageing`` for each level of priority above 0
+    and earlier for each level below. The earliest due goes first: within a class this is first
+    come, first served, and no sequence starves. The order never changes, and a longer queue does
+    not make planning more expensive.
 
-    Two sorts of sequences let others begin before them. One finds too few free rows for its
-    choices: it lets those pass that are due at most ``Limits.bypass`` seconds later. The other
-    waits for a sibling, whose prompt is being computed and begins with the same tokens.
+    Two kinds of sequences are passed by others. A sequence that finds too few free rows for its
+    choices is passed by those due at most ``Limits.bypass`` seconds later. A sequence that waits
+    for a sibling (a prompt that begins alike and is being computed) is passed by any other.
 
     A step is ``plan()``, then ``commit(plan)`` once it has been launched. ``token()`` and
-    ``finish()`` report back what came of it, which may be one step later.
+    ``finish()`` report the results, which may come one step later.
 
     Args:
-        cached: how many of a sequence's first tokens the prefix cache can give at the moment, at
-            most all but the last, whose logits are wanted; None: there is no cache.
-        fetching: whether more of them is on its way there, asked when a sequence is queued, and
-            from then on while it is. Such a sequence keeps its place in the queue, and those
-            behind it go first.
-        swapped: how many first tokens the state covers that was taken out of a preempted sequence's
-            row and kept, at most all but the last; 0: it has to be computed again. While that is
-            on disk, which ``Queue.block`` tells, it is ``fetching`` as well.
+        cached: returns how many of a sequence's first tokens the prefix cache holds now, at most
+            all but the last, whose logits are needed. None: there is no prefix cache.
+        fetching: returns whether background work still loads a sequence's prefix, state or
+            grammar. It is asked when the sequence is queued, and again while it is blocked. A
+            blocked sequence keeps its place in the queue, and those behind it go first.
+        swapped: returns how many first tokens the swapped-out state of a preempted sequence
+            covers, at most all but the last; 0: they have to be computed again. While the state is
+            on disk (see ``Queue.block``), the sequence counts as ``fetching`` as well.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Scheduler:
         self.waiting = Queue(fetching)
         self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
-        # Of the running, whose states are yet to be copied into the batch, and from where.
-        self._arriving: dict[Sequence, Sequence] = {}
-        # The sequences that have a row in the step that was planned last.
+        # Running choices whose state is not in the batch yet, and the prompt it is copied from.
+        self._joining: dict[Sequence, Sequence] = {}
+        # The sequences with a row in the step that was committed last.
         self._rows: list[Sequence] = []
         self._bands = ONE_BAND
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
-        self._sizes = Chunks(limits)
+        self._chunk_sizes = Chunks(limits)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -121,27 +121,28 @@ class Scheduler:
         return not self.prefilling and not self.running and self.waiting.idle
 
     def sequences_of(self, request_id: str) -> list[Sequence]:
-        """The unfinished sequences of a request; none if it is not known."""
+        """The unfinished sequences of a request; empty if there is no such request."""
         return list(self._by_request.get(request_id, ()))
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a new sequence, or its separate choices where these cannot fit all at once."""
-        sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
+        """Queues a new sequence; as separate choices if the rows of all cannot fit together."""
+        limits = self.limits
+        sequence.due = sequence.arrival + sequence.priority * limits.ageing
         sequence.number = next(self._numbers)
-        at_once = Capacity(sequence.rows, sequence.num_tokens + COLUMN_STEP)
-        prompt = self.limits.most_prompt_bytes(sequence.num_tokens)
-        fits = self.limits.choose([at_once], [at_once], [NOTHING], besides=prompt) is not None
-        shared = fits and sequence.rows <= self.limits.max_rows
-        for queued in [sequence] if shared else sequence.fork():
+        all_rows = [Capacity(sequence.rows, sequence.num_tokens + COLUMN_STEP)]
+        prompt_bytes = limits.max_prompt_bytes(sequence.num_tokens)
+        fits = limits.choose_capacities(all_rows, all_rows, [NO_CAPACITY], prompt_bytes) is not None
+        together = fits and sequence.rows <= limits.max_rows
+        for queued in [sequence] if together else sequence.fork():
             self._by_request.setdefault(sequence.request_id, {})[queued] = None
             self.waiting.add(queued)
 
     def finish(self, sequence: Sequence) -> None:
-        """Removes a sequence in whatever state it is; its row leaves with the next step."""
+        """Removes a sequence, waiting or running; its row leaves with the next step."""
         sequence.finished = True
-        own = self._by_request[sequence.request_id]
-        del own[sequence]
-        if not own:
+        siblings = self._by_request[sequence.request_id]
+        del siblings[sequence]
+        if not siblings:
             del self._by_request[sequence.request_id]
         for place in (self.running, self.prefilling, self.waiting):
             if sequence in place:
@@ -149,52 +150,55 @@ class Scheduler:
                 break
 
     def token(self, sequence: Sequence, token: int) -> None:
-        """Records one of a sequence's tokens in flight as read."""
+        """Appends a token that was read to its sequence; it is no longer in flight."""
         sequence.in_flight -= 1
         sequence.tokens.append(token)
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
-        self._sizes.learn(work, seconds)
+        self._chunk_sizes.learn(work, seconds)
 
     def plan(self, now: Seq[Capacity]) -> Plan:
-        """What to compute next, when the bands of the decode batch have the capacities ``now``.
+        """Plans the next step. ``now`` are the present capacities of the bands.
 
-        Changes nothing but which sequences of the queue are blocked.
+        This changes no state except which waiting sequences are blocked.
         """
         self.waiting.unblock_ready()
         decode = [s for s in self.running if s.num_tokens < s.max_total_tokens]
         prefill = list(self.prefilling)
         preempted = []
-        room = self._room(decode, prefill, now, MOVES)
-        while (capacities := room.capacities()) is None:
-            if not room.moved:
+        planner = self._planner(decode, prefill, now, MAX_MOVES)
+        while (capacities := planner.capacities()) is None:
+            if not planner.moved:
                 sequence = _first_to_yield([*decode, *prefill])
                 (prefill if sequence in prefill else decode).remove(sequence)
                 preempted.append(sequence)
-            room = self._room(decode, prefill, now, moves=0)
-        alone = work = Work(len(decode), room.context)
-        seconds = self._sizes.seconds(work)
+            planner = self._planner(decode, prefill, now, moves=0)
+        rows_only = work = Work(len(decode), planner.context)
+        seconds = self._chunk_sizes.seconds(work)
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
         begun = deque(sorted(prefill, key=lambda s: s.rank))
         followers: list[tuple[Sequence, Sibling]] = []
         passed, last_due = 0, math.inf
-        # A sequence preempted just now may be due before those that wait.
+        # After a preemption nothing begins: the preempted sequence may be due before the waiting.
         for sequence in () if preempted else self.waiting.ready:
-            if passed == PASSED or sequence.due > last_due:
+            if passed == MAX_PASSED or sequence.due > last_due:
                 break
             while begun and begun[0].rank < sequence.rank:
                 work = self._continue_prefill(begun.popleft(), work, seconds, chunks)
-            # Cheap questions first: the prefix cache is asked only for those that could begin.
-            free = self.limits.max_rows - room.rows
+            # Cheap checks first: the prefix cache is asked only about sequences that could begin.
+            free = self.limits.max_rows - planner.rows
             if sequence.rows > free > 0:
                 passed += 1
                 last_due = min(last_due, sequence.due + self.limits.bypass)
                 continue
-            if sequence.rows > free or self._sizes.tokens_left(sequence, 0, work, seconds) < 1:
+            if (
+                sequence.rows > free
+                or self._chunk_sizes.tokens_left(sequence, 0, work, seconds) < 1
+            ):
                 break
-            fits = room.capacities(sequence, self.limits.least_prompt_bytes(sequence.num_tokens))
+            fits = planner.capacities(sequence, self.limits.min_prompt_bytes(sequence.num_tokens))
             if fits is None:
                 break
             begin = self._admissible_prefix(sequence, prefill)
@@ -202,19 +206,19 @@ class Scheduler:
                 passed += 1
                 followers.append((sequence, begin))
                 continue
-            tokens = self._sizes.size(sequence, begin, work, seconds)
+            tokens = self._chunk_sizes.size(sequence, begin, work, seconds)
             if not tokens:
                 break
             cut = self.limits.avoid_partial_prefill and tokens < sequence.num_tokens - begin
-            if cut and self._sizes.size(sequence, begin, alone, seconds) > tokens:
+            if cut and self._chunk_sizes.size(sequence, begin, rows_only, seconds) > tokens:
                 break
             prompt_bytes = self.limits.prompt_bytes(sequence.num_tokens, begin)
-            fits = room.capacities(sequence, prompt_bytes)
+            fits = planner.capacities(sequence, prompt_bytes)
             if fits is None:
                 break
             capacities = fits
             prefill.append(sequence)
-            room.add(sequence, prompt_bytes)
+            planner.add(sequence, prompt_bytes)
             cached[sequence] = begin
             chunks[sequence] = tokens
             work = work.with_chunk(begin, tokens, sequence.scored)
@@ -226,14 +230,14 @@ class Scheduler:
         choices = {choice: sequence for sequence in ready for choice in sequence.fork()}
         joins = {choice: sequence for choice, sequence in choices.items() if choice.rows}
         ends = {choice: sequence for choice, sequence in choices.items() if not choice.rows}
-        leaves = [s for s in self._rows if s not in room.places]
+        leaves = [s for s in self._rows if s not in planner.places]
         return Plan(
-            *(chunks, cached, room.places, joins, ends, preempted, leaves),
-            *(capacities, room.bands, work),
+            *(chunks, cached, planner.places, joins, ends, preempted, leaves),
+            *(capacities, planner.bands, work),
         )
 
     def commit(self, plan: Plan) -> None:
-        """Counts what a launched plan computes."""
+        """Updates all sequences for a plan whose step was launched."""
         for sequence in plan.cached:
             self.waiting.remove(sequence)
             self.prefilling.append(sequence)
@@ -249,16 +253,16 @@ class Scheduler:
         self.prefilling = [s for s in self.prefilling if s not in ended]
         self.running = [s for s in self.running if s not in ended] + list(computed)
         self._rows = [*plan.decode, *plan.joins]
-        self._arriving = plan.joins
+        self._joining = plan.joins
         self._bands = plan.bands
         for sequence, band in plan.decode.items():
             sequence.band = band
         for choice, parent in computed.items():
             choice.cached = parent.cached
             choice.prompt_logprobs = None
-            own = self._by_request[choice.request_id]
-            own.pop(parent, None)
-            own[choice] = None
+            siblings = self._by_request[choice.request_id]
+            siblings.pop(parent, None)
+            siblings[choice] = None
         for sequence in plan.ends:
             sequence.computed = sequence.num_tokens
         for sequence in (*plan.decode, *plan.joins):
@@ -266,9 +270,9 @@ class Scheduler:
             sequence.in_flight += 1
 
     def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
-        """How many tokens of a waiting sequence are cached, or the sibling that it should wait for.
+        """The number of cached tokens of a waiting sequence, or the sibling to wait for.
 
-        The prompts in ``prefill`` are being computed, or begin in this step.
+        ``prefill`` are the prompts that are being computed, or begin in this step.
         """
         if swapped := self._swapped(sequence):
             return swapped
@@ -280,36 +284,37 @@ class Scheduler:
     def _continue_prefill(
         self, sequence: Sequence, work: Work, seconds: float, chunks: dict[Sequence, int]
     ) -> Work:
-        """Adds the next chunk of a prompt that has begun, if the step has room for it."""
-        tokens = self._sizes.size(sequence, sequence.computed, work, seconds)
+        """Adds the next chunk of a prompt that has begun, if it fits the step."""
+        tokens = self._chunk_sizes.size(sequence, sequence.computed, work, seconds)
         if not tokens:
             return work
         chunks[sequence] = tokens
         return work.with_chunk(sequence.computed, tokens, sequence.scored)
 
-    def _room(
+    def _planner(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
     ) -> CapacityPlanner:
-        arriving = {s: self._arriving[s] for s in decode if s in self._arriving}
-        coming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
+        joining = {s: self._joining[s] for s in decode if s in self._joining}
+        upcoming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
         return CapacityPlanner(
-            self.limits, decode, prefill, arriving, coming, now, self._bands, moves
+            self.limits, decode, prefill, joining, upcoming, now, self._bands, moves
         )
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between two steps."""
-        everyone = list(self)
+        """Asserts the invariants that hold between two steps."""
+        sequences = list(self)
         self.waiting.check_integrity()
-        assert {s for own in self._by_request.values() for s in own} == set(everyone)
-        assert all(self._by_request.values())
-        assert len(set(map(id, everyone))) == len(everyone)
+        by_request = self._by_request.values()
+        assert {s for siblings in by_request for s in siblings} == set(sequences)
+        assert all(by_request)
+        assert len(set(map(id, sequences))) == len(sequences)
         assert sum(s.num_tokens < s.max_total_tokens for s in self.running) <= self.limits.max_rows
         numbers, ceilings = zip(*self._bands, strict=True)
         assert len(set(numbers)) == len(numbers), self._bands
         assert {*numbers, *(s.band for s in self.running)} <= set(range(self.limits.bands))
         assert list(ceilings) == sorted(set(ceilings)), self._bands
         assert ceilings[-1:] == ONE_BAND[0][1:], self._bands
-        for sequence in everyone:
+        for sequence in sequences:
             assert not sequence.finished
             assert 0 <= sequence.computed <= sequence.num_tokens <= sequence.max_total_tokens
         for sequence in self.running:
@@ -323,8 +328,8 @@ def _first_to_yield(sequences: list[Sequence]) -> Sequence:
     """Picks the preemption victim: lowest class, latest due, never the globally first.
 
     The first always fits alone (``Limits.max_context``), so one sequence always advances, and each
-    becomes the first in time. It may not fit beside the buffers that others leave behind: then it
-    yields as well, and is the first to begin in the next step, when these are gone.
+    becomes the first at some point. It may not fit next to the buffers that others leave behind:
+    then it yields too, and is the first to begin in the next step, when these buffers are gone.
     """
     first = min(sequences, key=lambda s: s.rank)
     others = [s for s in sequences if s is not first]

@@ -1,4 +1,4 @@
-"""A sequence: its tokens, how many of them are computed, and when things happened to it."""
+"""A sequence: its tokens, how many of them are computed, and its timestamps."""
 
 from __future__ import annotations
 
@@ -13,22 +13,42 @@ from chairlift.cache.token_ids import TYPE
 class Sequence:
     """One continuation of one prompt.
 
-    ``tokens`` are the prompt and the output read so far. ``in_flight`` counts tokens that are
-    sampled but not read back yet: they are wanted already, though nobody knows them. Until its
-    prompt is computed, one sequence stands for all ``n`` choices of its request; then it forks.
-    ``priority`` is its class, lower is earlier; ``due`` and ``number`` are its place in line, and
-    ``band`` the one that its row is in, which the scheduler gives. ``cached`` is how many of its
-    tokens were there already when it was first scheduled; sequences of another ``cache_salt`` give
-    it none. ``shared`` is how many others are known to begin with; ``match`` is the version of the
-    prefix cache that was asked last, and how many tokens it could give. ``prompt_bytes`` is what is
-    reserved for its prompt's cache, from when it begins until its rows have joined. ``chunks`` are
-    the steps that computed its prompt: when each was built, and its tokens. Nobody waits for a
-    ``replay``. ``nonfinite``: it has ended because its numbers are not finite, nor may be what its
-    row holds. Times are seconds of ``time.monotonic()``.
+    Until its prompt is computed, one sequence stands for all ``n`` choices of its request; then it
+    forks. Times are seconds of ``time.monotonic()``.
 
-    Until its prompt is computed, ``prompt_logprobs`` is how many of the most likely tokens are to
-    be told for each position of that, None if none are wanted, nor the prompt's own; ``pooling`` is
-    what its hidden states are wanted for. With ``max_tokens`` 0 it ends there and takes no row.
+    Attributes:
+        request_id: the request that it belongs to.
+        tokens: the prompt and the output read so far.
+        max_tokens: maximum output tokens. With 0 it ends with its prompt and takes no row.
+        index: its number among the request's choices.
+        n: the request's choices.
+        arrival: when the request arrived.
+        priority: its class; lower is served earlier.
+        due: when it is due; set by the scheduler, first in ``rank``.
+        number: its number in order of arrival; set by the scheduler, second in ``rank``.
+        band: the band of its row; set by the scheduler.
+        computed: tokens whose KV is cached, or computed by a step that was launched.
+        in_flight: tokens that were sampled but not read back yet. They count in ``num_tokens``
+            although their ids are still unknown.
+        cache_salt: sequences share prefixes only within one salt.
+        cached: tokens that were cached when it was first scheduled; None before that.
+        shared: prompt tokens that other prompts are known to begin with as well.
+        match: the version of the prefix cache at its last look-up, and the tokens found.
+        prompt_bytes: bytes reserved for its prompt's cache, from its first chunk until its rows
+            have joined.
+        prompt_tokens: length of the prompt.
+        forked: whether it stands for one choice only.
+        finished: whether it has ended.
+        nonfinite: whether it has ended because of values that are not finite. The KV of its row
+            may contain such values too.
+        replay: whether it repeats a request for the canary, so that no client waits for it.
+        prompt_logprobs: how many top log-probabilities each prompt position gets besides the
+            prompt token's own; None: none are computed. Reset once the prompt is computed.
+        pooling: how to pool the prompt's hidden states into an embedding; None: no embedding.
+        chunks: for each chunk of its prompt, the time when the step was built, and the tokens.
+        scheduled_at: when its first chunk was scheduled.
+        first_token_at: when its first output token was read.
+        last_token_at: when its latest output token was read.
     """
 
     request_id: str
@@ -72,14 +92,14 @@ class Sequence:
 
     @property
     def ids(self) -> array[int]:
-        """``tokens`` as C integers, made once and only extended since; not to be changed."""
+        """``tokens`` as C integers, extended on each access. Do not change it."""
         if len(self._ids) < len(self.tokens):
             self._ids.extend(self.tokens[len(self._ids) :])
         return self._ids
 
     @property
     def max_total_tokens(self) -> int:
-        """The most tokens, prompt and output, that the sequence may reach."""
+        """The maximum tokens, prompt and output, that the sequence may reach."""
         return self.prompt_tokens + self.max_tokens
 
     @property
@@ -89,22 +109,22 @@ class Sequence:
 
     @property
     def rows(self) -> int:
-        """How many rows the sequence takes, or will take once it forks."""
+        """The rows that the sequence takes, or will take once it forks."""
         return len(self.choices) if self.max_tokens else 0
 
     @property
     def scored(self) -> bool:
-        """Whether the logits of all its prompt's positions are computed."""
+        """Whether the logits of all prompt positions are computed."""
         return self.prompt_logprobs is not None
 
     @property
     def bypasses_prefix_cache(self) -> bool:
-        """Whether each of its positions has to be computed, so no cached prefix helps."""
+        """Whether every prompt position has to be computed, so that a cached prefix cannot help."""
         return self.scored or self.pooling == "mean"
 
     @property
     def choices(self) -> list[int]:
-        """The choices that the sequence stands for."""
+        """The indices of the choices that the sequence stands for."""
         return [self.index] if self.forked else list(range(self.n))
 
     @property
@@ -122,12 +142,12 @@ class Sequence:
         ]
 
     def begin(self, cached: int, prompt_bytes: int) -> None:
-        """Counts the first tokens as computed, which need not be, and its cache as reserved."""
+        """Begins the prompt behind its ``cached`` tokens, with ``prompt_bytes`` reserved."""
         self.computed = cached
         self.prompt_bytes = prompt_bytes
         if self.cached is None:
             self.cached = cached
 
     def start_over(self) -> None:
-        """Resets a preempted sequence: nothing is computed until it begins again."""
+        """Resets a preempted sequence: none of its tokens count as computed."""
         self.computed = 0

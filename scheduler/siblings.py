@@ -1,6 +1,6 @@
-"""Prompts that begin alike: the later one waits until the earlier one has computed what they share.
+"""Prompts that begin alike: the later one waits until the earlier one has computed their prefix.
 
-It then takes that over from the prefix cache, and nothing is computed twice.
+It then takes the prefix from the prefix cache, so that no prefix is computed twice.
 """
 
 from __future__ import annotations
@@ -12,28 +12,36 @@ from typing import NamedTuple
 from chairlift.cache.token_ids import common
 from chairlift.scheduler.sequence import Sequence
 
-# A prompt waits for another that is computed first, if it can save this many tokens by that.
+# A prompt waits for a sibling if that saves computing at least this many tokens.
 MIN_SHARED = 32
 
 
 class Sibling(NamedTuple):
-    """A prompt under way whose first ``shared`` tokens are also those of one that waits."""
+    """A prompt being computed whose first ``shared`` tokens a waiting sequence begins with too."""
 
     sequence: Sequence
     shared: int
 
     @property
     def computing(self) -> bool:
-        """Whether some of the shared tokens are yet to be computed, and will be."""
+        """Whether the sibling is still computing the shared tokens."""
         sequence = self.sequence
         return not sequence.finished and 0 < sequence.computed < self.shared
 
 
 def sibling_of(sequence: Sequence, cached: int, prompts: Iterable[Sequence]) -> Sibling | None:
-    """The prompt of ``prompts`` that is about to compute the most for ``sequence``, of which the
-    prefix cache has ``cached`` tokens; None if it is not worth waiting for.
+    """The sibling to wait for: the one of ``prompts`` that shares the most tokens to compute.
 
-    Only those that are due earlier count: so a request never waits for one that others may pass.
+    Only prompts that are due earlier count, so that a request never waits for one that others may
+    pass.
+
+    Args:
+        sequence: the waiting sequence.
+        cached: its tokens that the prefix cache has already.
+        prompts: the prompts that are being computed.
+
+    Returns:
+        The sibling; None if waiting is not worth it.
     """
     best = None
     for other in prompts:
@@ -43,21 +51,22 @@ def sibling_of(sequence: Sequence, cached: int, prompts: Iterable[Sequence]) -> 
             or other.rank > sequence.rank
         ):
             continue
-        worth = slice(cached, cached + MIN_SHARED)
-        if len(sequence.ids) < worth.stop or sequence.ids[worth] != other.ids[worth]:
-            continue  # the cheap question first: most prompts have nothing in common
+        required = slice(cached, cached + MIN_SHARED)
+        if len(sequence.ids) < required.stop or sequence.ids[required] != other.ids[required]:
+            continue  # the cheap check first: most prompts have nothing in common
         shared = common(sequence.ids, other.ids)
-        if other.computed < shared >= worth.stop and (best is None or shared > best.shared):
+        if other.computed < shared >= required.stop and (best is None or shared > best.shared):
             best = Sibling(other, shared)
     return best
 
 
 class Followers:
-    """Sequences that wait for a sibling, by the one they wait for."""
+    """Sequences that wait for a sibling, and the sibling of each."""
 
     def __init__(self) -> None:
         self._siblings: dict[Sequence, Sibling] = {}
-        # By sibling, a heap with the least shared tokens first. Removed sequences stay in it.
+        # For each sibling a heap of its followers, the fewest shared tokens first. Removed
+        # followers stay in the heap until they come up.
         self._behind: dict[Sequence, list[tuple[int, tuple[float, int, int], Sequence]]] = {}
 
     def __len__(self) -> int:
@@ -70,31 +79,31 @@ class Followers:
         return sequence in self._siblings
 
     def add(self, sequence: Sequence, sibling: Sibling) -> None:
-        """Has a sequence wait until its sibling has computed what they share, or has ended."""
+        """Adds a sequence that waits until its sibling has computed the shared prefix or ended."""
         self._siblings[sequence] = sibling
-        line = self._behind.setdefault(sibling.sequence, [])
-        heappush(line, (sibling.shared, sequence.rank, sequence))
+        heap = self._behind.setdefault(sibling.sequence, [])
+        heappush(heap, (sibling.shared, sequence.rank, sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence, which must be there."""
+        """Removes a sequence, which must be a follower."""
         del self._siblings[sequence]
 
     def take_ready(self) -> list[Sequence]:
         """Removes and returns the sequences that need not wait any longer."""
         ready = []
-        for other, line in list(self._behind.items()):
-            while line and not Sibling(other, line[0][0]).computing:
-                sequence = heappop(line)[2]
-                own = self._siblings.get(sequence)
-                if own is not None and own.sequence is other:
+        for other, heap in list(self._behind.items()):
+            while heap and not Sibling(other, heap[0][0]).computing:
+                sequence = heappop(heap)[2]
+                sibling = self._siblings.get(sequence)
+                if sibling is not None and sibling.sequence is other:
                     del self._siblings[sequence]
                     ready.append(sequence)
-            if not line:
+            if not heap:
                 del self._behind[other]
         return ready
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between two calls."""
-        there = {sequence for line in self._behind.values() for _, _, sequence in line}
-        assert set(self._siblings) <= there
+        """Asserts the invariants that hold between two calls."""
+        queued = {sequence for heap in self._behind.values() for _, _, sequence in heap}
+        assert set(self._siblings) <= queued
         assert set(self._behind) >= {sibling.sequence for sibling in self._siblings.values()}

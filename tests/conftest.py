@@ -1,8 +1,8 @@
-"""What has to happen before any test."""
+"""Loads the fast BLAS before any test imports MLX."""
 
 from __future__ import annotations
 
 from chairlift.engine.cpu.blas import load_fast_blas
 
-# Before any test imports MLX: its own BLAS on Linux would make the suite take an hour.
+# With MLX's own BLAS on Linux the suite would take an hour.
 load_fast_blas()

@@ -1,5 +1,5 @@
-"""Decides whether a request may enter: API keys, rate limits, deadlines, draining, and CORS.
+"""Admits or refuses requests: API keys, rate limits, deadlines, draining, and CORS.
 
-``admission.admission`` is the middleware. It runs in the API process, knows routes only by their
-patterns, and must import neither handlers nor the service.
+``admission.admission`` makes the middleware. The package runs in the API process, knows routes only
+by their patterns, and must import neither handlers nor the service.
 """

@@ -1,4 +1,4 @@
-"""The accounts of API keys: a request is authorized and counted by its key's account."""
+"""The accounts of API keys, which authorize requests and count usage."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Accounts:
         """The account of the client that sent these headers.
 
         Raises:
-            Unauthorized: the server has keys, and the headers hold none of them.
+            Unauthorized: the server has keys, and the headers contain none of them.
         """
         if not self._keys:
             return self._anonymous
         return self._accounts[_key_of(headers, self._keys).name]
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
-        """Accepts exactly these keys from now on.
+        """Replaces all keys.
 
-        An account is identified by its key's name: its usage so far counts against the new limits.
-        Running requests keep their account.
+        An account is identified by its key's name, and its usage so far counts against the new
+        limits. Running requests keep their account.
         """
         before = self._accounts
         self._accounts = {

@@ -1,4 +1,4 @@
-"""The admission middleware: who may send a request, and whether the server takes it now."""
+"""The admission middleware: checks the API key, its limits, and whether the server is draining."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.http.requests import Handler, route_of
 from chairlift.engine.workers.pool import CLIENT
 
-# What a route asks of its client. "free": nothing, as it tells nothing of anybody's requests.
-# "key": an API key, if the server has keys. "work": a key, too; the request is counted against the
+# The access class of a route. "free": no key, because the reply reveals nothing about requests.
+# "key": an API key, if the server has keys. "work": a key, too; the request counts against the
 # key's limits, gets a deadline, and is refused while the server drains.
 Access = Literal["free", "key", "work"]
 
@@ -24,9 +24,13 @@ Access = Literal["free", "key", "work"]
 def admission(
     access: Mapping[str, Access], accounts: Accounts, drain: Drain, request_seconds: float | None
 ) -> Middleware:
-    """The middleware. ``access`` is by the routes' patterns; a route that is not in it needs a key.
+    """Makes the middleware.
 
-    ``request_seconds`` is a request's time limit; None means unlimited.
+    Args:
+        access: the access class of each route, by its pattern; other routes have "key".
+        accounts: the accounts of the keys.
+        drain: the running requests.
+        request_seconds: each request's time limit; None means unlimited.
     """
 
     @web.middleware
@@ -35,7 +39,7 @@ def admission(
         if needed == "free":
             return await handler(request)
         account = request[ACCOUNT] = accounts.account_for(request.headers)
-        # Clients take turns in the worker processes' queue: by key, or else by address.
+        # The queue of the worker processes is fair between clients: by key, or else by address.
         CLIENT.set(account.name if account.name != ANONYMOUS else request.remote or "")
         if needed == "key":
             return await handler(request)
@@ -48,6 +52,6 @@ def admission(
 
 
 async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Adds OpenAI's headers about the key's limits to a reply."""
+    """Adds OpenAI's headers with the key's limits to the reply of a route that does work."""
     if DEADLINE in request:
         response.headers.update(request[ACCOUNT].headers())

@@ -1,4 +1,4 @@
-"""Cross-origin requests from web pages: off unless origins are named."""
+"""Cross-origin requests from web pages, which are refused unless their origins are allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXPOSED = ", ".join(
     (
         "Retry-After",
         "X-Request-Id",
-        # Where Anthropic's clients look for it.
+        # The request id for Anthropic's clients.
         "request-id",
         *(
             f"x-ratelimit-{what}-{unit}"
@@ -37,7 +37,7 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
         if request.method != hdrs.METH_OPTIONS or asked is None or allowed(request) is None:
             return await handler(request)
-        # Browsers send no key with a preflight, and its reply reveals only what pages may do.
+        # Browsers send no key with a preflight. Its reply reveals only what pages may do.
         return web.Response(
             status=204,
             headers={

@@ -1,4 +1,4 @@
-"""A request's time limit, and its end ahead of time when the server drains."""
+"""A request's time limit, and its early end when the server drains."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from chairlift.api.errors import TimedOut
 
 
 class Deadline:
-    """The time limit of one request, which arrives now. ``seconds`` None means unlimited.
+    """The time limit of a request, counted from the creation of this object.
 
-    ``arrival`` is in seconds of ``time.monotonic()``.
+    ``seconds`` None means unlimited. ``arrival`` is the creation in ``time.monotonic()`` seconds.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -32,17 +32,17 @@ class Deadline:
             self._seconds = seconds
 
     def end(self, error: Exception) -> None:
-        """Ends the request now: ``limit`` raises ``error``."""
+        """Ends the request now: ``limit`` cancels its block and raises ``error``."""
         self._ended = error
         if self._timer is not None and not self._timer.expired():
             self._timer.reschedule(self._loop.time())
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Cancels its block when the time is up.
+        """Cancels its block when the time limit has passed.
 
         Raises:
-            TimedOut: the time was up. If ``end`` was called, its error instead.
+            TimedOut: the time limit has passed. If ``end`` was called, its error instead.
         """
         when = None if self._seconds is None else self._began + self._seconds
         timer = asyncio.timeout_at(self._loop.time() if self._ended else when)

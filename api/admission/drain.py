@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from chairlift.api.admission.deadline import Deadline
 from chairlift.api.errors import Draining
 
-# Time to write an error event into streams that were ended.
+# Time for writing an error event into the streams that are ended.
 FAREWELL_SECONDS = 2.0
 
 
 class Drain:
-    """The running requests. ``draining`` is set once the server is about to stop."""
+    """The running requests. ``draining`` is True once the server is stopping."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -50,11 +50,11 @@ class Drain:
         """
         self.draining = True
         await self._emptied(seconds)
-        left = list(self._open)
-        for deadline in left:
+        unfinished = list(self._open)
+        for deadline in unfinished:
             deadline.end(Draining("the server is stopping and cannot finish this request"))
         await self._emptied(FAREWELL_SECONDS)
-        return len(left)
+        return len(unfinished)
 
     async def _emptied(self, seconds: float) -> None:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
-# The name of the key that the environment gives.
+# The name of the key in the environment variable.
 ENVIRONMENT_NAME = "default"
 # Shorter keys can be guessed.
 MIN_KEY_CHARS = 8
@@ -26,8 +26,10 @@ class KeyFileError(Exception):
 class KeyLimits:
     """The limits of one key; None means unlimited.
 
-    ``rpm`` counts requests a minute, ``tpm`` prompt and output tokens a minute. ``max_streams``
-    counts choices that wait or are generated at the same time: n for each prompt.
+    Attributes:
+        rpm: requests a minute.
+        tpm: prompt and output tokens a minute.
+        max_streams: choices that are waiting or generating at the same time, n for each prompt.
     """
 
     rpm: int | None = None
@@ -56,7 +58,7 @@ def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
     """The key that ``given`` matches, or None."""
     digest = digest_of(given)
     found = None
-    # Compare with all keys, each in constant time: the time taken reveals no match.
+    # Compare with all keys, each in constant time, so that the duration reveals nothing.
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
@@ -80,8 +82,8 @@ def read_keys(
         if len(environment) < MIN_KEY_CHARS:
             raise KeyFileError(f"{KEY_VARIABLE} has fewer than {MIN_KEY_CHARS} characters")
         keys.append(ApiKey(ENVIRONMENT_NAME, digest_of(environment), defaults))
-    for place, key in enumerate(keys):
-        for other in keys[:place]:
+    for index, key in enumerate(keys):
+        for other in keys[:index]:
             if key.name == other.name or key.digest == other.digest:
                 raise KeyFileError(f"the keys {other.name!r} and {key.name!r} are the same")
     return tuple(keys)
@@ -113,14 +115,14 @@ def _key(name: str, table: object, defaults: KeyLimits) -> ApiKey:
     for field in table:
         if field not in ("key", "sha256", *limit_names):
             raise KeyFileError(f"[{name}]: unknown field {field[:64]!r}")
-    own: dict[str, int | None] = {}
+    overrides: dict[str, int | None] = {}
     for field in limit_names:
         if field in table:
             value = table[field]
             if type(value) is not int or value < 0:
                 raise KeyFileError(f"[{name}]: {field} must be a whole number, 0 or more")
-            own[field] = value or None
-    return ApiKey(name, _digest(name, table), replace(defaults, **own))
+            overrides[field] = value or None
+    return ApiKey(name, _digest(name, table), replace(defaults, **overrides))
 
 
 def _digest(name: str, table: Mapping[str, object]) -> bytes:

@@ -1,4 +1,4 @@
-"""A request's priority class: the field ``priority``, or else the header ``X-Priority``."""
+"""A request's priority class, from the field ``priority`` or else the header ``X-Priority``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def priority_of(request: EngineRequest, headers: Mapping[str, str]) -> int:
     """The request's priority class; lower runs earlier.
 
     Raises:
-        RequestError: there is no field, and the header is not a number in range.
+        RequestError: the field is absent, and the header is not an integer in range.
     """
     if request.priority is not None:
         return request.priority

@@ -13,14 +13,14 @@ from chairlift.api.errors import RateLimited
 from chairlift.engine.errors import RequestError
 
 Clock = Callable[[], float]
-# When a stream will end is unknown; clients ask again soon.
+# Nobody knows when a stream will end, so clients should retry soon.
 STREAM_RETRY_SECONDS = 1.0
 
 
 class Bucket:
-    """A token bucket: full at first, and refilled at ``limit`` units a minute up to ``limit``.
+    """A token bucket: it begins full, and refills at ``limit`` units a minute up to ``limit``.
 
-    Its level may become negative; the debt is refilled first.
+    Its level may become negative.
     """
 
     def __init__(self, limit: int, clock: Clock) -> None:
@@ -30,28 +30,28 @@ class Bucket:
         self._at = clock()
 
     def resize(self, limit: int) -> None:
-        """Changes the limit; units already taken stay taken."""
+        """Changes the limit; units already taken count against the new one."""
         self._level = self.level + limit - self.limit
         self._at = self._clock()
         self.limit = limit
 
     @property
     def level(self) -> float:
-        """The units available now; negative while there is a debt."""
+        """The number of units available now; may be negative."""
         return min(self.limit, self._level + (self._clock() - self._at) * self.limit / 60)
 
     def take(self, amount: int) -> None:
-        """Takes ``amount`` units, even if that leaves a debt."""
+        """Takes ``amount`` units, even if fewer are available."""
         self._level = self.level - amount
         self._at = self._clock()
 
     def wait(self, amount: int) -> float:
-        """Seconds until ``amount`` units are available; 0 if they are."""
+        """Seconds until ``amount`` units are available; 0 if they are available now."""
         return max(0.0, (amount - self.level) * 60 / self.limit)
 
 
 class Account:
-    """A key's usage. ``check`` asks whether a request may begin; ``begin`` and ``end`` count it."""
+    """A key's usage: ``check`` tests if a request may begin, and ``begin`` and ``end`` count it."""
 
     def __init__(self, name: str, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Account:
         self.limit(limits)
 
     def limit(self, limits: KeyLimits) -> None:
-        """Sets new limits; usage so far counts against them."""
+        """Sets the limits; usage so far counts against them."""
         self._max_streams = limits.max_streams
         self._requests = self._resized(self._requests, limits.rpm)
         self._tokens = self._resized(self._tokens, limits.tpm)
@@ -81,14 +81,14 @@ class Account:
         bucket.take(1)
 
     def check(self, prompt_tokens: int, streams: int) -> None:
-        """Checks that a request of so many prompt tokens and streams may begin now.
+        """Checks whether a request with these numbers of prompt tokens and streams may begin now.
 
-        Output is counted as it is produced, because its length is unknown here; an excess delays
-        the key's next request.
+        Output tokens are counted while they are generated, because their number is unknown before.
+        If they exceed the limit, they delay the key's next request.
 
         Raises:
             RateLimited: it may not begin now.
-            RequestError: it exceeds a limit by itself, so it may never begin.
+            RequestError: the request alone exceeds a limit, so it may never begin.
         """
         limit = self._max_streams
         if limit is not None and self.streams + streams > limit:

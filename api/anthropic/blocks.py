@@ -1,4 +1,4 @@
-"""The content blocks of a request."""
+"""The content blocks of a request, as pydantic models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class _BlockInput(Request):
-    """``cache_control`` is ignored: every prefix is cached, marked or not."""
+    """The base of all blocks. ``cache_control`` is ignored, because every prefix is cached."""
 
     cache_control: Ignored = None
 

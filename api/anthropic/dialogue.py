@@ -7,13 +7,13 @@ from typing import Any
 from chairlift.api.anthropic.history import messages_of
 from chairlift.api.anthropic.request import (
     AnyChoice,
-    Choice,
     MessagesPrompt,
     MessagesRequest,
     NoneChoice,
     OneToolChoice,
     ThinkingDisabled,
     ThinkingEnabled,
+    ToolChoiceInput,
 )
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.tools import ToolChoice
@@ -32,7 +32,7 @@ def prompt_request(request: MessagesPrompt) -> ChatRequest:
 
 
 def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
-    """The equivalent chat request; ``thinks`` says whether the model marks its reasoning.
+    """The equivalent chat request; ``thinks`` is whether the model marks its reasoning.
 
     Raises:
         RequestError, pydantic.ValidationError: fields contradict each other.
@@ -42,7 +42,7 @@ def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
             **_prompt_fields(request),
             "stream": request.stream,
             "max_tokens": request.max_tokens,
-            # A model without reasoning meets any thinking budget.
+            # A model without reasoning stays within any thinking budget.
             "thinking_token_budget": _budget(request) if thinks else None,
             "stop": request.stop_sequences,
             "temperature": request.temperature,
@@ -82,16 +82,16 @@ def _prompt_fields(request: MessagesPrompt) -> Fields:
 
 
 def _continues_last(messages: list[Fields]) -> bool:
-    """Whether the reply continues the last message, because that is the assistant's.
+    """Whether the reply continues the last message, as it does if that is the assistant's.
 
     Raises:
-        RequestError: the last message has no text to continue, or has calls.
+        RequestError: the assistant's last message has no text to continue, or has calls.
     """
     last = messages[-1]
     if last["role"] != "assistant":
         return False
     if "tool_calls" in last or not last.get("content"):
-        raise RequestError("messages: only a text can be gone on from, as the last message")
+        raise RequestError("messages: an assistant's last message must be text, to be continued")
     return True
 
 
@@ -106,15 +106,15 @@ def _tool_choice(request: MessagesPrompt) -> ToolChoice:
     return ToolChoice("auto")
 
 
-def _parallel(choice: Choice) -> bool:
+def _parallel(choice: ToolChoiceInput) -> bool:
     return isinstance(choice, NoneChoice) or not choice.disable_parallel_tool_use
 
 
 def _response_format(request: MessagesPrompt) -> Fields | None:
-    given = request.wanted_format
-    if given is None:
+    reply_format = request.reply_format
+    if reply_format is None:
         return None
-    schema = {"name": "output", "schema": given.schema_, "strict": True}
+    schema = {"name": "output", "schema": reply_format.schema_, "strict": True}
     return {"type": "json_schema", "json_schema": schema}
 
 

@@ -1,15 +1,10 @@
-"""Errors in Anthropic's format, for all requests below the path of the Messages API."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from chairlift.api.anthropic.replies import AnthropicError, AnthropicErrorDetail
-from chairlift.api.errors import Problem
+from chairlift.api.errors import ErrorFormat, Problem
 
-PATH = "/v1/messages"
-# The header from which Anthropic's clients show a request's id.
-ID_HEADER = "request-id"
 # Anthropic's error types by status. Any other status is an invalid request or a server error.
 _TYPES = {
     401: "authentication_error",
@@ -23,11 +18,6 @@ _TYPES = {
 }
 
 
-def is_anthropic(request: web.Request) -> bool:
-    """Whether a request's path belongs to the Messages API, even if there is no such route."""
-    return request.path == PATH or request.path.startswith(PATH + "/")
-
-
 def error_of(problem: Problem, request_id: str) -> AnthropicError:
     """The reply body for a problem."""
     kind = _TYPES.get(problem.status)
@@ -37,8 +27,9 @@ def error_of(problem: Problem, request_id: str) -> AnthropicError:
 
 
 def _message(problem: Problem) -> str:
-    """The message. Where clients match Anthropic's words, to ask for a key or to compact the
-    conversation, it uses those."""
+    """The message, in Anthropic's words where its clients look for them: they then ask for a key or
+    compact the conversation.
+    """
     if problem.status == 401:
         return f"invalid x-api-key: {problem.message}"
     if problem.overflow is None:
@@ -46,3 +37,7 @@ def _message(problem: Problem) -> str:
     tokens, context = problem.overflow
     # A prompt that fills the whole context is too long too: it leaves no room for a reply.
     return f"prompt is too long: {tokens} tokens > {min(context, tokens - 1)} maximum"
+
+
+# Anthropic's clients show a request's id from this header.
+ANTHROPIC_ERRORS = ErrorFormat(AnthropicError, error_of, id_header="request-id")

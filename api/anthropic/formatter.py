@@ -19,7 +19,7 @@ from chairlift.api.anthropic.replies import (
 )
 from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import WholeChoice
+from chairlift.api.generate.answer import FinishedChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import MESSAGES
 from chairlift.api.schemas.replies import Finish, Usage
@@ -27,10 +27,13 @@ from chairlift.api.text.choice import OutputDelta
 
 
 class MessageFormatter:
-    """Formats the reply of ``generation``, which has one choice.
+    """Formats the reply of a generation with one choice.
 
-    ``max_tokens`` is the client's limit, which may exceed the context. Without ``shows_thoughts``,
-    the text of reasoning is omitted.
+    Args:
+        generation: the generation.
+        max_tokens: the client's limit, which may exceed the context.
+        request_id: the request's id, for errors.
+        shows_thoughts: whether the reply contains the text of reasoning.
     """
 
     framing = MESSAGES
@@ -48,18 +51,18 @@ class MessageFormatter:
         self._sections = Sections(self._writer)
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
-        # How much of the prompt was cached is known only now.
+        # The number of cached prompt tokens is known once the first output has arrived.
         usage = _usage(self._generation.usage())
         self._writer.emit(
             MessageStart(msgspec.structs.replace(self._message, content=[], usage=usage))
         )
         return self._writer.take()
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        self._sections.add(piece)
-        if piece.finish is not None:
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        self._sections.add(delta)
+        if delta.finish is not None:
             self._message.stop_sequence = self._generation.choices[0].stop_string
-            self._message.stop_reason = self._stop_reason(piece.finish)
+            self._message.stop_reason = self._stop_reason(delta.finish)
         return self._writer.take()
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
@@ -73,10 +76,10 @@ class MessageFormatter:
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return [error_of(problem, self._request_id)]
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
-        for piece in choice.pieces:
-            self.chunks(piece)
+        for delta in choice.deltas:
+            self.chunks(delta)
         self._message.usage = _usage(usage)
         return self._message
 

@@ -15,7 +15,7 @@ from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.generate.answer import answer, json_response
 from chairlift.api.http.requests import REQUEST_ID_KEY
-from chairlift.api.schemas.names import renamed
+from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.service import SERVICE
 
 _NAMES = {
@@ -28,10 +28,10 @@ async def create_message(http: web.Request) -> web.StreamResponse:
     """Generates the next message of a conversation."""
     request = await read(http, MessagesRequest)
     thinks = http.app[SERVICE].model(request.model).vocabulary.format.thoughts is not None
-    with renamed(_names(request)):
+    with renamed_errors(_names(request)):
         chat = await convert(http, (await http.read(),), chat_request, request, thinks)
-        # Like Anthropic's server, accept a max_tokens beyond the context: the stop reason says if
-        # the context was full first.
+        # Like Anthropic's server, accept a max_tokens that exceeds the context. The stop reason
+        # then says whether the context was full.
         generation = await prepare(http, chat, "msg_", fit=True)
     formatter = MessageFormatter(
         generation, request.max_tokens, http[REQUEST_ID_KEY], request.shows_thoughts
@@ -43,7 +43,7 @@ async def count_tokens(http: web.Request) -> web.Response:
     """Counts the tokens of a conversation's prompt; nothing is generated."""
     request = await read(http, CountTokensRequest)
     model = http.app[SERVICE].model(request.model)
-    with renamed(_names(request)):
+    with renamed_errors(_names(request)):
         chat = await convert(http, (await http.read(),), prompt_request, request)
         async with http[DEADLINE].limit():
             tokens = await prompt_of(chat, model)

@@ -17,16 +17,16 @@ from chairlift.api.anthropic.blocks import (
 )
 from chairlift.api.anthropic.request import Turn
 
-Message = dict[str, Any]
+MessageFields = dict[str, Any]
 
 
-def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list[Message]:
+def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list[MessageFields]:
     """The messages of the conversation.
 
     Like Anthropic's server, it merges consecutive turns of one role. Each tool result becomes a
-    message of its own.
+    separate message.
     """
-    parts: list[Message] = []
+    parts: list[MessageFields] = []
     if system:
         parts.append({"role": "system", "content": text_of(system)})
     for turn in turns:
@@ -35,8 +35,8 @@ def messages_of(system: Sequence[TextBlockInput], turns: Sequence[Turn]) -> list
     return [_joined(run) for run in _runs(parts)]
 
 
-def _other_messages(turn: Turn) -> list[Message]:
-    parts: list[Message] = []
+def _other_messages(turn: Turn) -> list[MessageFields]:
+    parts: list[MessageFields] = []
     for is_text, blocks in groupby(turn.content, lambda block: isinstance(block, TextBlockInput)):
         if is_text:
             texts = [block.text for block in blocks if isinstance(block, TextBlockInput)]
@@ -46,15 +46,15 @@ def _other_messages(turn: Turn) -> list[Message]:
     return parts
 
 
-def _result(block: ToolResultBlockInput) -> Message:
+def _result(block: ToolResultBlockInput) -> MessageFields:
     text = text_of(block.content)
-    # Templates have no field for a failed call.
+    # Templates have no field that marks a failed call.
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
-def _assistant_messages(turn: Turn) -> list[Message]:
-    message: Message = {"role": "assistant"}
+def _assistant_messages(turn: Turn) -> list[MessageFields]:
+    message: MessageFields = {"role": "assistant"}
     texts = [block.text for block in turn.content if isinstance(block, TextBlockInput)]
     thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlockInput)]
     if texts:
@@ -71,8 +71,8 @@ def _assistant_messages(turn: Turn) -> list[Message]:
     return [message]
 
 
-def _runs(parts: Sequence[Message]) -> Iterator[list[Message]]:
-    """Groups consecutive messages of one role; each tool result is a group of its own."""
+def _runs(parts: Sequence[MessageFields]) -> Iterator[list[MessageFields]]:
+    """Groups consecutive messages of one role; each tool result is a separate group."""
     for role, run in groupby(parts, lambda part: part["role"]):
         if role == "tool":
             yield from ([part] for part in run)
@@ -80,7 +80,7 @@ def _runs(parts: Sequence[Message]) -> Iterator[list[Message]]:
             yield list(run)
 
 
-def _joined(run: Sequence[Message]) -> Message:
+def _joined(run: Sequence[MessageFields]) -> MessageFields:
     """Merges messages of one role into one."""
     message = dict(run[0])
     for name in ("content", "reasoning_content"):

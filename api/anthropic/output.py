@@ -22,14 +22,14 @@ from chairlift.api.chat.json_text import is_complete_object, partial_object
 from chairlift.api.text.choice import CallOpening
 from chairlift.api.text.logprobs import Scored
 
-# This server signs no reasoning, but some clients send reasoning back only if it has a signature.
+# This server does not sign reasoning, but some clients send it back only if it has a signature.
 SIGNATURE = "unsigned"
 
 
 class ContentWriter:
-    """Begins content blocks and appends each to ``content`` when it is complete.
+    """Begins content blocks, and appends each to ``content`` when it is complete.
 
-    Without ``shows_thoughts``, blocks of reasoning have no text.
+    Unless ``shows_thoughts``, blocks of reasoning have no text.
     """
 
     def __init__(self, content: list[ContentBlock], shows_thoughts: bool = True) -> None:
@@ -60,7 +60,7 @@ class ContentWriter:
 
 
 class _Section:
-    """The base of a block that is being generated; its stream begins with the block ``empty``."""
+    """The base of a block that is being generated; ``empty`` is what its stream begins with."""
 
     def __init__(self, writer: ContentWriter, empty: ContentBlock) -> None:
         self._writer = writer
@@ -113,8 +113,10 @@ class _ToolUse(_Section):
 
 
 def _input_of(arguments: str) -> msgspec.Raw:
-    """The arguments as JSON. If max_tokens has cut them, their complete part, which is what
-    Anthropic's client makes of such a stream."""
+    """The arguments as JSON. If max_tokens has cut them, only their complete part.
+
+    Anthropic's client derives the same from the stream.
+    """
     if is_complete_object(arguments):
         return msgspec.Raw(arguments.encode())
     return msgspec.Raw(msgspec.json.encode(partial_object(arguments)))

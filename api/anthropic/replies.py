@@ -1,6 +1,6 @@
 """The reply bodies of the Messages API, and the events of its streams.
 
-An event's tag is its name.
+A struct's tag is the event's name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessagesUsage(Struct):
-    """As Anthropic counts, ``input_tokens`` excludes tokens that came from the prefix cache."""
+    """As at Anthropic, ``input_tokens`` excludes tokens that came from the prefix cache."""
 
     input_tokens: int
     output_tokens: int

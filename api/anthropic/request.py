@@ -32,7 +32,7 @@ class Turn(Request):
     output_config: Annotated[Any, *only({})] = None
 
     @model_validator(mode="after")
-    def _is_said_by_this_role(self) -> Self:
+    def _blocks_fit_the_role(self) -> Self:
         if not self.content and self.role != "assistant":
             raise ValueError("content must hold at least one block")
         for block in self.content:
@@ -51,7 +51,7 @@ def _tool_type(value: object) -> object:
 
 
 class AnthropicTool(Request):
-    """A tool. ``defer_loading`` is ignored, and every tool's input is streamed."""
+    """A tool. ``defer_loading`` is ignored, and the input of every tool is streamed."""
 
     type: Literal["custom"] = "custom"
     name: Name
@@ -85,19 +85,19 @@ class NoneChoice(Request):
     type: Literal["none"]
 
 
-Choice = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
+ToolChoiceInput = AutoChoice | AnyChoice | OneToolChoice | NoneChoice
 
 
-class _Thinks(Request):
-    """This server does not summarize reasoning: ``display`` shows it unchanged or omits it."""
+class _ThinkingDisplay(Request):
+    """This server does not summarize reasoning; ``display`` shows or omits all of it."""
 
     display: Literal["summarized", "omitted"] = "summarized"
-    # Concerns reasoning with a wrong signature; signatures are not checked.
+    # For reasoning with a wrong signature; this server checks none.
     block_binding: Ignored = None
 
 
-class ThinkingEnabled(_Thinks):
-    """Anthropic's minimum budget is 1024; smaller models may need less."""
+class ThinkingEnabled(_ThinkingDisplay):
+    """Anthropic's minimum budget is 1024; here any is allowed, because small models need less."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, lt=2**31)]
@@ -107,7 +107,7 @@ class ThinkingDisabled(Request):
     type: Literal["disabled"]
 
 
-class ThinkingAdaptive(_Thinks):
+class ThinkingAdaptive(_ThinkingDisplay):
     type: Literal["adaptive"]
 
 
@@ -137,7 +137,7 @@ def _edit(value: object) -> object:
 
 
 class ContextManagement(Request):
-    """Accepts only edits that change nothing; agents send such an edit by default."""
+    """Accepts only edits that change nothing, which agents send by default."""
 
     edits: Annotated[list[Annotated[Any, BeforeValidator(_edit)]], Field(max_length=16)] = []
 
@@ -155,7 +155,7 @@ class MessagesPrompt(Request):
         list[Annotated[AnthropicTool, BeforeValidator(_tool_type)]], Field(max_length=MAX_TOOLS)
     ] = []
     tool_choice: Annotated[
-        Choice,
+        ToolChoiceInput,
         Field(discriminator="type"),
         BeforeValidator(known_kind("tool choices", "auto", "any", "tool", "none")),
     ] = AutoChoice(type="auto")
@@ -168,7 +168,7 @@ class MessagesPrompt(Request):
         | None
     ) = None
     output_config: OutputConfig = OutputConfig()
-    # The name of output_config.format while that was a beta.
+    # The former name of output_config.format, while it was a beta.
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
     cache_control: Ignored = None
@@ -182,19 +182,18 @@ class MessagesPrompt(Request):
     def _one_format(self) -> Self:
         formats = (self.output_format, self.output_config.format)
         if None not in formats and formats[0] != formats[1]:
-            raise RequestError(
-                "output_format: is another than output_config.format", "output_format"
-            )
+            raise RequestError("output_format: differs from output_config.format", "output_format")
         return self
 
     @property
     def shows_thoughts(self) -> bool:
         """Whether the reply contains the text of the model's reasoning."""
-        return not (isinstance(self.thinking, _Thinks) and self.thinking.display == "omitted")
+        thinking = self.thinking
+        return not (isinstance(thinking, _ThinkingDisplay) and thinking.display == "omitted")
 
     @property
-    def wanted_format(self) -> JsonSchemaOutput | None:
-        """The required format of the reply; None means any text."""
+    def reply_format(self) -> JsonSchemaOutput | None:
+        """The format that the reply must have; None means any text."""
         return self.output_config.format or self.output_format
 
 
@@ -212,9 +211,9 @@ class MessagesRequest(MessagesPrompt):
     stream: bool = False
     metadata: Ignored = None
     inference_geo: Ignored = None
-    # Would explain why a prefix was not cached; the reply's usage says how much was.
+    # It would explain why a prefix was not cached; ``usage`` has the number of cached tokens.
     diagnostics: Ignored = None
-    # Other models for requests that a model declines by policy; no model here declines any.
+    # Other models for requests that a model declines by policy; this server declines none.
     fallbacks: Ignored = None
     fallback_credit_token: Ignored = None
     service_tier: Annotated[Any, *only("auto", "standard_only")] = None

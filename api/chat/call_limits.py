@@ -11,7 +11,7 @@ from chairlift.api.text.choice import CallDelta
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """``calls`` limits the calls of one reply, ``same`` those with equal name and arguments."""
+    """The maximum number of calls in one reply, and of calls with equal name and arguments."""
 
     calls: int
     same: int
@@ -20,21 +20,23 @@ class CallLimits:
 class LimitedCalls:
     """Passes on the deltas of a reply's calls, up to the first call that exceeds the limits.
 
-    The deltas of a call are buffered as long as the call may still become one repetition too many.
-    ``count`` is the number of calls passed on. ``exceeded`` is True once a call was dropped;
-    everything after it is dropped too.
+    The deltas of a call are buffered while the call may still become one repetition too many.
+
+    Attributes:
+        count: the number of calls passed on.
+        exceeded: whether a call was dropped; everything after it is dropped, too.
     """
 
     def __init__(self, limits: CallLimits) -> None:
         self.count = 0
         self.exceeded = False
         self._limits = limits
-        # Number of calls by name and arguments.
-        self._made: Counter[tuple[str, str]] = Counter()
+        # The number of calls by name and arguments.
+        self._call_counts: Counter[tuple[str, str]] = Counter()
         self._name: str | None = None
         self._parts: list[str] = []
         self._chars = 0
-        # Arguments that were used too often already, and that this call's text may still become.
+        # Arguments that were used too often already and begin with this call's text so far.
         self._exhausted: list[str] = []
         self._buffered: list[CallDelta] = []
 
@@ -58,7 +60,7 @@ class LimitedCalls:
     def rest(self) -> list[CallDelta]:
         """Ends the current call, and returns its buffered deltas."""
         if self._name is not None:
-            self._made[self._name, "".join(self._parts)] += 1
+            self._call_counts[self._name, "".join(self._parts)] += 1
             self._name = None
         return self._release()
 
@@ -67,8 +69,8 @@ class LimitedCalls:
         self._name, self._parts, self._chars = name, [], 0
         self._exhausted = [
             arguments
-            for (made, arguments), times in self._made.items()
-            if made == name and times >= self._limits.same
+            for (called, arguments), times in self._call_counts.items()
+            if called == name and times >= self._limits.same
         ]
 
     def _take(self, delta: CallDelta) -> list[CallDelta]:

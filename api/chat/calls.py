@@ -15,16 +15,15 @@ from chairlift.api.text.choice import CallDelta, CallOpening
 
 # A longer call is passed on as text. The longest calls of real agents write a whole file.
 MAX_CALL_CHARS = 1 << 17
-# mlx-lm's parsers are regular expressions, which block the event loop. A normal call takes them
-# milliseconds; an adversarial text of that length takes some of them minutes.
+# mlx-lm's parsers are regular expressions, which block the event loop. They parse a normal call in
+# milliseconds, but some need minutes for an adversarial text of that length.
 PARSE_SECONDS = 0.2
 # An id that the model wrote is kept only if it matches this.
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 # The beginning of a JSON call, up to its arguments.
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)', re.ASCII)
-# The end of a call inside the text between the tags, by parser. It is used to find the complete
-# calls of a text that was cut. Only parsers are listed that read a call the same way with and
-# without text after it; others find different arguments in a shortened text.
+# The end of a call inside the text between the tags, by parser. It finds the complete calls in a
+# text that was cut. Parsers that find different arguments in a shortened text are not listed.
 _CLOSINGS = {
     JSON_TOOLS: r"\}\s*\Z",
     "mistral": r"[}\]](?=\s*[\w-]+\s*\[ARGS\]|\s*\Z)",
@@ -32,15 +31,15 @@ _CLOSINGS = {
     "kimi_k3": r"<\|close\|>call<\|sep\|>",
     "minimax_m2": r"</invoke>",
 }
-# How many possible ends of the last complete call are tried with the parser.
+# The parser is tried with at most this many possible ends of the last complete call.
 _MAX_CLOSINGS = 8
 
 
-class Calls(Protocol):
-    """Reads the calls of one reply, one after the other.
+class CallParser(Protocol):
+    """Parses the calls of one choice, one after the other.
 
-    ``text`` is the text of the current call. ``in_string`` says whether it ends inside a JSON
-    string, in which a tag's text has no meaning.
+    ``text`` is the text of the current call. ``in_string`` is whether it ends inside a JSON string,
+    in which a tag is only text.
     """
 
     text: str
@@ -59,17 +58,19 @@ class Calls(Protocol):
     def end(self, cut: bool) -> list[CallDelta] | None:
         """Ends the call; returns the remaining deltas, or None if ``text`` is not a call.
 
-        ``cut`` means that the model did not end the call itself. Only complete calls are returned
-        then.
+        If ``cut``, the model did not end the call itself, and only complete calls are returned.
         """
         ...
 
 
-class ParsedCalls:
-    """Calls in the model's native format, parsed when they are complete.
+class NativeCallParser:
+    """Parses calls in the model's native format, each when it is complete.
 
-    ``parse`` is mlx-lm's parser and ``parser_name`` its name. ``tools`` are the request's tools in
-    OpenAI's format.
+    Args:
+        parse: mlx-lm's parser.
+        parser_name: the name of that parser.
+        tools: the request's tools in OpenAI's format.
+        short_ids: see ``new_id``.
     """
 
     in_string = False
@@ -110,7 +111,7 @@ class ParsedCalls:
         return deltas or ([] if cut else None)
 
     def _candidates(self, cut: bool) -> list[str]:
-        """Texts to try with the parser: all of it or, if it was cut, up to each possible end."""
+        """The texts to parse: the call's text or, if it was cut, that up to each possible end."""
         if len(self.text) > MAX_CALL_CHARS:
             return []
         if not cut:
@@ -121,8 +122,8 @@ class ParsedCalls:
         return [self.text[:end] for end in ends[: -_MAX_CLOSINGS - 1 : -1]]
 
 
-class StreamedCalls:
-    """JSON calls that a grammar keeps well-formed, so that they can be streamed."""
+class JsonCallParser:
+    """Parses JSON calls while they arrive; a grammar makes the model write them well-formed."""
 
     def __init__(self, short_ids: bool) -> None:
         self.text = ""
@@ -148,7 +149,7 @@ class StreamedCalls:
             deltas.append(CallDelta(self._count, CallOpening(new_id(self._short_ids), head[1]), ""))
             self._count += 1
             self._arguments, text = ObjectText(), self.text[head.end() :]
-        # The text after the arguments only closes the call and is dropped.
+        # Drop the text after the arguments, which only closes the call.
         if arguments := self._arguments.add(text):
             deltas.append(CallDelta(self._count - 1, None, arguments))
         return deltas
@@ -174,11 +175,11 @@ def _parse_first(
     tools: Sequence[Mapping[str, Any]],
     names: Collection[str],
 ) -> list[_ParsedCall]:
-    """The calls of the first text that has well-formed ones; empty if there is none in time."""
+    """The calls of the first text with well-formed calls; empty if none is found in time."""
 
     def attempt() -> list[_ParsedCall]:
         for text in texts:
-            # NOTE: parsers can raise or return anything for a text that a model made up.
+            # NOTE: parsers can raise or return anything, because the text comes from a model.
             try:
                 found = parse(text, tools)
                 calls = found if isinstance(found, list) else [found]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
-from chairlift.api.chat.calls import Calls
+from chairlift.api.chat.calls import CallParser
 from chairlift.api.chat.reply_text import ReplyText, ThoughtText
 from chairlift.api.text.chat_format import CALL, THOUGHT, Tag
 from chairlift.api.text.choice import CallDelta, Choice, OutputDelta
@@ -21,29 +21,37 @@ if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
 
 
 @dataclass(frozen=True, slots=True)
-class CallReading:
-    """How calls are read: the tags around them, and a factory of readers, one for each choice.
+class CallSyntax:
+    """The syntax of calls in a reply.
 
-    ``is_constrained`` means that a grammar makes the model complete every call that it begins.
+    Attributes:
+        start: the tag before a call.
+        end: the tag after a call.
+        new_parser: makes the parser of one choice's calls.
+        limits: the limits on one choice's calls.
+        is_constrained: whether a grammar makes the model complete every call that it begins.
     """
 
     start: Tag
     end: Tag
-    reader: Callable[[], Calls]
+    new_parser: Callable[[], CallParser]
     limits: CallLimits
     is_constrained: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How a reply is read.
+class ReplySyntax:
+    """The syntax of a reply, a ``generate.generation.ChoiceFactory``.
 
-    ``thinks`` says whether it may contain a thought. ``calls`` is None if nothing can be called.
+    Attributes:
+        rules: the tags that separate text, thoughts and calls.
+        thinks: whether the reply may contain a thought.
+        calls: the syntax of calls, or None if the model can call nothing.
     """
 
     rules: Rules
     thinks: bool
-    calls: CallReading | None
+    calls: CallSyntax | None
 
     def new_choice(
         self,
@@ -52,41 +60,41 @@ class Reading:
         matcher: StopMatcher,
         with_logprobs: bool,
     ) -> DialogueChoice:
-        """See ``generate.generation.ReplyReader``."""
+        """See ``ChoiceFactory``."""
         return DialogueChoice(index, self, detokenizer, matcher, with_logprobs)
 
 
 class DialogueChoice(Choice):
-    """A choice whose pieces are reasoning, text or calls, each piece of one kind.
+    """A choice whose deltas are reasoning, text or parts of calls, each delta of one kind.
 
-    Log-probabilities are given for the text for the user only.
+    Only the text for the user has log-probabilities.
     """
 
     def __init__(
         self,
         index: int,
-        reading: Reading,
+        syntax: ReplySyntax,
         detokenizer: Callable[[], Detokenizer],
         matcher: StopMatcher,
         with_logprobs: bool,
     ) -> None:
         super().__init__(index)
-        self._state = reading.rules.initial
+        self._state = syntax.rules.initial
         after_thought = self._state == THOUGHT
-        self._reply = ReplyText(matcher, not after_thought, reading.calls is not None)
+        self._reply = ReplyText(matcher, not after_thought, syntax.calls is not None)
         self._thought = ThoughtText()
-        self._reading = reading.calls
-        self._calls = self._limited = None
-        if reading.calls is not None:
-            self._calls = reading.calls.reader()
-            self._limited = LimitedCalls(reading.calls.limits)
-        self._ends = reading.rules.ends
+        self._call_syntax = syntax.calls
+        self._parser = self._limited = None
+        if syntax.calls is not None:
+            self._parser = syntax.calls.new_parser()
+            self._limited = LimitedCalls(syntax.calls.limits)
+        self._ends = syntax.rules.ends
         in_string = None
-        if reading.calls is not None and reading.calls.is_constrained:
+        if syntax.calls is not None and syntax.calls.is_constrained:
             in_string = self._in_string
-        self._splitter = reading.rules.splitter(detokenizer, in_string)
+        self._splitter = syntax.rules.splitter(detokenizer, in_string)
         self._queue = LogprobQueue() if with_logprobs else None
-        self._pieces: list[OutputDelta] = []
+        self._deltas: list[OutputDelta] = []
 
     @property
     def stop_string(self) -> str | None:
@@ -94,13 +102,13 @@ class DialogueChoice(Choice):
 
     def take(self, output: TokenOutput) -> list[OutputDelta]:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
-        pieces = self._pieces = []
+        deltas = self._deltas = []
         self._add_tokens(output)
         if output.finish is not None and not self._is_over:
-            self._finish(self._is_cut(output))
+            self._flush(self._is_cut(output))
         if output.finish is not None or self._is_over:
-            self._end(output)
-        return pieces
+            self._end_choice(output)
+        return deltas
 
     def _add_tokens(self, output: TokenOutput) -> None:
         last = len(output.token_ids) - 1
@@ -125,16 +133,16 @@ class DialogueChoice(Choice):
         has_text = False
         for segment in self._splitter.add(token):
             has_text = True
-            self._take(segment)
+            self._add_segment(segment)
             if self._is_over:
                 break
         if self._queue is not None and has_text and not self._reply.begun:
-            self._queue.drop_rest()  # blank lines, which the reply leaves out
+            self._queue.drop_rest()  # blank lines, which are dropped
         if self._queue is not None and scored is not None and self._reply.read > scored.start:
             self._queue.add(scored)  # this token ends a tag and begins text
         self.reasoning_tokens += THOUGHT in (before, self._state)
 
-    def _take(self, segment: Segment) -> None:
+    def _add_segment(self, segment: Segment) -> None:
         state, text = segment
         if state != self._state:
             self._leave(by_tag=True, cut=False)
@@ -143,68 +151,71 @@ class DialogueChoice(Choice):
             return
         if state == THOUGHT:
             if thought := self._thought.add(text):
-                self._pieces.append(OutputDelta(self.index, thought, None, None, thought=True))
-        elif state == CALL and self._calls is not None:
-            self._pass_on(self._calls.add(text))
+                self._deltas.append(OutputDelta(self.index, thought, None, None, thought=True))
+        elif state == CALL and self._parser is not None:
+            self._add_calls(self._parser.add(text))
         else:
-            self._say(self._reply.add(text))
+            self._add_text(self._reply.add(text))
 
-    def _finish(self, cut: bool) -> None:
-        """Handles the end of the output. ``cut``: the model had not ended the reply itself."""
+    def _flush(self, cut: bool) -> None:
+        """Releases all buffered output at its end. ``cut``: the model had not ended the reply."""
         for segment in self._splitter.finish(cut):
-            self._take(segment)
+            self._add_segment(segment)
         if self._splitter.in_tag:
             self._interrupt()
         self._leave(by_tag=False, cut=cut)
 
     def _is_cut(self, output: TokenOutput) -> bool:
-        if output.finish == "length" or self._reading is None or self._state != CALL:
+        """Whether the output ends before the model has ended the reply itself."""
+        if output.finish == "length" or self._call_syntax is None or self._state != CALL:
             return output.finish == "length"
         # Inside a call, a stop token of the client cuts the call. So does any end of the reply if a
         # grammar requires the call to be completed first.
         by_client = output.ended_by_token and output.token_ids[-1] not in self._ends
-        return self._reading.is_constrained or by_client
+        return self._call_syntax.is_constrained or by_client
 
     def _enter(self, state: str) -> None:
         if state in (THOUGHT, CALL):
             self._interrupt()
-        if state == CALL and self._calls is not None:
-            self._calls.begin()
+        if state == CALL and self._parser is not None:
+            self._parser.begin()
         self._state = state
 
     def _interrupt(self) -> None:
         """Flushes the text for the user, because a thought or a call begins."""
-        self._say(self._reply.interrupt())
+        self._add_text(self._reply.interrupt())
         if self._queue is not None:
             self._queue.drop_rest()
 
     def _leave(self, by_tag: bool, cut: bool) -> None:
         """Leaves the current state, by a tag or at the end of the output, which may be ``cut``."""
-        if self._state != CALL or self._calls is None or self._reading is None:
+        if self._state != CALL or self._parser is None or self._call_syntax is None:
             return
-        deltas = self._calls.end(cut)
-        if deltas is not None:
-            self._pass_on(deltas, ended=True)
-        elif by_tag or self._calls.text.strip():
-            # It is not a call, so it is shown as text, including its tags.
-            end = self._reading.end.text if by_tag else ""
-            self._say(self._reply.resume(self._reading.start.text + self._calls.text + end))
+        calls = self._parser.end(cut)
+        if calls is not None:
+            self._add_calls(calls, ended=True)
+        elif by_tag or self._parser.text.strip():
+            # The text is not a call: show it to the user, with its tags.
+            end = self._call_syntax.end.text if by_tag else ""
+            self._add_text(
+                self._reply.resume(self._call_syntax.start.text + self._parser.text + end)
+            )
 
-    def _pass_on(self, deltas: Iterable[CallDelta], ended: bool = False) -> None:
+    def _add_calls(self, calls: Iterable[CallDelta], ended: bool = False) -> None:
         assert self._limited is not None
-        passed = self._limited.add(deltas)
+        passed = self._limited.add(calls)
         if ended:
             passed += self._limited.rest()
         for delta in passed:
-            self._pieces.append(OutputDelta(self.index, "", None, None, call=delta))
+            self._deltas.append(OutputDelta(self.index, "", None, None, call=delta))
 
     def _in_string(self) -> bool:
-        return self._calls is not None and self._calls.in_string
+        return self._parser is not None and self._parser.in_string
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if text:
             scored = None if self._queue is None else self._queue.take(self._reply.sent)
-            self._pieces.append(OutputDelta(self.index, text, scored, None))
+            self._deltas.append(OutputDelta(self.index, text, scored, None))
 
     @property
     def _called(self) -> bool:
@@ -217,12 +228,12 @@ class DialogueChoice(Choice):
             return self._reply.stopped
         return self._limited.exceeded or (self._limited.full and self._state != CALL)
 
-    def _end(self, output: TokenOutput) -> None:
-        self._say(self._reply.interrupt() if self._called else self._reply.finish())
+    def _end_choice(self, output: TokenOutput) -> None:
+        self._add_text(self._reply.interrupt() if self._called else self._reply.finish())
         finish = self.finish_of(output, stopped=self._is_over)
         self.finish = "tool_calls" if self._called and finish == "stop" else finish
         scored = None
-        # White space after a call is left out, and so are its log-probabilities.
+        # White space after a call is dropped, and its log-probabilities, too.
         if self._queue is not None and not self._reply.stopped and not self._called:
             scored = self._queue.take_rest()
-        self._pieces.append(OutputDelta(self.index, "", scored, self.finish))
+        self._deltas.append(OutputDelta(self.index, "", scored, self.finish))

@@ -1,4 +1,4 @@
-"""Reads the text of a JSON object that arrives in pieces, or that was cut."""
+"""Handles the text of a JSON object that arrives in pieces or was cut."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _LAST_NUMBER = re.compile(r"[-+.0-9eE]+\Z")
 
 
 class ObjectText:
-    """Follows the text of one well-formed JSON object up to its closing brace.
+    """Scans the text of one well-formed JSON object up to its closing brace.
 
-    ``in_string`` says whether the text so far ends inside a string, ``ended`` whether the object is
-    complete.
+    Attributes:
+        in_string: whether the text so far ends inside a string.
+        ended: whether the object is complete.
     """
 
     def __init__(self) -> None:
@@ -49,16 +50,16 @@ class ObjectText:
 
 
 def is_complete_object(text: str) -> bool:
-    """Whether the text of an object, perhaps cut, has the brace that closes it."""
+    """Whether the text of an object, which may be cut, contains the closing brace."""
     scan = ObjectText()
     scan.add(text)
     return scan.ended
 
 
 def partial_object(beginning: str) -> dict[str, Any]:
-    """Parses the beginning of an object: complete values, and a cut string as far as it goes.
+    """Parses the beginning of an object: its complete values, and the beginning of a cut string.
 
-    A number at the end is left out, because more digits may follow. Returns an empty object if
+    A number at the end is dropped, because digits may be missing. Returns an empty object if
     nothing can be parsed.
     """
     scan = ObjectText()

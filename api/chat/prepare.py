@@ -1,4 +1,4 @@
-"""Prepares a chat request for generation: the prompt, the grammar and how to read the reply."""
+"""Prepares a chat request for generation: its prompt, its grammar and the syntax of its reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.chat.choice import Reading
+from chairlift.api.chat.choice import ReplySyntax
 from chairlift.api.chat.rendering import rendering_of
 from chairlift.api.chat.thoughts import thought_plan
 from chairlift.api.chat.tool_plan import ToolPlan, tool_plan
@@ -24,14 +24,15 @@ from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Passage
+from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Transition
 from chairlift.api.text.grammars import check, grammar_of
 from chairlift.engine.messages import Grammar
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
-# Larger conversations are converted for the template in a thread, since the conversion would block
-# the event loop and with it all streams.
+
+# Larger conversations are converted for the template in a thread, because the conversion would
+# block all streams.
 INLINE_CHARS = 64 << 10
 INLINE_MESSAGES = 256
 
@@ -66,7 +67,7 @@ async def prepare(
     """Validates ``request`` against the model and prepares its generation.
 
     Nothing is submitted yet: ``answer`` submits and closes the Generation, and formats its reply
-    for one API. Each piece of a choice is reasoning, text for the user, or part of a call, in the
+    for one API. Each delta of a choice is reasoning, text for the user, or part of a call, in the
     order in which the model wrote them; see ``OutputDelta``. A choice with calls finishes with
     "tool_calls".
 
@@ -87,7 +88,7 @@ async def prepare(
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
-    # Checked before the prompt is rendered, so that a refusal costs almost nothing.
+    # Check the queue before rendering the prompt, so that refusals are cheap.
     model.client.check_room(request.n, priority)
     tools = tool_plan(request, model.vocabulary.format)
     async with deadline.limit():
@@ -106,13 +107,13 @@ async def prepare(
         grammar=grammar,
         thinking=thought.thinking,
     )
-    reading = reading_of(request, model.vocabulary, tools, thinks=thought.begun)
+    syntax = reply_syntax(request, model.vocabulary, tools, thinks=thought.begun)
     return Generation(
         model,
         service.recorder,
         request,
         f"{prefix}{uuid.uuid4().hex}",
-        [TokenPrompt(thought.prompt, params, reading)],
+        [TokenPrompt(thought.prompt, params, syntax)],
         priority,
         http[ACCOUNT],
     )
@@ -121,48 +122,48 @@ async def prepare(
 async def _grammar_of(
     request: ChatRequest, model: ServedModel, tools: ToolPlan | None
 ) -> Grammar | None:
-    """The grammar that the reply must follow, or None; checked to compile."""
+    """The grammar that the reply must follow, which has been checked to compile; or None."""
     if tools is None or tools.grammar is None:
         return await grammar_of(request, model.vocabulary)
     await check(GrammarRequest("tools", tools.grammar), model.vocabulary)
     return tools.grammar
 
 
-def reading_of(
+def reply_syntax(
     request: ChatRequest, vocabulary: Vocabulary, tools: ToolPlan | None, thinks: bool
-) -> Reading | None:
-    """How the reply is read, or None if it can only be text.
+) -> ReplySyntax | None:
+    """The syntax of the reply, or None if it can only be text.
 
-    ``thinks`` says whether the prompt ends inside a thought.
+    ``thinks`` is whether the prompt ends inside a thought.
     """
     format = vocabulary.format
-    passages = tuple(_passages(format, tools))
-    if not passages:
+    transitions = tuple(_transitions(format, tools))
+    if not transitions:
         return None
     rules = vocabulary.rules(
         format.initial or (THOUGHT if thinks else NORMAL),
-        passages,
+        transitions,
         show_special=not request.skip_special_tokens,
     )
-    return Reading(rules, format.thoughts is not None, None if tools is None else tools.reading)
+    return ReplySyntax(rules, format.thoughts is not None, None if tools is None else tools.syntax)
 
 
-def _passages(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Passage]:
-    is_constrained = tools is not None and tools.reading.is_constrained
-    # Calls made by a grammar use other tags than the model's native format.
-    yield from (p for p in format.passages if not is_constrained or p.target != CALL)
+def _transitions(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Transition]:
+    is_constrained = tools is not None and tools.syntax.is_constrained
+    # Calls under a grammar use other tags than the model's native format.
+    yield from (p for p in format.transitions if not is_constrained or p.target != CALL)
     if format.thoughts is not None:
-        yield Passage(NORMAL, format.thoughts.start, THOUGHT)
-        yield Passage(THOUGHT, format.thoughts.end, NORMAL)
+        yield Transition(NORMAL, format.thoughts.start, THOUGHT)
+        yield Transition(THOUGHT, format.thoughts.end, NORMAL)
     if tools is None:
         return
-    start, end = tools.reading.start, tools.reading.end
-    yield Passage(CALL, end, NORMAL)
-    # A format with transitions to calls of its own needs no others.
-    if is_constrained or not any(passage.target == CALL for passage in format.passages):
-        yield Passage(NORMAL, start, CALL)
+    start, end = tools.syntax.start, tools.syntax.end
+    yield Transition(CALL, end, NORMAL)
+    # A format that has its own transitions to calls needs no others.
+    if is_constrained or not any(transition.target == CALL for transition in format.transitions):
+        yield Transition(NORMAL, start, CALL)
         if format.initial not in (None, NORMAL, THOUGHT):
-            yield Passage(format.initial, start, CALL)
+            yield Transition(format.initial, start, CALL)
     # Some models begin a call without ending their thought.
     if not is_constrained and start.token is not None:
-        yield Passage(THOUGHT, start, CALL)
+        yield Transition(THOUGHT, start, CALL)

@@ -9,21 +9,21 @@ from chairlift.api.chat.tool_form import as_text, description
 from chairlift.api.schemas.messages import Message
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.text.chat_format import ChatFormat
-from chairlift.api.text.template import Rendering, shown
+from chairlift.api.text.template import Rendering, template_message
 
 
 def rendering_of(
     messages: Sequence[Message], templating: Templating, format: ChatFormat
 ) -> Rendering:
-    """The template's arguments.
+    """The arguments of the chat template.
 
-    For a model with a native format of calls, the template describes the tools. For others, a
+    The template describes the tools to a model with a native format of calls. For other models, a
     description is added to the system message, and calls become text.
     """
     knows_developer = format.knows("developer")
-    tools = [tool.shown() for tool in templating.callable_tools]
+    tools = [tool.for_template() for tool in templating.callable_tools]
     if format.calls is not None:
-        rendered = [shown(message, knows_developer) for message in messages]
+        rendered = [template_message(message, knows_developer) for message in messages]
     else:
         instructions = description(tools, not templating.calls_once) if tools else None
         rendered, tools = as_text(messages, instructions, knows_developer), []

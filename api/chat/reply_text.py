@@ -1,8 +1,9 @@
-"""The text of a reply and of its thought, without the white space around tags."""
+"""Reasoning and text of a reply, without the white space around tags."""
 
 from __future__ import annotations
 
 from chairlift.api.text.stops import StopMatcher
+from chairlift.api.text.stream import StoppableText
 
 
 class ThoughtText:
@@ -24,7 +25,7 @@ class ThoughtText:
         return shown
 
 
-class ReplyText:
+class ReplyText(StoppableText):
     """The text for the user: cut at stop strings, without blank lines around thoughts and calls.
 
     ``begun`` is False directly after a thought or a call, where blank lines are dropped. With
@@ -32,26 +33,13 @@ class ReplyText:
     """
 
     def __init__(self, matcher: StopMatcher, begun: bool, may_call: bool) -> None:
-        self._matcher = matcher
+        super().__init__(matcher)
         self.begun = begun
         self._may_call = may_call
         # Trailing white space, which is dropped if a call follows.
         self._pending = ""
         # White space dropped before the last call or thought.
         self._dropped = ""
-        # Characters taken in, and characters returned.
-        self.read = 0
-        self.sent = 0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._matcher.stopped
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that was found, or None."""
-        return self._matcher.found
 
     def add(self, text: str) -> str:
         """Takes more text; returns the text that is certain now."""
@@ -62,7 +50,7 @@ class ReplyText:
         return self._pass_on(self._matcher.feed(text))
 
     def interrupt(self) -> str:
-        """A thought or a call begins; returns the text before it that was buffered."""
+        """Returns the buffered text, because a thought or a call begins."""
         text = self._pass_on(self._matcher.finish())
         self._dropped, self._pending = self._pending, ""
         self.read = self.sent
@@ -70,7 +58,7 @@ class ReplyText:
         return text
 
     def resume(self, text: str) -> str:
-        """Undoes ``interrupt``: what seemed to be a call is text after all."""
+        """Undoes ``interrupt``, because the supposed call is text; returns the text certain now."""
         text, self._dropped = self._dropped + text, ""
         self.begun = True
         return self.add(text)

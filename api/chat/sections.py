@@ -1,4 +1,4 @@
-"""Groups the pieces of a choice into sections: each thought, text or call with a begin and an end.
+"""Groups the deltas of a choice into sections: thoughts, texts and calls.
 
 The Messages and Responses APIs reply with lists of such sections.
 """
@@ -13,14 +13,14 @@ from chairlift.api.text.logprobs import Scored
 
 
 class Section(Protocol):
-    """A section of the reply while it is generated."""
+    """A section of the reply that is being generated."""
 
     def add(self, text: str, scored: list[Scored] | None) -> None:
-        """Adds text, or a part of a call's arguments. ``scored`` comes with text for the user."""
+        """Adds text or a part of a call's arguments. Only text for the user has ``scored``."""
         ...
 
     def close(self, cut: bool) -> None:
-        """Ends the section. ``cut`` means that the reply reached its maximum length in it."""
+        """Ends the section. If ``cut``, the reply reached its maximum length in it."""
         ...
 
 
@@ -35,29 +35,29 @@ class Writer(Protocol):
 
 
 class Sections:
-    """Passes each piece of a choice to the section that it belongs to."""
+    """Passes each delta of a choice to the section that it belongs to."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._open: Section | None = None
         self._begun_by: Callable[[], Section] | None = None
 
-    def add(self, piece: OutputDelta) -> None:
-        """Takes the next piece. The choice's last piece closes the last section."""
-        if piece.call is not None:
-            self._add_call(piece.call)
-        elif piece.thought:
-            self._add_text(self._writer.thought, piece)
-        elif piece.text or piece.scored:
-            self._add_text(self._writer.text, piece)
-        if piece.finish is not None:
-            self._close(cut=piece.finish == "length")
+    def add(self, delta: OutputDelta) -> None:
+        """Takes the next delta. The choice's last delta closes the last section."""
+        if delta.call is not None:
+            self._add_call(delta.call)
+        elif delta.thought:
+            self._add_text(self._writer.thought, delta)
+        elif delta.text or delta.scored:
+            self._add_text(self._writer.text, delta)
+        if delta.finish is not None:
+            self._close(cut=delta.finish == "length")
 
-    def _add_text(self, begin: Callable[[], Section], piece: OutputDelta) -> None:
+    def _add_text(self, begin: Callable[[], Section], delta: OutputDelta) -> None:
         if self._open is None or self._begun_by != begin:
             self._close()
             self._open, self._begun_by = begin(), begin
-        self._open.add(piece.text, piece.scored)
+        self._open.add(delta.text, delta.scored)
 
     def _add_call(self, call: CallDelta) -> None:
         if call.opening is not None:

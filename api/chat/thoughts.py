@@ -1,4 +1,4 @@
-"""Plans the thought before a reply: whether there is one, and its token budget."""
+"""Plans the model's reasoning before a reply, called thought, and its token budget."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from chairlift.engine.messages import Thinking
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
 
-# The reasoning effort with which clients turn reasoning off, and the template's switch for it.
+# The reasoning effort that turns reasoning off, and the template's switch for that.
 _NO_EFFORT = "none"
 _SWITCH = "enable_thinking"
 
 
 class ThoughtPlan(NamedTuple):
-    """``prompt`` holds the token ids; ``begun`` says whether it ends inside a thought.
+    """The prompt of a reply that may begin with a thought.
 
-    ``thinking`` tells the engine how to follow the thought; None if it need not.
+    Attributes:
+        prompt: the token ids.
+        begun: whether the prompt ends inside a thought.
+        thinking: how the engine recognizes the end of the thought, and its budget; None if the
+            engine need not know.
     """
 
     prompt: list[int]
@@ -43,8 +47,8 @@ def thought_plan(
 ) -> ThoughtPlan:
     """Plans the thought that may follow ``prompt``.
 
-    ``is_constrained`` says that the reply must follow a grammar. The grammar does not apply to the
-    thought, so the engine has to know where the thought ends.
+    ``is_constrained`` is whether the reply must follow a grammar. The grammar does not apply to the
+    thought, so the engine must know where the thought ends.
 
     Raises:
         RequestError: there is a thinking budget, but the model marks no thoughts.
@@ -70,8 +74,7 @@ def thought_plan(
         return ThoughtPlan(prompt, begun, None)
     first = None if begun else thoughts.start.token
     if not begun and first is None:
-        # The engine can recognize a start tag of one token, not of several: begin the thought in
-        # the prompt.
+        # The engine can recognize a start tag of one token only: begin the thought in the prompt.
         return ThoughtPlan(
             [*prompt, *thoughts.start_tokens], True, Thinking(thoughts.end_tokens, budget)
         )

@@ -1,4 +1,4 @@
-"""The JSON form: describes tools in the prompt to a model without a native format of calls."""
+"""The JSON form of calls: describes tools in the prompt for models without a native format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from chairlift.api.schemas.messages import Message, ToolCall
 from chairlift.api.text.chat_format import FORM_END, FORM_START
-from chairlift.api.text.template import Shown, arguments_of, shown
+from chairlift.api.text.template import TemplateMessage, arguments_of, template_message
 
 _DESCRIPTION = """\
 These functions can be called. Each is described in JSON, its parameters by a JSON schema:
@@ -35,12 +35,13 @@ def description(tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
 
 def as_text(
     messages: Sequence[Message], description: str | None, knows_developer: bool
-) -> list[Shown]:
+) -> list[TemplateMessage]:
     """The conversation with calls and their results as text.
 
-    ``description`` is added to the last of the leading system messages, or becomes one.
+    ``description`` is added to the last of the leading system messages. If there is none, it
+    becomes one.
     """
-    runs: list[list[Shown]] = []
+    runs: list[list[TemplateMessage]] = []
     after_result = False
     for message in messages:
         fields = _plain(message, knows_developer)
@@ -57,18 +58,18 @@ def as_text(
     return plain
 
 
-def _plain(message: Message, knows_developer: bool) -> Shown:
+def _plain(message: Message, knows_developer: bool) -> TemplateMessage:
     if message.role == "tool":
         content = f"<tool_response>\n{message.content}\n</tool_response>"
         return {"role": "user", "content": content}
-    fields = shown(message, knows_developer)
+    fields = template_message(message, knows_developer)
     if fields.pop("tool_calls", None):
         calls = [_call(call) for call in message.tool_calls]
         fields["content"] = "\n".join([message.content, *calls] if message.content else calls)
     return fields
 
 
-def _describe(messages: list[Shown], description: str) -> None:
+def _describe(messages: list[TemplateMessage], description: str) -> None:
     first_other = next(
         (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")),
         len(messages),

@@ -1,4 +1,4 @@
-"""Grammars for replies that must be, or may contain, JSON calls."""
+"""Grammars for replies that must or may contain JSON calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.fields import checked_size
 from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.tools import Function
 from chairlift.api.text.chat_format import Tag
@@ -32,8 +32,16 @@ def call_grammar(
 ) -> Grammar:
     """A grammar of 1 to ``max_calls`` calls or, unless ``required``, a reply without calls.
 
-    A reply is what ``reply`` describes, or free text, which may also precede the first call. Each
-    call's arguments follow its function's schema.
+    The arguments of each call follow the schema of its function.
+
+    Args:
+        functions: the functions that may be called.
+        start: the tag before a call.
+        end: the tag after a call.
+        required: whether the reply must contain a call.
+        max_calls: the maximum number of calls.
+        reply: the grammar of a reply without calls; None means free text, which may also precede
+            the first call.
 
     Raises:
         RequestError: a function's parameters are not an object, or ``reply`` is neither JSON nor a
@@ -50,7 +58,7 @@ def call_grammar(
     elif reply is not None:
         rules += [f"start: reply | open call {more}", f"reply: {_reply(reply)}"]
     elif start.token is not None:
-        # Free text cannot contain the tag, which is a token of its own.
+        # Free text cannot contain the tag, because the tag is a single special token.
         rules += [f"start: TEXT | TEXT? open call {more}", "TEXT: /(?s:.*)/"]
     else:
         tag = json.dumps(start.text)
@@ -75,19 +83,23 @@ def _regex(text: str) -> str:
     return "".join(c if c.isalnum() or c in "<>_" else f"\\{c}" for c in text)
 
 
-def _reply(wanted: GrammarRequest) -> str:
-    kind, text = wanted.grammar.kind, wanted.grammar.text
+def _reply(request: GrammarRequest) -> str:
+    kind, text = request.grammar.kind, request.grammar.text
     if kind == "json_schema":
         try:
-            schema = bounded(msgspec.json.decode(text, type=dict[str, Any]))
+            schema = checked_size(msgspec.json.decode(text, type=dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise RequestError(f"{wanted.param}: no JSON schema: {error}", wanted.param) from error
+            raise RequestError(
+                f"{request.param}: no JSON schema: {error}", request.param
+            ) from error
         return f"%json {_with_options(bounded_objects(schema), JSON_OPTIONS)}"
     if kind == "json_object":
         return f"%json {_with_options(bounded_objects({'type': 'object'}), JSON_OPTIONS)}"
     if kind == "choice":
         return " | ".join(json.dumps(choice) for choice in msgspec.json.decode(text))
-    raise RequestError(f"{wanted.param}: not together with tools that can be called", wanted.param)
+    raise RequestError(
+        f"{request.param}: cannot be combined with tools that can be called", request.param
+    )
 
 
 def _schema(function: Function) -> str:

@@ -1,4 +1,4 @@
-"""Plans how a reply's calls are constrained and read."""
+"""Plans how the calls of a reply are constrained and parsed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from chairlift.api.chat.call_limits import CallLimits
-from chairlift.api.chat.calls import ParsedCalls, StreamedCalls
-from chairlift.api.chat.choice import CallReading
+from chairlift.api.chat.calls import JsonCallParser, NativeCallParser
+from chairlift.api.chat.choice import CallSyntax
 from chairlift.api.chat.tool_grammar import call_grammar
 from chairlift.api.schemas.messages import MAX_CALLS
 from chairlift.api.schemas.schemas import ChatRequest
@@ -16,48 +16,54 @@ from chairlift.engine.messages import Grammar
 
 # Mistral's templates accept only call ids of their own length.
 _SHORT_IDS = "mistral"
-# A small model that is forced to call, or was trained on no format, may never stop calling.
+# A small model that must call, or was not trained on a format, may never stop calling.
 MAX_CONSTRAINED_CALLS = 16
-# An unforced model may repeat a call on purpose: to roll two dice, it calls one function twice.
+# A model that is free to call may repeat a call on purpose, for example to roll two dice.
 MAX_SAME_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """``reading`` says how calls are read. ``grammar`` makes the model write well-formed calls;
-    it is None if the model is unconstrained and may call wrongly.
+    """The calls of one request.
+
+    Attributes:
+        syntax: the tags around calls, and their parser.
+        grammar: makes the model write well-formed calls; None means that the model is
+            unconstrained and may call wrongly.
     """
 
-    reading: CallReading
+    syntax: CallSyntax
     grammar: Grammar | None
 
 
 def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
-    """The plan for the request's tools; None if nothing can be called.
+    """Plans the calls of a request; None if the model can call nothing.
 
-    An unconstrained model calls in its native format. If it must call, or its arguments or reply
-    must follow a schema, a grammar constrains it to JSON calls: inside the model's own tags if its
-    native format is JSON, else inside those of the JSON form.
+    An unconstrained model calls in its native format. If it must call, or if arguments or reply
+    must follow a schema, a grammar constrains it to JSON calls: inside the model's native tags if
+    its native format is JSON, else inside those of the JSON form.
 
     Raises:
-        RequestError: a function's parameters cannot be made a grammar.
+        RequestError: a function's parameters cannot be converted to a grammar.
     """
     if not request.callable_tools:
         return None
-    native, choosing = format.calls, request.choosing
+    native, choice = format.calls, request.effective_choice
     short_ids = native is not None and native.parser_name == _SHORT_IDS
     strict = any(tool.function.strict for tool in request.tools)
     is_json = native is not None and native.parser_name == JSON_TOOLS
-    is_free = choosing.mode == "auto" and request.wanted is None and not (is_json and strict)
+    is_free = choice.mode == "auto" and request.grammar_request is None and not (is_json and strict)
     if native is not None and is_free:
-        tools = [tool.shown() for tool in request.tools]
-        parsed = partial(ParsedCalls, native.parse, native.parser_name, tools, short_ids)
+        tools = [tool.for_template() for tool in request.tools]
+        native_parser = partial(
+            NativeCallParser, native.parse, native.parser_name, tools, short_ids
+        )
         limits = CallLimits(1 if request.calls_once else MAX_CALLS, MAX_SAME_CALLS)
-        reading = CallReading(native.start, native.end, parsed, limits, is_constrained=False)
-        return ToolPlan(reading, None)
+        syntax = CallSyntax(native.start, native.end, native_parser, limits, is_constrained=False)
+        return ToolPlan(syntax, None)
     start, end = (native.start, native.end) if native is not None and is_json else format.form
-    named = choosing.name
-    required = choosing.mode == "required"
+    named = choice.name
+    required = choice.mode == "required"
     limits = CallLimits(
         calls=1 if request.calls_once else MAX_CONSTRAINED_CALLS,
         same=1 if required else MAX_SAME_CALLS,
@@ -69,7 +75,7 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         end,
         required=required,
         max_calls=limits.calls,
-        reply=request.wanted,
+        reply=request.grammar_request,
     )
-    streamed = partial(StreamedCalls, short_ids)
-    return ToolPlan(CallReading(start, end, streamed, limits, is_constrained=True), grammar)
+    json_parser = partial(JsonCallParser, short_ids)
+    return ToolPlan(CallSyntax(start, end, json_parser, limits, is_constrained=True), grammar)

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from chairlift.api.admission.keys import KEY_VARIABLE
-from chairlift.api.cli.flags import positive
+from chairlift.api.cli.flags import http_url, positive
 from chairlift.api.settings import ServerSettings
 
 _SERVER = ServerSettings()
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("question", nargs="?", help="ask one question instead of starting a conversation")
     add(
         "--base-url",
-        type=_url,
+        type=http_url,
         default=f"http://{_SERVER.host}:{_SERVER.port}",
         metavar="URL",
         help="the server's address (default: %(default)s)",
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=positive,
         metavar="N",
-        help="maximum tokens of a reply (default: all that the context has room for)",
+        help="maximum tokens of a reply (default: the remaining context)",
     )
 
 
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe is gone. Python flushes stdout at exit: send that to /dev/null.
+        # The reader of the pipe has ended. Python flushes stdout at exit, so point it to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return 0
@@ -94,12 +94,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _read_stdin() -> str:
     return sys.stdin.buffer.read().decode(errors="replace")
-
-
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
-    return text
 
 
 def _temperature(text: str) -> float:

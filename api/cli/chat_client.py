@@ -1,4 +1,4 @@
-"""A client for streamed chat completions, as the terminal chat needs it."""
+"""A client for streamed chat completions, for the terminal chat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONNECT_SECONDS = 10.0
 
 
 class ChatError(Exception):
-    """The server cannot be reached, refused the request or broke off. The message is one line."""
+    """The server cannot be reached, refuses the request or breaks off. The message is one line."""
 
 
 class TextDelta(NamedTuple):
@@ -30,10 +30,13 @@ class TextDelta(NamedTuple):
 
 @dataclass(slots=True)
 class Speed:
-    """The timing of one reply.
+    """The timing of one reply, in ``time.monotonic()`` seconds.
 
-    ``begin``, ``first`` and ``last`` are ``time.monotonic()`` seconds: when the request started,
-    and when the first and the last text arrived. ``tokens`` is the server's count of output tokens.
+    Attributes:
+        begin: when the request started.
+        first: when the first text arrived, or None.
+        last: when the last text arrived.
+        tokens: the server's count of output tokens.
     """
 
     begin: float = field(default_factory=time.monotonic)
@@ -60,7 +63,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class ChatClient:
-    """The server's address, with or without /v1 at its end, and the API key."""
+    """A client of one server.
+
+    ``base_url`` is its address, with or without /v1 at the end. ``api_key`` may be None.
+    """
 
     base_url: str
     api_key: str | None

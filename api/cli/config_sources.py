@@ -1,7 +1,7 @@
 """Reads a parser's values from flags, environment variables, a TOML file and defaults.
 
-An earlier source in this list overrides a later one. No flag is mentioned by name: every flag of
-the parser can be set in each of these ways.
+An earlier source in this list overrides a later one. Every flag of the parser can be set in each of
+these ways.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class ConfigError(Exception):
-    """A value in the environment or the file is wrong. The message is one line and names it."""
+    """A value in the environment or the file is wrong. The message is one line that names it."""
 
 
 class Setting(NamedTuple):
-    """A value as it would stand in a file.
+    """A value in its form for a TOML file.
 
     ``source`` is "flag", "default", the name of an environment variable or the path of a file.
     """
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """All values as argparse returns them, and the same with their sources, in parser order."""
+    """All values as argparse returns them, and as settings with their sources, in parser order."""
 
     options: argparse.Namespace
     settings: tuple[Setting, ...]
@@ -149,7 +149,7 @@ def _from_environment(
 ) -> Iterator[tuple[str, Setting]]:
     for key, action in actions.items():
         variable = _variable(key)
-        # An empty one is none: that is how compose files leave them out.
+        # An empty variable counts as absent, because compose files set absent ones to empty.
         if key == PRINT_CONFIG or not (text := environment.get(variable)):
             continue
         given = text.split(",") if _repeats(action) else text

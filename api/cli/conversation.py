@@ -21,8 +21,8 @@ class Conversation:
     """Sends each question with all messages before it, and prints the reply.
 
     Args:
-        client: the server.
-        fields: the other fields of each request; "model" is by default the server's first one.
+        client: the client of the server.
+        fields: the other fields of each request; "model" is by default the server's first model.
         system: the system prompt, or None.
     """
 
@@ -78,8 +78,8 @@ class Conversation:
         """Prints the reply, and its speed on stderr; adds question and reply to ``messages``.
 
         Raises:
-            ChatError: there is no reply, or it broke off. ``messages`` is unchanged.
-            KeyboardInterrupt: Ctrl-C. ``messages`` has the reply as far as it arrived.
+            ChatError: there is no complete reply. ``messages`` is unchanged.
+            KeyboardInterrupt: Ctrl-C. ``messages`` contains the reply so far.
         """
         if not question.strip():
             raise ChatError("there is no question")

@@ -33,6 +33,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"chairlift fetch: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("chairlift fetch: interrupted; the same command goes on from here", file=sys.stderr)
+        print("chairlift fetch: interrupted; the same command continues from here", file=sys.stderr)
         return 130
     return 0

@@ -1,4 +1,4 @@
-"""Types of flag values, for argparse's ``type``. Each raises ArgumentTypeError for a wrong one."""
+"""Types of flag values, for argparse's ``type``. They raise ArgumentTypeError for wrong values."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ def port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
+
+
+def http_url(text: str) -> str:
+    """Checks that an address begins with http:// or https://."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    return text
 
 
 def positive_seconds(text: str) -> float:

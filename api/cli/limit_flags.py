@@ -1,4 +1,4 @@
-"""The flags of ``serve`` that bound requests, clients and times."""
+"""The flags of ``serve`` that limit requests, clients and times."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
 
 
 def key_limits(options: argparse.Namespace) -> KeyLimits:
-    """The limits of clients without a key, and of keys without limits of their own."""
+    """The limits of clients without a key, and the default limits of keys."""
     return KeyLimits(options.rpm, options.tpm, options.max_streams)
 
 
@@ -145,7 +145,7 @@ def limit_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def supervision(options: argparse.Namespace) -> Supervision:
-    """When the engine process counts as lost."""
+    """When the engine process is restarted, and when the server gives up."""
     return Supervision(options.engine_timeout, options.engine_start_attempts)
 
 

@@ -110,9 +110,9 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     signals.before_loop()
     standard_streams.fill()
     try:
-        options, given = config_sources.resolve(parser, arguments, os.environ)
+        options, sourced = config_sources.resolve(parser, arguments, os.environ)
         if options.print_config:
-            _print_settings(given)
+            _print_settings(sourced)
         config = engine_config(options)
         settings = server_settings(options)
     except (ValueError, ConfigError) as error:
@@ -129,9 +129,9 @@ def _serve(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     except OSError as error:
         logger.critical("%s", error)
         return 1
-    # Otherwise transformers advises in every process to install PyTorch.
+    # Otherwise transformers advises users in every process to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    # Slow imports come last, so that a wrong setting fails at once.
+    # Slow imports come last, so that wrong settings fail at once.
     try:
         import_mlx_lm()
     except BackendError as error:
@@ -169,7 +169,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     """The engine's settings from the flags of ``serve``.
 
     Raises:
-        ValueError: a flag is given without the one that it needs; the message names both.
+        ValueError: a flag is given without another that it needs; the message names both.
     """
     dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
     if dir_bytes is not None and options.prefix_cache_dir is None:

@@ -1,4 +1,4 @@
-"""The flags of ``serve`` for its addresses and for who may use it."""
+"""The flags of ``serve`` for its addresses and for access to it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def network_settings(options: argparse.Namespace, limits: KeyLimits) -> dict[str, Any]:
     """The fields of ``ServerSettings`` for these flags.
 
-    Keys without limits of their own in the key file get ``limits``.
+    ``limits`` are the default limits of the keys in the key file.
 
     Raises:
         ValueError: two flags contradict each other; the message names them.

@@ -6,7 +6,9 @@ import argparse
 from importlib.util import find_spec
 from typing import Any
 
+from chairlift.api.cli.flags import http_url
 from chairlift.api.settings import ServerSettings
+from chairlift.engine.device.backend import install
 from chairlift.engine.logs.setup import LOG_FORMATS
 
 _DEFAULTS = ServerSettings()
@@ -64,14 +66,12 @@ def _seconds(text: str) -> float:
 
 
 def _otlp_endpoint(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    url = http_url(text)
     for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
         if not _is_installed(module):
-            raise argparse.ArgumentTypeError(
-                "traces need OpenTelemetry: pip install 'chairlift[otel]'"
-            )
-    return text
+            command = install("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+            raise argparse.ArgumentTypeError(f"traces need OpenTelemetry: run '{command}'")
+    return url
 
 
 def _is_installed(module: str) -> bool:

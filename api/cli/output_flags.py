@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--embedding-pooling",
         choices=("mean", "last"),
         default=_DEFAULTS.embedding_pooling,
-        help="how /v1/embeddings makes one vector unless the request says: the mean of all tokens' "
+        help="pooling of /v1/embeddings for requests that name none: the mean of all tokens' "
         "hidden states, or the last token's (default: %(default)s)",
     )
 

@@ -19,17 +19,17 @@ Generated from the command's own parser by `python -m chairlift.api.cli.referenc
 compares this page with the code.
 
 Every flag can also be set by an environment variable and in a TOML file: `--max-rows 8` is
-`{prefix}MAX_ROWS=8` or `max-rows = 8` in the file that `--config` names. A flag wins over the
-environment, the environment over the file. `chairlift serve --print-config` prints all values
-and the source of each. [Commands](../guides/commands.md) describes the formats.
+`{prefix}MAX_ROWS=8` or `max-rows = 8` in the file that `--config` names. A flag overrides the
+environment, and the environment overrides the file. `chairlift serve --print-config` prints all
+values and the source of each. [Commands](../guides/commands.md) describes the formats.
 
 The API key is not a flag, because other users of a machine can read a process's flags: it is in
 `{prefix}API_KEY` or in `--api-key-file`. `{prefix}CACHE` is the folder for downloads, and
 `{prefix}BLAS` the BLAS library to load.
 """
-# A default at the end of a help text: it moves to its own column.
+# A default at the end of a help text; it moves to a separate column.
 _DEFAULT = re.compile(r"\s*\(default: (.*)\)$", re.DOTALL)
-# Without a value these are chosen for the device, when the engine starts.
+# The engine chooses the defaults of these by device when it starts.
 _BY_DEVICE = ("max_rows", "max_step_tokens", "max_step_ms")
 
 
@@ -68,7 +68,7 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _described(action: argparse.Action) -> tuple[str, str]:
-    """The meaning and the default: that of the help text, else the parser's own."""
+    """The meaning, and the default from the help text or else from the parser."""
     text = (action.help or "") % {"default": action.default, "prog": "chairlift"}
     text = text or action.dest.replace("_", " ")
     match = _DEFAULT.search(text)
@@ -84,7 +84,7 @@ def _described(action: argparse.Action) -> tuple[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """Text as a cell of a table: flags and HTML-like words in backticks, no bars."""
+    """The text as a cell of a Markdown table: flags in backticks, special characters escaped."""
     text = re.sub(r"(?<![\w`-])(--[a-z][a-z-]+)", r"`\1`", text)
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 

@@ -1,4 +1,4 @@
-"""Answers a generating request, as one reply or a stream, in the form of a ``ReplyFormatter``."""
+"""Answers a request that generates: as one reply or as a stream, written by a ReplyFormatter."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from chairlift.engine.logs.redacted_traceback import redacted_traceback
 
 logger = logging.getLogger(__name__)
 
-# Formatting the log-probabilities of more tokens would block all streams.
+# Formatting the log-probabilities of more tokens on the event loop would block all streams.
 INLINE_ECHO_TOKENS = 1000
 
 T = TypeVar("T")
 
 
-class WholeCall(NamedTuple):
-    """A complete function call; ``arguments`` is JSON as the model wrote it."""
+class FinishedCall(NamedTuple):
+    """A function call; ``arguments`` is all of its JSON, as the model wrote it."""
 
     id: str
     name: str
@@ -42,61 +42,61 @@ class WholeCall(NamedTuple):
 
 
 @dataclass(slots=True)
-class WholeChoice:
-    """A finished choice with all its ``pieces``, in order."""
+class FinishedChoice:
+    """A finished choice: its index in the reply, and its ``deltas`` in order."""
 
     index: int
-    pieces: list[OutputDelta] = field(default_factory=list)
+    deltas: list[OutputDelta] = field(default_factory=list)
 
     @property
     def finish(self) -> Finish:
-        """Its finish reason."""
-        finish = self.pieces[-1].finish
+        """The finish reason."""
+        finish = self.deltas[-1].finish
         assert finish is not None, "it is finished"
         return finish
 
     @property
     def text(self) -> str:
-        """Its text for the user."""
-        return "".join(piece.text for piece in self.pieces if not piece.thought)
+        """The text for the user."""
+        return "".join(delta.text for delta in self.deltas if not delta.thought)
 
     @property
     def reasoning(self) -> str:
         """The model's reasoning, or empty."""
-        return "".join(piece.text for piece in self.pieces if piece.thought)
+        return "".join(delta.text for delta in self.deltas if delta.thought)
 
     @property
     def scored(self) -> list[Scored]:
-        """The log-probabilities of its text; empty if they were not requested."""
-        return [scored for piece in self.pieces for scored in piece.scored or ()]
+        """The log-probabilities of the text; empty if they were not requested."""
+        return [scored for delta in self.deltas for scored in delta.scored or ()]
 
     @property
-    def calls(self) -> list[WholeCall]:
+    def calls(self) -> list[FinishedCall]:
         """The model's function calls."""
-        deltas = [piece.call for piece in self.pieces if piece.call is not None]
+        parts = [delta.call for delta in self.deltas if delta.call is not None]
         return [
-            WholeCall(
-                *first.opening, "".join(d.arguments for d in deltas if d.number == first.number)
+            FinishedCall(
+                *first.opening, "".join(p.arguments for p in parts if p.number == first.number)
             )
-            for first in deltas
+            for first in parts
             if first.opening is not None
         ]
 
 
 class ReplyFormatter(Protocol):
-    """Formats an endpoint's JSON. A stream consists of the chunks of all pieces, in order."""
+    """Formats the reply of one endpoint, as a stream's chunks or as one JSON body."""
 
     @property
     def framing(self) -> Framing:
-        """How a stream's events are written."""
+        """The format of the stream's events."""
         ...
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
-        """The chunks before a choice's first piece."""
+        """The chunks before the first delta of choice ``index``."""
         ...
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        """The chunks of a piece, including its finish."""
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        """The chunks of a delta, including its finish reason."""
         ...
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
@@ -107,20 +107,20 @@ class ReplyFormatter(Protocol):
         """The chunks that end a failed stream."""
         ...
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
-        """The reply to a request that does not stream."""
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+        """The body of the reply to a request that does not stream."""
         ...
 
 
 async def answer(
     http: web.Request, request: GenerationRequest, generation: Generation, formatter: ReplyFormatter
 ) -> web.StreamResponse:
-    """Generates and replies.
+    """Generates and sends the reply.
 
     Raises:
         QueueFull, EngineDead: the engine does not accept the request now.
         RateLimited: the client's key has reached a limit.
-        EngineDead, GenerationFailed, TimedOut: generating failed before anything was sent.
+        EngineDead, GenerationFailed, TimedOut: generation failed before anything was sent.
         ConnectionResetError: the client left.
     """
     http[GENERATION] = generation
@@ -137,18 +137,18 @@ async def answer(
 
 
 async def _complete_reply(generation: Generation, formatter: ReplyFormatter) -> web.Response:
-    choices: dict[int, WholeChoice] = {}
-    async with aclosing(generation.pieces()) as steps:
-        async for pieces in steps:
-            for piece in pieces:
-                choices.setdefault(piece.choice, WholeChoice(piece.choice)).pieces.append(piece)
+    choices: dict[int, FinishedChoice] = {}
+    async with aclosing(generation.deltas()) as steps:
+        async for deltas in steps:
+            for delta in deltas:
+                choices.setdefault(delta.choice, FinishedChoice(delta.choice)).deltas.append(delta)
     ordered = [choices[index] for index in sorted(choices)]
-    reply = partial(formatter.whole, ordered, generation.usage())
-    return json_response(await _made(generation, reply))
+    make = partial(formatter.full_reply, ordered, generation.usage())
+    return json_response(await _formatted(generation, make))
 
 
-async def _made(generation: Generation, make: Callable[[], T]) -> T:
-    """The result of ``make``, which runs in a thread if the reply holds a long prompt."""
+async def _formatted(generation: Generation, make: Callable[[], T]) -> T:
+    """Calls ``make``, in a thread if the reply contains the log-probabilities of a long prompt."""
     if generation.echoed_tokens <= INLINE_ECHO_TOKENS:
         return make()
     return await asyncio.to_thread(make)
@@ -159,15 +159,15 @@ async def _stream(
 ) -> web.StreamResponse:
     settings = http.app[SERVICE].settings
 
-    def too_much() -> bool:
+    def is_too_slow() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
     async with EventStream(
-        http, formatter.framing, settings.keep_alive_seconds, too_much
+        http, formatter.framing, settings.keep_alive_seconds, is_too_slow
     ) as events:
         try:
             async with http[DEADLINE].limit():
-                await _send_pieces(events, generation, formatter)
+                await _send_deltas(events, generation, formatter)
             if closing := formatter.closing(generation.usage()):
                 await events.send(closing)
         except ConnectionResetError:
@@ -180,18 +180,18 @@ async def _stream(
     return events.response
 
 
-async def _send_pieces(
+async def _send_deltas(
     events: EventStream, generation: Generation, formatter: ReplyFormatter
 ) -> None:
     opened: set[int] = set()
-    async with aclosing(generation.pieces()) as steps:
-        async for pieces in steps:
+    async with aclosing(generation.deltas()) as steps:
+        async for deltas in steps:
             chunks: list[msgspec.Struct] = []
-            for piece in pieces:
-                if piece.choice not in opened:
-                    opened.add(piece.choice)
-                    chunks += await _made(generation, partial(formatter.opening, piece.choice))
-                chunks += formatter.chunks(piece)
+            for delta in deltas:
+                if delta.choice not in opened:
+                    opened.add(delta.choice)
+                    chunks += await _formatted(generation, partial(formatter.opening, delta.choice))
+                chunks += formatter.chunks(delta)
             await events.send(chunks)
 
 
@@ -201,7 +201,7 @@ def json_response(reply: msgspec.Struct) -> web.Response:
 
 
 def log_failure(status: int, error: BaseException) -> None:
-    """Logs server errors for the operator: bugs with a traceback without user text."""
+    """Logs server errors for the operator: bugs with a traceback, but without any user text."""
     if status == 500:
         logger.error("a request failed: %s", redacted_traceback(error))
     elif status > 500:

@@ -1,4 +1,4 @@
-"""One HTTP request in the engine: submits its prompts and yields its choices' output."""
+"""Submits the prompts of one HTTP request to the engine, and yields the output of its choices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from chairlift.engine.messages import Pooling, SamplingParams, Submit, TokenOutp
 from chairlift.metrics.recorder import Recorder
 
 
-class ReplyReader(Protocol):
-    """Reads replies that are more than text: thoughts and calls, as a chat's may be."""
+class ChoiceFactory(Protocol):
+    """Makes the choices of replies that are more than text: a chat's thoughts and calls."""
 
     @property
     def thinks(self) -> bool:
@@ -42,15 +42,19 @@ class ReplyReader(Protocol):
 
 
 class TokenPrompt(NamedTuple):
-    """A prompt as token ids, with its sampling parameters.
+    """A prompt of a request.
 
-    ``reading`` reads its replies; None means that they are plain text. ``prompt_logprobs`` and
-    ``pooling`` ask for outputs of the prompt itself, see ``Submit``.
+    Attributes:
+        tokens: the token ids.
+        params: the sampling parameters.
+        choice_factory: makes its choices; None means that they are plain text.
+        prompt_logprobs: see ``Submit``.
+        pooling: see ``Submit``.
     """
 
     tokens: list[int]
     params: SamplingParams
-    reading: ReplyReader | None = None
+    choice_factory: ChoiceFactory | None = None
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
 
@@ -68,12 +72,24 @@ class _Arrived(NamedTuple):
 
 
 class Generation:
-    """Runs all prompts of ``request``, each with its n choices. ``close`` must always be called.
+    """Generates n choices for each prompt of a request. ``close`` must always be called.
 
-    Choice i of prompt p has the index p * n + i. All prompts have the class ``priority``, and
-    their usage counts against ``account``. The engine gets at most ``at_once`` prompts at a time,
-    None: all of them. ``accepted`` is set once the engine has taken the first of them. ``times``
-    belong to the prompts submitted so far.
+    Choice i of prompt p has the index p * n + i.
+
+    Args:
+        model: the model.
+        recorder: records metrics.
+        request: the request's fields.
+        request_id: the id of the reply, and the beginning of the engine requests' ids.
+        prompts: the prompts.
+        priority: the priority class of all prompts.
+        account: the account that usage counts against.
+        at_once: the maximum number of prompts in the engine at a time; None means all.
+
+    Attributes:
+        accepted: whether the engine has accepted the first prompts.
+        times: the times of each prompt submitted so far.
+        choices: all choices.
     """
 
     def __init__(
@@ -114,8 +130,8 @@ class Generation:
         vocabulary = self.model.vocabulary
         matcher = StopMatcher(self._stops, request.include_stop_str_in_output)
         with_logprobs = prompt.params.logprobs is not None
-        if prompt.reading is not None:
-            return prompt.reading.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)
+        if (factory := prompt.choice_factory) is not None:
+            return factory.new_choice(index, vocabulary.detokenizer, matcher, with_logprobs)
         hidden = vocabulary.hidden_ids if request.skip_special_tokens else frozenset()
         text = TextStream(vocabulary.detokenizer(), hidden, matcher)
         return TextChoice(index, text, with_logprobs, echoed=prompt.is_scored)
@@ -125,7 +141,7 @@ class Generation:
 
         Raises:
             RateLimited: the account has reached a limit.
-            QueueFull, EngineDead: a prompt is not accepted; ``close`` withdraws the others.
+            QueueFull, EngineDead: the engine refuses a prompt; ``close`` cancels the others.
         """
         self._account.check(self._prompt_tokens, len(self.choices))
         self._arrival = arrival
@@ -151,49 +167,49 @@ class Generation:
         self._streams.append(self.model.submit(submit))
         self.times.append(PromptTimes(self._arrival))
 
-    async def pieces(self) -> AsyncGenerator[list[OutputDelta], None]:
-        """Yields each step's new pieces, in order, until all choices have finished.
+    async def deltas(self) -> AsyncGenerator[list[OutputDelta], None]:
+        """Yields each step's new deltas, in order, until all choices have finished.
 
         Raises:
             EngineDead: the engine ended first.
             GenerationFailed: the engine failed a choice.
-            QueueFull: the queue has no room for a prompt that is submitted later.
+            QueueFull: the queue is full when a later prompt is submitted.
         """
         async with aclosing(self._arrivals()) as arrivals:
             async for arrived in arrivals:
                 now = time.monotonic()
-                pieces: list[OutputDelta] = []
+                deltas: list[OutputDelta] = []
                 for prompt, new in arrived:
                     for output in new:
-                        pieces += self._take(prompt, output, now)
+                        deltas += self._take(prompt, output, now)
                 self.detokenizing.add(now)
-                if pieces:
-                    yield pieces
+                if deltas:
+                    yield deltas
                 if all(choice.finish for choice in self.choices):
                     return
         raise GenerationFailed("the engine ended this request")
 
     def _take(self, prompt: int, output: TokenOutput, now: float) -> Sequence[OutputDelta]:
-        """The pieces of one output."""
+        """The deltas of one output."""
         self.times[prompt].take(output, now)
         choice = self.choices[prompt * self.n + output.index]
         if choice.finish is not None:
-            return ()  # it was in flight when a stop string was found
+            return ()  # the output was in flight when a stop string was found
         before = choice.tokens
-        pieces = choice.take(output)
+        deltas = choice.take(output)
         self._account.spend(choice.tokens - before)
         if choice.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
-        return pieces
+        return deltas
 
     @property
     def waiting(self) -> int:
-        """Outputs that have arrived and were not read yet."""
+        """The number of outputs that have arrived but were not read yet."""
         return sum(stream.waiting for stream in self._streams) + len(self._inbox)
 
     @property
     def echoed_tokens(self) -> int:
-        """Tokens of the prompts whose log-probabilities are part of the reply."""
+        """The number of prompt tokens whose log-probabilities are part of the reply."""
         return sum(len(prompt.tokens) for prompt in self.prompts if prompt.is_scored)
 
     @property
@@ -201,7 +217,7 @@ class Generation:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     def usage(self) -> Usage:
-        """Tokens so far. A prompt and its cached part count once, whatever n is."""
+        """The token counts so far. A prompt and its cached part count once, whatever n is."""
         tokens = self._prompt_tokens
         completion = sum(choice.tokens for choice in self.choices)
         cached = sum(
@@ -209,13 +225,14 @@ class Generation:
             for number in range(len(self.prompts))
         )
         usage = Usage(tokens, completion, tokens + completion, PromptTokensDetails(cached))
-        if any(prompt.reading is not None and prompt.reading.thinks for prompt in self.prompts):
+        factories = (prompt.choice_factory for prompt in self.prompts)
+        if any(factory is not None and factory.thinks for factory in factories):
             thought = sum(choice.reasoning_tokens for choice in self.choices)
             usage.completion_tokens_details = CompletionTokensDetails(thought)
         return usage
 
     def close(self) -> None:
-        """Cancels in the engine whatever still runs."""
+        """Cancels the choices that are still running in the engine."""
         for pump in self._pumps:
             if not pump.cancel() and not pump.cancelled():
                 pump.exception()  # retrieved, or asyncio would log it
@@ -231,12 +248,12 @@ class Generation:
         return self.choices[prompt * self.n : (prompt + 1) * self.n]
 
     async def _arrivals(self) -> AsyncGenerator[list[_Arrived], None]:
-        """Yields the engine's outputs, those of one step together."""
+        """Yields the engine's outputs, all outputs of one step together."""
         if len(self.prompts) == 1:
             async for outputs in self._streams[0]:
                 yield [_Arrived(0, outputs)]
             return
-        # Outputs of a step arrive together: the pumps collect them before this task wakes.
+        # All outputs of a step arrive together: the pumps collect them before this task wakes.
         inbox = self._inbox
         wake = asyncio.Event()
 
@@ -256,7 +273,7 @@ class Generation:
         while True:
             await wake.wait()
             wake.clear()
-            # One turn of the loop lets the other pumps add their outputs of this step, and end.
+            # One turn of the event loop lets the other pumps add their outputs of this step.
             await asyncio.sleep(0)
             if inbox:
                 batch, inbox[:] = inbox[:], []

@@ -25,9 +25,16 @@ def sampling_params(
 ) -> SamplingParams:
     """The sampling parameters of one prompt.
 
-    ``param`` names the prompt's field. ``max_tokens`` is the client's value;
-    ``default_max_tokens`` None means the remaining context. ``grammar`` comes from
-    ``grammar_of``, ``thinking`` describes the thought that may precede it.
+    Args:
+        request: the request's fields.
+        model: the model.
+        prompt_tokens: the number of prompt tokens.
+        param: the name of the prompt's field, for errors.
+        max_tokens: the client's value, or None.
+        default_max_tokens: used if ``max_tokens`` is None; None means the remaining context.
+        logprobs: the number of most likely tokens to report, or None for no log-probabilities.
+        grammar: the grammar that the output must follow, or None.
+        thinking: the thought that may precede the output, or None.
 
     Raises:
         ContextExceeded: prompt and output exceed the context.
@@ -68,7 +75,7 @@ def room_for(info: ModelInfo, prompt_tokens: int, max_tokens: int | None, param:
     """The number of output tokens that fit the context after the prompt.
 
     Raises:
-        ContextExceeded: fewer than ``max_tokens`` fit (None: not even one).
+        ContextExceeded: fewer than ``max_tokens`` fit, or none if that is None.
         RequestError: the prompt is empty.
     """
     context = info.max_context

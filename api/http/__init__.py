@@ -1,3 +1,4 @@
-"""HTTP basics for handlers and clients: server-sent events, written and parsed, and what identifies
-a request. It imports nothing else of Chairlift.
+"""HTTP basics for handlers and clients: server-sent events, and a request's route and id.
+
+It imports nothing else of Chairlift.
 """

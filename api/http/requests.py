@@ -1,4 +1,4 @@
-"""What identifies an HTTP request: its route, its id, and the type of its handler."""
+"""The route, the id and the handler type of an HTTP request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# The request's id in logs and in its reply's headers: the client's own, or one made here.
+# The request's id in logs and reply headers: the client's, or a generated one.
 REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
-# nginx's status for a client that left before its reply; never sent.
+# nginx's status for a client that left before the reply; it is only recorded, never sent.
 CLIENT_LEFT = 499
 
 

@@ -15,22 +15,24 @@ from aiohttp import web
 logger = logging.getLogger(__name__)
 
 _COMMENT = b": keep-alive\n\n"
-# How often a client that does not read is checked for too much waiting output.
+# A client that does not read is checked at this interval for too much waiting output.
 WATCH_SECONDS = 0.5
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    # nginx would collect the events otherwise.
+    # Otherwise nginx would buffer the events.
     "X-Accel-Buffering": "no",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How an endpoint's events are written.
+    """The format of an endpoint's stream.
 
-    With ``named``, an event is named by its struct's tag. ``keep_alive`` is sent into a silent
-    stream, ``end`` after the last event.
+    Attributes:
+        named: whether each event has a name, its struct's tag.
+        keep_alive: bytes sent into a silent stream.
+        end: bytes sent after the last event.
     """
 
     named: bool
@@ -44,11 +46,16 @@ MESSAGES = Framing(named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n
 
 
 class EventStream:
-    """One event stream reply, opened and closed by ``async with``.
+    """A reply that is a stream of events; ``async with`` begins it and stops its keep-alives.
 
-    A stream silent for ``keep_alive_seconds`` gets the keep-alive of ``framing``. A client that
-    does not read is cut off once ``too_much`` returns true. Writing raises ConnectionResetError
-    after the client has left.
+    Writing raises ConnectionResetError after the client has left.
+
+    Args:
+        request: the request to reply to.
+        framing: the format of the stream.
+        keep_alive_seconds: the interval of keep-alives while nothing else is sent.
+        is_too_slow: asked while the client does not read; if it returns true, the client is
+            disconnected.
     """
 
     def __init__(
@@ -56,13 +63,13 @@ class EventStream:
         request: web.Request,
         framing: Framing,
         keep_alive_seconds: float,
-        too_much: Callable[[], bool],
+        is_too_slow: Callable[[], bool],
     ) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._framing = framing
         self._interval = keep_alive_seconds
-        self._too_much = too_much
+        self._is_too_slow = is_too_slow
         self._encode = msgspec.json.Encoder().encode
         self._last_write = 0.0
 
@@ -81,7 +88,7 @@ class EventStream:
         self._keeper.cancel()
 
     async def send(self, chunks: Sequence[msgspec.Struct]) -> None:
-        """Sends ``chunks`` in one write; without chunks, nothing."""
+        """Sends one event for each chunk, all in one write."""
         if not chunks:
             return
         encode = self._encode
@@ -107,7 +114,7 @@ class EventStream:
             silent = loop.time() - self._last_write
             await asyncio.sleep(min(max(0.0, self._interval - silent), WATCH_SECONDS))
             if self._request.protocol.writing_paused:
-                if self._too_much():
+                if self._is_too_slow():
                     self._cut_off()
                 continue
             if loop.time() - self._last_write < self._interval:
@@ -115,7 +122,7 @@ class EventStream:
             try:
                 await self._write(self._framing.keep_alive)
             except ConnectionResetError:
-                return  # the handler's own write fails, or it is cancelled
+                return  # the handler's next write fails, or the handler is cancelled
 
     def _cut_off(self) -> None:
         if (transport := self._request.transport) is not None:

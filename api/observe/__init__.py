@@ -1,5 +1,5 @@
-"""What an operator sees of requests: access log, traces, the canary, loop lag, and the page at /.
+"""Observability for operators: access log, traces, canary, event loop lag, and the page at /.
 
-Runs in the API process. It reads a generation through ``request_record.ObservedGeneration`` and
-imports neither handlers, nor ``generate``, nor the service.
+It runs in the API process. It reads a generation through ``request_record.ObservedGeneration`` and
+must import neither handlers, nor ``generate``, nor the service.
 """

@@ -1,4 +1,4 @@
-"""The access log: one line for each ended request, without any text of its user."""
+"""The access log: one line for each ended request, without any text of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.api.observe.request_record import RequestRecord
 logger = logging.getLogger(__name__)
 server_logger = logging.getLogger("aiohttp.server")
 
-# Machines poll these every few seconds; at INFO they would bury the other lines.
+# Machines poll these every few seconds; at INFO they would bury all other lines.
 POLLED = frozenset({"/health", "/ping", "/metrics"})
 
 
@@ -24,14 +24,14 @@ def log_request(record: RequestRecord) -> None:
 
 
 def hide_bad_http() -> None:
-    """Keeps malformed HTTP, and the bytes that were sent, out of aiohttp's log.
+    """Keeps malformed HTTP out of aiohttp's log, which would quote the client's bytes.
 
-    aiohttp answers it with a 400 before there is a request.
+    aiohttp replies with status 400 before there is a request.
     """
-    server_logger.addFilter(_is_ours)
+    server_logger.addFilter(_is_no_bad_http)
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_no_bad_http(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
@@ -59,5 +59,5 @@ def _fields(record: RequestRecord) -> dict[str, object]:
 
 
 def _longest(seconds: Iterable[float | None]) -> float | None:
-    """The slowest prompt's time; None if no prompt got that far."""
+    """The longest time of a request's prompts; None if none reached that phase."""
     return max((each for each in seconds if each is not None), default=None)

@@ -1,7 +1,7 @@
-"""The canary: sometimes replays a finished row alone, and counts rows whose tokens differ.
+"""The canary: replays finished rows alone now and then, and counts rows whose tokens differ.
 
-A row's tokens must not depend on the rest of the batch. Computing a row again is the only way to
-check that on the operator's machine and with the users' requests.
+A row's tokens must not depend on the rest of the batch. Only computing a row again can check that
+on the operator's machine and with the users' requests.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from chairlift.metrics.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-# A replay compares at most this many first output tokens.
+# A replay compares at most the first so many output tokens.
 MAX_TOKENS = 1024
-# How often a waiting replay checks whether the engine is idle.
+# A waiting replay checks at this interval whether the engine is idle.
 POLL_SECONDS = 0.1
-# How often an interrupted replay is tried: a long row must not block all later ones.
+# An interrupted replay is tried this many times; a long row must not block all later ones.
 ATTEMPTS = 3
 
 
 class FinishedRow(NamedTuple):
-    """One choice of a finished request, its id in the logs, and its first output tokens."""
+    """One choice of a finished request: the request, its id in the logs, and the output tokens."""
 
     request: Submit
     request_id: str | None
@@ -44,7 +44,7 @@ class FinishedRow(NamedTuple):
     tokens: list[int]
 
     def replay(self) -> Submit:
-        """A request for the same tokens, with the lowest priority and no shared prefix."""
+        """The request that replays the row: at the lowest priority and without cached prefixes."""
         params = self.request.params
         name = uuid.uuid4().hex
         return Submit(
@@ -63,23 +63,23 @@ class FinishedRow(NamedTuple):
         )
 
     def divergence(self, tokens: list[int]) -> int | None:
-        """The first output position where a replay's tokens differ, or None."""
+        """The first position where a replay's output tokens differ, or None."""
         pairs = zip_longest(self.tokens, tokens)
-        return next((at for at, (mine, other) in enumerate(pairs) if mine != other), None)
+        return next((at for at, (original, other) in enumerate(pairs) if original != other), None)
 
 
 class Canary:
     """Records one row of the users' requests every ``interval`` seconds, and replays it.
 
     A replay starts when the engine is idle and is cancelled as soon as a user submits a request.
-    It is tried ATTEMPTS times, then the row is dropped. Only one row is in memory at a time.
+    After ATTEMPTS cancelled replays the row is dropped. Only one row is in memory at a time.
     """
 
     def __init__(self, client: EngineClient, recorder: Recorder, interval: float) -> None:
         self._client = client
         self._recorder = recorder
         self._interval = interval
-        self._wanted: asyncio.Future[FinishedRow] | None = None
+        self._row_future: asyncio.Future[FinishedRow] | None = None
         self._recording: RecordedStream | None = None
         self._replay: TokenStream | None = None
 
@@ -88,13 +88,13 @@ class Canary:
         if self._replay is not None:
             self._replay.close()
         stream = self._client.submit(request)
-        if self._wanted is None or self._wanted.done():
+        if self._row_future is None or self._row_future.done():
             return stream
         if self._recording is not None and not self._recording.ended:
             return stream
         if not request.params.max_tokens:
-            return stream  # it generates nothing to compare
-        self._recording = RecordedStream(stream, request, self._wanted)
+            return stream  # it generates no tokens to compare
+        self._recording = RecordedStream(stream, request, self._row_future)
         return self._recording
 
     async def run(self) -> None:
@@ -108,11 +108,11 @@ class Canary:
                 logger.error("a row could not be replayed: %s", redacted_traceback(error))
 
     async def _next_row(self) -> FinishedRow:
-        self._wanted = asyncio.get_running_loop().create_future()
+        self._row_future = asyncio.get_running_loop().create_future()
         try:
-            return await self._wanted
+            return await self._row_future
         finally:
-            self._wanted = self._recording = None
+            self._row_future = self._recording = None
 
     async def _check(self, row: FinishedRow) -> None:
         for _ in range(ATTEMPTS):
@@ -168,14 +168,14 @@ class Canary:
 
 
 class RecordedStream:
-    """Passes a user's stream on unchanged and records one of its choices as a ``FinishedRow``."""
+    """Forwards a user's stream unchanged, and records one of its choices as a FinishedRow."""
 
     def __init__(
-        self, stream: TokenStream, request: Submit, wanted: asyncio.Future[FinishedRow]
+        self, stream: TokenStream, request: Submit, row_future: asyncio.Future[FinishedRow]
     ) -> None:
         self._stream = stream
         self._row = FinishedRow(request, REQUEST_ID.get(), random.randrange(request.n), [])
-        self._wanted = wanted
+        self._row_future = row_future
         self.ended = False
 
     async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
@@ -208,6 +208,6 @@ class RecordedStream:
             self._end(complete=output.finish in ("stop", "length"))
 
     def _end(self, complete: bool) -> None:
-        if complete and not self.ended and not self._wanted.done():
-            self._wanted.set_result(self._row)
+        if complete and not self.ended and not self._row_future.done():
+            self._row_future.set_result(self._row)
         self.ended = True

@@ -29,6 +29,6 @@ def lag_recording(recorder: Recorder) -> Callable[[web.Application], AsyncIterat
 async def _watch(recorder: Recorder) -> None:
     clock = asyncio.get_running_loop().time
     while True:
-        due = clock() + INTERVAL_SECONDS
+        expected = clock() + INTERVAL_SECONDS
         await asyncio.sleep(INTERVAL_SECONDS)
-        recorder.record_lag(max(0.0, clock() - due))
+        recorder.record_lag(max(0.0, clock() - expected))

@@ -1,6 +1,6 @@
-"""What the page at ``/`` shows: batch, queue, throughput, memory, and recent requests.
+"""Collects the state for the page at ``/``: batch, queue, throughput, memory, recent requests.
 
-While no page watches, a step costs one assignment and a request one set entry.
+While no page is open, a step costs one assignment and a request one set entry.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from chairlift.api.observe.request_record import ObservedGeneration, ObservedMod
 from chairlift.engine.messages import ModelInfo, StepStats
 from chairlift.metrics.window import Percentiles, Tally
 
-# How often each watcher gets a snapshot.
+# The interval at which each watcher gets a snapshot.
 PERIOD_SECONDS = 0.5
 MAX_WATCHERS = 16
-# Latencies and prefix hits cover the last minute; throughput, a span longer than a step.
+# The span of latencies and prefix hits.
 WINDOW_SECONDS = 60.0
+# The span of throughput, longer than a step.
 PACE_SECONDS = 5.0
 RECENT_REQUESTS = 12
 
@@ -42,14 +43,17 @@ class Facts(msgspec.Struct):
 
 
 class Rider(msgspec.Struct):
-    """A choice that is generating; ``id`` is derived from the completion's id."""
+    """A choice that is generating; the page draws it as a rider.
+
+    ``id`` is derived from the completion's id.
+    """
 
     id: str
     tokens: int
 
 
 class Latency(msgspec.Struct):
-    """Percentiles over the window, in seconds."""
+    """Percentiles over WINDOW_SECONDS, in seconds."""
 
     p50: float
     p95: float
@@ -57,8 +61,13 @@ class Latency(msgspec.Struct):
 
 
 class KVMemory(msgspec.Struct):
-    """Bytes: used by tokens in the rows' buffers, reserved for rows, taken by cached prefixes, and
-    the limit of all rows.
+    """KV memory in bytes.
+
+    Attributes:
+        used: used by tokens in the rows' buffers.
+        reserved: reserved for rows.
+        prefixes: used by cached prefixes.
+        limit: the limit of all rows together.
     """
 
     used: int
@@ -68,17 +77,25 @@ class KVMemory(msgspec.Struct):
 
 
 class PrefixQueries(msgspec.Struct):
-    """Prompt tokens looked up in the prefix cache during the window, and those found there."""
+    """Prompt tokens over WINDOW_SECONDS: looked up in the prefix cache, and found there."""
 
     queried: int
     hit: int
 
 
 class RecentRequest(msgspec.Struct):
-    """An ended request, without any text of its client. Times are in seconds.
+    """An ended request, without any text of the client.
 
-    ``id``, tokens and times are None if nothing was generated; ``first_token`` is counted from
-    the arrival.
+    Attributes:
+        id: the completion's id, or None if nothing was generated.
+        route: the route's pattern.
+        status: the HTTP status.
+        seconds: the duration of the request.
+        ago: seconds since its end.
+        prompt_tokens: the number of prompt tokens.
+        cached_tokens: the number of prompt tokens that came from the prefix cache.
+        output_tokens: the number of output tokens.
+        first_token: seconds from arrival to the first token.
     """
 
     id: str | None
@@ -93,10 +110,22 @@ class RecentRequest(msgspec.Struct):
 
 
 class LiveState(msgspec.Struct):
-    """One event. ``reason`` says why requests cannot be served now.
+    """One event of the page's stream.
 
-    ``running`` counts the rows of the batch, prefilling ones included; ``riders`` are the users'
-    generating choices. Paces are tokens a second.
+    Attributes:
+        status: whether requests can be served.
+        reason: why requests cannot be served now, or None.
+        model: the served model, or None while it is loading.
+        running: the number of rows in the batch, including prefilling ones.
+        waiting: the number of waiting choices.
+        riders: the users' choices that are generating.
+        generated_pace: output tokens a second.
+        prefilled_pace: prompt tokens computed a second.
+        ttft: times to first token, or None if there were none.
+        itl: inter-token latencies, or None if there were none.
+        kv: KV memory.
+        prefixes: use of the prefix cache.
+        requests: requests that ended recently, latest first.
     """
 
     status: Literal["ok", "unavailable"]
@@ -122,16 +151,21 @@ class LiveModel(ObservedModel, Protocol):
 
 
 class ServerStatus(Protocol):
-    """What the page asks the server: its model, and why it cannot serve now, if it cannot."""
+    """The server's state that the page shows."""
 
     @property
-    def loaded(self) -> LiveModel | None: ...
+    def loaded(self) -> LiveModel | None:
+        """The model, or None while it is loading."""
+        ...
+
     @property
-    def unhealthy(self) -> str | None: ...
+    def unhealthy(self) -> str | None:
+        """The reason why requests cannot be served now, or None."""
+        ...
 
 
 class _Watched:
-    """Statistics that are gathered only while a page watches."""
+    """Statistics that are collected only while a page is open."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
@@ -168,7 +202,7 @@ class _Watched:
 
 
 class Live:
-    """Records steps and requests for watchers. ``closing`` is set when the server stops."""
+    """Records steps and requests for the open pages. ``closing`` is set when the server stops."""
 
     def __init__(self) -> None:
         self.closing = asyncio.Event()
@@ -184,7 +218,7 @@ class Live:
             self._watched.add_step(stats)
 
     def record_request(self, record: RequestRecord) -> None:
-        """Records a request that does work and has ended or was refused."""
+        """Records a request of a route that does work, after it has ended or was refused."""
         if self._watched is not None:
             self._watched.add_request(record)
 
@@ -199,10 +233,10 @@ class Live:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Counts a watcher until the ``with`` block ends.
+        """Counts an open page until the ``with`` block ends.
 
         Raises:
-            TooManyWatchers: there are ``MAX_WATCHERS`` already.
+            TooManyWatchers: ``MAX_WATCHERS`` pages are open already.
         """
         if self._watchers == MAX_WATCHERS:
             raise TooManyWatchers(f"{MAX_WATCHERS} pages watch this server already")
@@ -220,7 +254,7 @@ class Live:
         watched, stats, now = self._watched, self._latest, time.monotonic()
         assert watched is not None
         pace, prefixes = watched.pace.counts(now), watched.prefixes.counts(now)
-        # A page just opened has not watched for a whole window yet.
+        # If the page has just been opened, less time than PACE_SECONDS has been recorded.
         seconds = max(PERIOD_SECONDS, min(PACE_SECONDS, now - watched.since))
         model = server.loaded
         reason = server.unhealthy

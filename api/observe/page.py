@@ -14,7 +14,7 @@ from chairlift.api.observe.live import PERIOD_SECONDS, Live, ServerStatus
 _FOLDER = Path(__file__).parent / "ui"
 _INDEX = "index.html"
 EVENTS = "/ui/events"
-# No foreign content, no inline scripts, no framing by other sites.
+# They forbid foreign content, inline scripts and framing by other sites.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -23,7 +23,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     hdrs.CACHE_CONTROL: "no-cache",
 }
-# NOTE: mimetypes is no substitute; its answers depend on the machine.
+# NOTE: do not use mimetypes, whose results depend on the machine.
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -42,7 +42,7 @@ PAGE_PATHS = frozenset(_PATHS)
 def add_page(
     app: web.Application, live: Live, server: ServerStatus, keep_alive_seconds: float
 ) -> None:
-    """Adds the page to ``app``. Silent streams are kept alive every ``keep_alive_seconds``."""
+    """Adds the page to ``app``. Its event streams get a keep-alive every ``keep_alive_seconds``."""
     for route, path in _PATHS.items():
         app.router.add_get(route, partial(_file, path.read_bytes(), _TYPES[path.suffix]))
     events = partial(_events, live, server, keep_alive_seconds)
@@ -63,13 +63,13 @@ async def _file(body: bytes, content_type: str, request: web.Request) -> web.Res
 async def _events(
     live: Live, server: ServerStatus, keep_alive_seconds: float, request: web.Request
 ) -> web.StreamResponse:
-    """Streams snapshots until the watcher leaves or the server stops.
+    """Streams snapshots until the page is closed or the server stops.
 
     Raises:
-        TooManyWatchers: the maximum number of pages watches already.
+        TooManyWatchers: too many pages are open already.
     """
     with live.watching():
-        # The connection itself cuts off a watcher that does not read.
+        # The connection itself disconnects a page that does not read; see ``server.connection``.
         stream = EventStream(request, PLAIN, keep_alive_seconds, lambda: False)
         async with stream as events:
             while not live.closing.is_set():

@@ -1,4 +1,4 @@
-"""The record of one ended request, which the access log, the page and the traces read."""
+"""The record of an ended request, for the access log, the page and the traces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ObservedPrompt(Protocol):
 
 
 class ObservedGeneration(Protocol):
-    """What logs, traces and the page read of a generation; see ``generate.Generation``."""
+    """The part of ``generate.Generation`` that logs, traces and the page read."""
 
     id: str
     n: int
@@ -62,11 +62,16 @@ GENERATION: web.RequestKey[ObservedGeneration] = web.RequestKey("generation", Ob
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One ended request.
+    """An ended request. Times are seconds of ``time.monotonic()``.
 
-    ``route`` is the route's pattern. ``status`` is CLIENT_LEFT if the client did not wait for the
-    reply. ``generation`` is None if the request was invalid or generated nothing. Times are
-    seconds of ``time.monotonic()``.
+    Attributes:
+        request_id: its id in logs.
+        route: the route's pattern.
+        method: the HTTP method, or "other".
+        status: the HTTP status; CLIENT_LEFT if the client did not wait for the reply.
+        started: when its headers arrived.
+        generation: its generation; None if it was invalid or generated nothing.
+        ended: when its reply ended.
     """
 
     request_id: str
@@ -78,10 +83,10 @@ class RequestRecord:
     ended: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of_request(
+    def from_request(
         cls, request: web.Request, request_id: str, status: int, started: float
     ) -> RequestRecord:
-        """The record of a request that ends now. It holds no text chosen by the client."""
+        """The record of a request that ends now. It contains no text chosen by the client."""
         method = request.method if request.method in hdrs.METH_ALL else "other"
         return cls(request_id, route_of(request), method, status, started, request.get(GENERATION))
 
@@ -92,7 +97,10 @@ class RequestRecord:
 
     @property
     def finish_reasons(self) -> Sequence[str]:
-        """Each choice's finish, "abort" if the client left first; empty if the engine refused."""
+        """The finish reason of each choice, "abort" if the client left first.
+
+        It is empty if the engine did not accept the request.
+        """
         if self.generation is None or not self.generation.accepted:
             return ()
         unfinished = "abort" if self.status == CLIENT_LEFT else "error"

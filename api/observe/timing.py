@@ -10,9 +10,12 @@ from chairlift.engine.messages import PrefillTimes, TokenOutput
 
 @dataclass(slots=True)
 class PromptTimes:
-    """Times of one prompt, in seconds of ``time.monotonic()``; None means not reached.
+    """Times of one prompt, in seconds of ``time.monotonic()``; None means not reached yet.
 
-    ``last_token`` is when the API process received the latest token of its choices.
+    Attributes:
+        arrival: when the request arrived.
+        prefill_times: the times that the engine reports.
+        last_token: when the API process received the latest token of the prompt's choices.
     """
 
     arrival: float
@@ -46,7 +49,13 @@ class PromptTimes:
 
 @dataclass(slots=True)
 class Detokenizing:
-    """The span of detokenizing, and the seconds in it that were spent working (``busy``)."""
+    """The time span in which a request's output was detokenized.
+
+    Attributes:
+        started: its begin in ``time.monotonic()`` seconds, or None.
+        ended: its end.
+        busy: the seconds of it that were spent detokenizing.
+    """
 
     started: float | None = None
     ended: float = 0.0

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces. A request's spans are made from its recorded times when it has ended.
+"""OpenTelemetry traces. A request's spans are made when it has ended, from its recorded times.
 
 Names and attributes follow OpenTelemetry's semantic conventions for generative AI and HTTP;
-Chairlift's own begin with ``chairlift.``. Needs the extra ``otel``, and is imported only with
-``--otlp-endpoint``.
+attributes outside of them begin with ``chairlift.``. This module needs the extra ``otel`` and is
+imported only with ``--otlp-endpoint``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chairlift.api.observe.request_record import ObservedGeneration, RequestReco
 from chairlift.api.observe.timing import PromptTimes
 from chairlift.api.version import VERSION
 
-# The traced routes, and the conventions' name of each one's operation.
+# The traced routes, and the name of each operation in the conventions.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
@@ -33,12 +33,15 @@ OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 _PATH = "/v1/traces"
-# Time limit for exporting a batch, and so for stopping when the collector is gone.
+# Time limit for exporting a batch. It also limits the server's stop if the collector is gone.
 EXPORT_SECONDS = 3.0
 
 
 def otlp_processor(endpoint: str) -> SpanProcessor:
-    """Sends spans to a collector in batches, from a thread; drops spans when its queue is full."""
+    """A processor that sends spans to a collector in batches, from a thread.
+
+    It drops spans when its queue is full.
+    """
     base = endpoint.rstrip("/").removesuffix(_PATH)
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=base + _PATH, timeout=EXPORT_SECONDS))
 
@@ -46,7 +49,7 @@ def otlp_processor(endpoint: str) -> SpanProcessor:
 class Tracing:
     """Turns ended requests into spans for ``processor``.
 
-    A ``traceparent`` header makes them part of the client's trace if that trace is sampled.
+    If a request has a ``traceparent`` header and that trace is sampled, its spans are part of it.
     """
 
     def __init__(self, processor: SpanProcessor) -> None:

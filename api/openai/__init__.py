@@ -1,4 +1,4 @@
 """Handlers of OpenAI's chat completions, completions and embeddings, and of the tokenizer routes.
 
-Runs in the API process; must not import ``server`` or another API's handlers.
+The package runs in the API process and must not import ``server`` or another API's handlers.
 """

@@ -10,11 +10,9 @@ from msgspec import UNSET
 
 from chairlift.api.body import read
 from chairlift.api.chat.prepare import prepare
-from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import WholeChoice, answer
+from chairlift.api.generate.answer import FinishedChoice, answer
 from chairlift.api.generate.generation import Generation
-from chairlift.api.http.sse import PLAIN
-from chairlift.api.openai.stream_usage import StreamUsage
+from chairlift.api.openai.formatter import ChunkFormatter
 from chairlift.api.schemas.replies import (
     ChatChoice,
     ChatChunk,
@@ -41,44 +39,31 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     return await answer(http, request, generation, _ChatFormatter(generation, request))
 
 
-class _ChatFormatter:
+class _ChatFormatter(ChunkFormatter[ChatChunkChoice]):
     """The ReplyFormatter of chat completions."""
 
-    framing = PLAIN
-
     def __init__(self, generation: Generation, request: ChatRequest) -> None:
-        self._generation = generation
-        self._usage = StreamUsage(request, generation)
+        super().__init__(generation, request)
         self._with_logprobs = request.logprobs
 
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         return [self._chunk([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])]
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        index, text, scored, finish, thought, call = piece
-        deltas = []
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish, thought, call = delta
+        chunks = []
         if call is not None:
-            deltas.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
+            chunks.append(ChatChunkChoice(index, ChatDelta(tool_calls=[_call_delta(call)])))
         elif thought:
-            deltas.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
+            chunks.append(ChatChunkChoice(index, ChatDelta(reasoning_content=text)))
         elif text or scored:
             logprobs = self._logprobs(scored or [])
-            deltas.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
+            chunks.append(ChatChunkChoice(index, ChatDelta(content=text), logprobs))
         if finish is not None:
-            deltas.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
-        return [self._chunk([delta]) for delta in deltas]
+            chunks.append(ChatChunkChoice(index, ChatDelta(), finish_reason=finish))
+        return [self._chunk([chunk]) for chunk in chunks]
 
-    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
-        if not self._usage.at_end:
-            return []
-        chunk = self._chunk([])
-        chunk.usage = usage
-        return [chunk]
-
-    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
-        return [problem.reply()]
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(
             self._generation.id,
             self._generation.created,
@@ -101,7 +86,7 @@ class _ChatFormatter:
             generation.model.name,
             generation.model.fingerprint,
             choices,
-            self._usage.so_far(),
+            self._chunk_usage(),
         )
 
     def _logprobs(self, scored: list[Scored]) -> ChatLogprobs | None:
@@ -110,7 +95,7 @@ class _ChatFormatter:
         return chat_logprobs(scored, self._generation.model.vocabulary)
 
 
-def _message(choice: WholeChoice) -> ChatMessage:
+def _message(choice: FinishedChoice) -> ChatMessage:
     calls = [
         ToolCallReply(call.id, FunctionCallReply(call.name, call.arguments))
         for call in choice.calls

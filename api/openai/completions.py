@@ -13,14 +13,12 @@ from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.priority import priority_of
 from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.body import read
-from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import WholeChoice, answer
+from chairlift.api.generate.answer import FinishedChoice, answer
 from chairlift.api.generate.generation import Generation, TokenPrompt
 from chairlift.api.generate.prompt_tokens import prompt_tokens
 from chairlift.api.generate.sampling import sampling_params
-from chairlift.api.http.sse import PLAIN
 from chairlift.api.openai.echo import Echo
-from chairlift.api.openai.stream_usage import StreamUsage
+from chairlift.api.openai.formatter import ChunkFormatter
 from chairlift.api.schemas.fields import Prompt
 from chairlift.api.schemas.replies import (
     Completion,
@@ -36,7 +34,7 @@ from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Grammar
 
-# OpenAI's default, far below the chat's.
+# OpenAI's default for completions; chat's is the remaining context.
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -48,9 +46,9 @@ async def completions(http: web.Request) -> web.StreamResponse:
     deadline.tighten(request.timeout)
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
-    most = model.info.max_rows + model.info.max_queue
-    if len(request.prompt) * request.n > most:
-        raise RequestError(f"prompt: at most {most} choices in one request", "prompt")
+    max_choices = model.info.max_rows + model.info.max_queue
+    if len(request.prompt) * request.n > max_choices:
+        raise RequestError(f"prompt: at most {max_choices} choices in one request", "prompt")
     # Check the queue before tokenizing, so that refusals are cheap.
     model.client.check_room(len(request.prompt) * request.n, priority)
     async with deadline.limit():
@@ -61,8 +59,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     generation = Generation(model, service.recorder, request, name, prompts, priority, account)
     echoes = []
     if request.echo:
-        given = zip(request.prompt, prompts, strict=True)
-        echoes = [await Echo.of_prompt(one, own.tokens, model.vocabulary) for one, own in given]
+        pairs = zip(request.prompt, prompts, strict=True)
+        echoes = [await Echo.from_prompt(one, p.tokens, model.vocabulary) for one, p in pairs]
     formatter = _CompletionFormatter(generation, request, echoes)
     return await answer(http, request, generation, formatter)
 
@@ -81,24 +79,21 @@ async def _token_prompt(
         logprobs=request.logprobs,
         grammar=grammar,
     )
-    # Yield between prompts: hundreds of them must not block all streams.
+    # Yield to the event loop between prompts: hundreds of them must not block all streams.
     await asyncio.sleep(0)
     return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
 
 
-class _CompletionFormatter:
-    """The ReplyFormatter of completions. ``echoes`` are the prompts, or none."""
-
-    framing = PLAIN
+class _CompletionFormatter(ChunkFormatter[CompletionChoice]):
+    """The ReplyFormatter of completions. ``echoes`` are the prompts to repeat, or empty."""
 
     def __init__(
         self, generation: Generation, request: CompletionRequest, echoes: list[Echo]
     ) -> None:
-        self._generation = generation
-        self._usage = StreamUsage(request, generation)
-        self._logprobs_asked = request.logprobs
+        super().__init__(generation, request)
+        self._top_logprobs = request.logprobs
         self._echoes = echoes
-        # Prompt log-probabilities that were sent already; n choices share them.
+        # Log-probabilities by prompt, computed once for its n choices.
         self._echoed: dict[int, CompletionLogprobs] = {}
         self._n = request.n
         self._vocabulary = generation.model.vocabulary
@@ -106,35 +101,25 @@ class _CompletionFormatter:
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         if not self._echoes:
             return []
-        told = CompletionChoice(index, self._echo(index), self._prompt_logprobs(index))
-        return [self._completion([told])]
+        choice = CompletionChoice(index, self._echo(index), self._prompt_logprobs(index))
+        return [self._chunk([choice])]
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        index, text, scored, finish = piece[:4]
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        index, text, scored, finish = delta[:4]
         chunks = []
         if text or scored:
             chunks.append(CompletionChoice(index, text, self._logprobs(index, scored or [])))
         if finish is not None:
             chunks.append(CompletionChoice(index, "", finish_reason=finish))
-        return [self._completion([chunk]) for chunk in chunks]
+        return [self._chunk([chunk]) for chunk in chunks]
 
-    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
-        if not self._usage.at_end:
-            return []
-        chunk = self._completion([])
-        chunk.usage = usage
-        return [chunk]
-
-    def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
-        return [problem.reply()]
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
-        reply = self._completion(
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
+        reply = self._chunk(
             [
                 CompletionChoice(
                     choice.index,
                     self._echo(choice.index) + choice.text,
-                    self._whole_logprobs(choice),
+                    self._all_logprobs(choice),
                     choice.finish,
                 )
                 for choice in choices
@@ -146,7 +131,7 @@ class _CompletionFormatter:
     def _echo(self, index: int) -> str:
         return self._echoes[index // self._n].text if self._echoes else ""
 
-    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         generation = self._generation
         return Completion(
             generation.id,
@@ -154,14 +139,14 @@ class _CompletionFormatter:
             generation.model.name,
             generation.model.fingerprint,
             choices,
-            self._usage.so_far(),
+            self._chunk_usage(),
         )
 
     def _logprobs(self, index: int, scored: list[Scored]) -> CompletionLogprobs | None:
-        if self._logprobs_asked is None:
+        if self._top_logprobs is None:
             return None
         before = len(self._echo(index))
-        return completion_logprobs(scored, self._vocabulary, self._logprobs_asked, before)
+        return completion_logprobs(scored, self._vocabulary, self._top_logprobs, before)
 
     def _prompt_logprobs(self, index: int) -> CompletionLogprobs | None:
         choice = self._generation.choices[index]
@@ -170,11 +155,11 @@ class _CompletionFormatter:
         prompt = index // self._n
         if prompt not in self._echoed:
             self._echoed[prompt] = self._echoes[prompt].logprobs(
-                choice.prompt_logprobs, self._vocabulary, self._logprobs_asked or 0
+                choice.prompt_logprobs, self._vocabulary, self._top_logprobs or 0
             )
         return self._echoed[prompt]
 
-    def _whole_logprobs(self, choice: WholeChoice) -> CompletionLogprobs | None:
-        own = self._logprobs(choice.index, choice.scored)
-        prompts = self._prompt_logprobs(choice.index)
-        return own if own is None or prompts is None else joined(prompts, own)
+    def _all_logprobs(self, choice: FinishedChoice) -> CompletionLogprobs | None:
+        output = self._logprobs(choice.index, choice.scored)
+        prompt = self._prompt_logprobs(choice.index)
+        return output if output is None or prompt is None else joined(prompt, output)

@@ -25,8 +25,10 @@ class Echo:
     tokens: Sequence[int]
 
     @classmethod
-    async def of_prompt(cls, prompt: Prompt, tokens: Sequence[int], vocabulary: Vocabulary) -> Echo:
-        """The echo of a prompt with these tokens."""
+    async def from_prompt(
+        cls, prompt: Prompt, tokens: Sequence[int], vocabulary: Vocabulary
+    ) -> Echo:
+        """The echo of ``prompt``, which was tokenized as ``tokens``."""
         return cls(prompt if isinstance(prompt, str) else await vocabulary.decode(tokens), tokens)
 
     def logprobs(
@@ -49,6 +51,6 @@ class Echo:
             starts.append(stream.read)
             stream.add(token)
         stream.finish()
-        # Tokens that the tokenizer adds before a text are not part of it.
+        # Tokens that the tokenizer adds before a text are not part of the text.
         before = max(0, stream.read - len(self.text))
         return [max(0, start - before) for start in starts]

@@ -41,7 +41,7 @@ async def embeddings(http: web.Request) -> web.Response:
     priority = priority_of(request, http.headers)
     model = service.model(request.model)
     _check(request, model)
-    # More prompts than rows would gain nothing and fill the queue.
+    # Submitting more prompts than there are rows would gain nothing and fill the queue.
     at_once = model.info.max_rows
     model.client.check_room(min(len(request.input), at_once), priority)
     pooling = request.pooling or service.settings.embedding_pooling
@@ -52,28 +52,29 @@ async def embeddings(http: web.Request) -> web.Response:
             tokens = tokens[: _max_input_tokens(request, model)]
             room_for(model.info, len(tokens), 0, "input")
             prompts.append(TokenPrompt(tokens, _NOTHING, pooling=pooling))
-            # Yield between texts: thousands of them must not block all streams.
+            # Yield to the event loop between texts: thousands of them must not block all streams.
             await asyncio.sleep(0)
     name = f"embd-{uuid.uuid4().hex}"
-    handled = GenerationRequest(cache_salt=request.cache_salt)
+    defaults = GenerationRequest(cache_salt=request.cache_salt)
     account = http[ACCOUNT]
     generation = Generation(
-        model, service.recorder, handled, name, prompts, priority, account, at_once
+        model, service.recorder, defaults, name, prompts, priority, account, at_once
     )
     http[GENERATION] = generation
     try:
         with service.live.riding(generation):
             generation.submit(deadline.arrival)
-            async with deadline.limit(), aclosing(generation.pieces()) as steps:
+            async with deadline.limit(), aclosing(generation.deltas()) as steps:
                 async for _ in steps:
-                    pass  # a choice has its vector, and there is no text
+                    pass  # each choice keeps its vector; there is no text to send
     finally:
         generation.close()
     return json_response(_reply(request, generation))
 
 
 def _check(request: EmbeddingRequest, model: ServedModel) -> None:
-    """
+    """Checks the request against the model.
+
     Raises:
         RequestError: this model cannot compute the requested embeddings.
     """

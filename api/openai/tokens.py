@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.engine.errors import Overflow, PromptTooLong
 if TYPE_CHECKING:  # it imports transformers, which takes a second
     from chairlift.api.text.vocabulary import Vocabulary
 
-# Tokens decoded between two turns of the loop; an uncached one takes 20 µs.
+# Tokens decoded between two turns of the event loop; an uncached one takes 20 µs.
 TEXTS_AT_ONCE = 256
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: the model summarizes a conversation, which the summary replaces."""
+"""POST /v1/responses/compact: the model writes a summary that replaces a conversation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.api.errors import GenerationFailed, Problem
-from chairlift.api.generate.answer import WholeChoice
+from chairlift.api.generate.answer import FinishedChoice
 from chairlift.api.generate.generation import Generation
 from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.compaction import sealed
@@ -39,7 +39,7 @@ class Compaction(NamedTuple):
 
 
 def compaction_of(request: CompactRequest, earlier: Earlier) -> Compaction:
-    """Plans the compaction of a conversation; all messages but the assistant's are kept.
+    """Plans the compaction of a conversation; it keeps all messages but the assistant's.
 
     Raises:
         RequestError, pydantic.ValidationError: the conversation is empty or too long.
@@ -73,7 +73,7 @@ class CompactionFormatter:
     def opening(self, index: int) -> Sequence[msgspec.Struct]:
         return ()
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
         return ()
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
@@ -82,7 +82,7 @@ class CompactionFormatter:
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
         return ()
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
         summary = choice.text.strip()
         if not summary:

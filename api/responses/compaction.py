@@ -1,7 +1,7 @@
 """Encodes a conversation's summary as the opaque text of a compaction item.
 
 The client sends the item back in place of the conversation. The text is encoded but not encrypted,
-because its owner has seen the conversation anyway.
+because the client has seen the conversation anyway.
 """
 
 from __future__ import annotations

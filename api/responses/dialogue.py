@@ -21,7 +21,7 @@ from chairlift.api.responses.request import (
     TextFormat,
 )
 from chairlift.api.responses.store import ResponseStore, StoredResponse
-from chairlift.api.responses.tools import Chosen, chosen, function_of
+from chairlift.api.responses.tools import SelectedTools, function_of, select_tools
 from chairlift.api.schemas.messages import MAX_MESSAGES
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.engine.errors import RequestError
@@ -32,7 +32,9 @@ Fields = dict[str, Any]
 class Earlier(NamedTuple):
     """The stored responses that a request needs.
 
-    ``previous`` is the one that it continues; ``referred`` contain the items that it refers to.
+    Attributes:
+        previous: the response that it continues, or None.
+        referred: the responses with the items that it refers to.
     """
 
     previous: StoredResponse | None
@@ -54,7 +56,7 @@ def earlier_of(request: Conversation, store: ResponseStore, owner: str) -> Earli
     previous = request.previous_response_id
     return Earlier(
         None if previous is None else store.get(owner, previous),
-        store.holding(owner, references_in(request.input)),
+        store.containing(owner, references_in(request.input)),
     )
 
 
@@ -78,12 +80,15 @@ def conversation_of(request: Conversation, earlier: Earlier) -> list[Item]:
 class Dialogue(NamedTuple):
     """A Responses request as a chat request.
 
-    ``offered`` holds the functions that the model sees. ``inputs`` is the JSON list of the items
-    of the conversation, and ``item_ids`` are those of their ids that later requests may refer to.
+    Attributes:
+        chat: the chat request.
+        offered: the functions that the model sees.
+        inputs: a JSON list of the items of the conversation.
+        item_ids: the ids of the items that later requests may refer to.
     """
 
     chat: ChatRequest
-    offered: Chosen
+    offered: SelectedTools
     inputs: bytes
     item_ids: tuple[str, ...]
 
@@ -96,7 +101,7 @@ def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
             contradict each other.
     """
     items = conversation_of(request, earlier)
-    offered = chosen(request.tools, request.tool_choice)
+    offered = select_tools(request.tools, request.tool_choice)
     chat = ChatRequest.model_validate(
         {
             **_prompt_fields(request, items, offered),
@@ -123,11 +128,13 @@ def prompt_request(request: ResponsesPrompt, earlier: Earlier) -> ChatRequest:
         RequestError, pydantic.ValidationError: as ``dialogue_of``.
     """
     items = conversation_of(request, earlier)
-    offered = chosen(request.tools, request.tool_choice)
+    offered = select_tools(request.tools, request.tool_choice)
     return ChatRequest.model_validate(_prompt_fields(request, items, offered))
 
 
-def _prompt_fields(request: ResponsesPrompt, items: Sequence[Item], offered: Chosen) -> Fields:
+def _prompt_fields(
+    request: ResponsesPrompt, items: Sequence[Item], offered: SelectedTools
+) -> Fields:
     return {
         "model": request.model,
         "messages": messages_of(request.instructions, items),
@@ -140,18 +147,18 @@ def _prompt_fields(request: ResponsesPrompt, items: Sequence[Item], offered: Cho
 
 
 def _response_format(request: ResponsesPrompt) -> Fields:
-    given = request.text.format
-    if isinstance(given, JsonSchemaFormat):
-        return {"type": "json_schema", "json_schema": _schema(given)}
-    return {"type": given.type}
+    text_format = request.text.format
+    if isinstance(text_format, JsonSchemaFormat):
+        return {"type": "json_schema", "json_schema": _schema(text_format)}
+    return {"type": text_format.type}
 
 
-def _schema(given: JsonSchemaFormat) -> Fields:
+def _schema(text_format: JsonSchemaFormat) -> Fields:
     return {
-        "name": given.name,
-        "description": given.description,
-        "schema": given.schema_,
-        "strict": given.strict,
+        "name": text_format.name,
+        "description": text_format.description,
+        "schema": text_format.schema_,
+        "strict": text_format.strict,
     }
 
 
@@ -160,13 +167,13 @@ def _choice(request: ResponsesRequest) -> str | Fields:
     return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
 
 
-def _format(given: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
-    schema = _schema(given) if isinstance(given, JsonSchemaFormat) else {}
-    return {"type": given.type, **schema}
+def _format(text_format: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Fields:
+    schema = _schema(text_format) if isinstance(text_format, JsonSchemaFormat) else {}
+    return {"type": text_format.type, **schema}
 
 
 def empty_response(
-    request: ResponsesRequest, offered: Chosen, generation: Generation, store: bool
+    request: ResponsesRequest, offered: SelectedTools, generation: Generation, store: bool
 ) -> Response:
     """The response object before any output is generated."""
     return Response(

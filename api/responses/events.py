@@ -10,7 +10,7 @@ from chairlift.api.schemas.replies import TokenLogprob
 
 
 class Event(Struct, tag_field="type", kw_only=True):
-    """``sequence_number`` counts the events of a stream from 0; ``OutputWriter.emit`` sets it."""
+    """An event. ``sequence_number`` counts from 0 in each stream; ``OutputWriter.emit`` sets it."""
 
     sequence_number: int = 0
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from chairlift.api.chat.sections import Sections
 from chairlift.api.errors import Problem
-from chairlift.api.generate.answer import WholeChoice
+from chairlift.api.generate.answer import FinishedChoice
 from chairlift.api.http.sse import RESPONSES
 from chairlift.api.responses.events import (
     Completed,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # it imports transformers, which takes a second
 
 
 class ResponseFormatter:
-    """Completes ``response`` piece by piece, and passes it to ``keep`` when it is complete.
+    """Completes ``response`` delta by delta, and passes it to ``keep`` when it is complete.
 
     If ``vocabulary`` is None, the reply has no log-probabilities. A failed response is not kept.
     """
@@ -60,10 +60,10 @@ class ResponseFormatter:
         self._writer.emit(InProgress(replace(self._response, output=[])))
         return self._writer.take()
 
-    def chunks(self, piece: OutputDelta) -> Sequence[msgspec.Struct]:
-        self._sections.add(piece)
-        if piece.finish is not None:
-            self._finish(cut=piece.finish == "length")
+    def chunks(self, delta: OutputDelta) -> Sequence[msgspec.Struct]:
+        self._sections.add(delta)
+        if delta.finish is not None:
+            self._finish(cut=delta.finish == "length")
         return self._writer.take()
 
     def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
@@ -73,7 +73,7 @@ class ResponseFormatter:
         return self._writer.take()
 
     def failure(self, problem: Problem) -> Sequence[msgspec.Struct]:
-        # Clients expect an event that creates a response before the one that says it failed.
+        # Clients expect the event that creates a response before the one that ends it.
         opening = [] if self._writer.emitted else self.opening(0)
         self._response.status = "failed"
         self._response.error = ResponseError("server_error", problem.message)
@@ -81,10 +81,10 @@ class ResponseFormatter:
         self._writer.emit(Failed(self._response))
         return [*opening, *self._writer.take()]
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> msgspec.Struct:
+    def full_reply(self, choices: Sequence[FinishedChoice], usage: Usage) -> msgspec.Struct:
         [choice] = choices
-        for piece in choice.pieces:
-            self.chunks(piece)
+        for delta in choice.deltas:
+            self.chunks(delta)
         self._complete(usage)
         return self._response
 

@@ -1,4 +1,4 @@
-"""Handlers of /v1/responses: creating, counting, compacting, and reading stored responses."""
+"""Handlers of /v1/responses: create, count tokens, compact, and read stored responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from chairlift.api.responses.request import (
     ResponsesRequest,
 )
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore, StoredResponse
-from chairlift.api.schemas.names import renamed
+from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 
@@ -47,7 +47,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     store, owner = http.app[RESPONSE_STORE], http[ACCOUNT].name
     stores = _stores(request, store)
     earlier, bodies = await _earlier(http, request)
-    with renamed(_NAMES):
+    with renamed_errors(_NAMES):
         dialogue = await convert(http, bodies, dialogue_of, request, earlier)
         generation = await prepare(http, dialogue.chat, "resp_")
 
@@ -67,7 +67,7 @@ async def count_input_tokens(http: web.Request) -> web.Response:
     request = await read(http, InputTokensRequest)
     earlier, bodies = await _earlier(http, request)
     model = http.app[SERVICE].model(request.model)
-    with renamed(_NAMES):
+    with renamed_errors(_NAMES):
         chat = await convert(http, bodies, prompt_request, request, earlier)
         async with http[DEADLINE].limit():
             tokens = await prompt_of(chat, model)
@@ -78,9 +78,9 @@ async def compact_response(http: web.Request) -> web.StreamResponse:
     """Replies with items that replace a conversation: the user's messages and a summary."""
     request = await read(http, CompactRequest)
     earlier, bodies = await _earlier(http, request)
-    with renamed(_NAMES):
+    with renamed_errors(_NAMES):
         compaction = await convert(http, bodies, compaction_of, request, earlier)
-        # The summary may use whatever the context has left.
+        # The summary may use all of the remaining context.
         generation = await prepare(http, compaction.chat, "resp_", fit=True)
     formatter = CompactionFormatter(compaction.kept, generation)
     return await answer(http, compaction.chat, generation, formatter)
@@ -111,11 +111,11 @@ async def list_input_items(http: web.Request) -> web.Response:
 async def cancel_response(http: web.Request) -> web.Response:
     """Replies with an error, since background responses are not supported."""
     http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
-    raise RequestError("only a response made in the background can be cancelled; none is here")
+    raise RequestError("only background responses can be cancelled, and this server has none")
 
 
 async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:
-    """The stored part of a request's conversation, and the JSON of the request and of that part."""
+    """The stored part of a request's conversation, and all JSON that its conversion must decode."""
     try:
         earlier = earlier_of(request, http.app[RESPONSE_STORE], http[ACCOUNT].name)
     except UnknownResponse:

@@ -16,18 +16,18 @@ from chairlift.api.responses.items import (
     ReasoningItem,
 )
 
-Message = dict[str, Any]
+MessageFields = dict[str, Any]
 
 # Precedes the summary that replaces an earlier conversation.
 _SUMMARY = "Summary of the conversation so far:\n"
 
 
-def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
-    """The messages of the conversation. All output of one turn of the model is one message."""
-    messages: list[Message] = []
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[MessageFields]:
+    """The messages of the conversation. All output of one model turn becomes one message."""
+    messages: list[MessageFields] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    turn: Message | None = None
+    turn: MessageFields | None = None
     for item in items:
         match item:
             case MessageItem(role="assistant"):
@@ -56,8 +56,8 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
     return messages
 
 
-def _begin_turn(messages: list[Message]) -> Message:
-    turn: Message = {"role": "assistant"}
+def _begin_turn(messages: list[MessageFields]) -> MessageFields:
+    turn: MessageFields = {"role": "assistant"}
     messages.append(turn)
     return turn
 

@@ -32,14 +32,14 @@ def _json(value: Any) -> str:
 
 
 class HostedItem(Request):
-    """The base of all hosted items. A call's status and caller are not shown to the model."""
+    """The base of all hosted items. The model does not see a call's status and caller."""
 
     id: Id | None = None
     status: Ignored = None
     caller: Ignored = None
 
     def items(self) -> list[Item]:
-        """The items that are stored, and shown to the model, in place of this one."""
+        """The items that replace this one in the store and for the model."""
         raise NotImplementedError
 
     def _call(self, name: str, arguments: str, call_id: str) -> FunctionCallItem:
@@ -49,7 +49,7 @@ class HostedItem(Request):
         return FunctionCallOutputItem(self.id or new_id("fco"), call_id, output)
 
     def _both(self, name: str, arguments: Any, output: str) -> list[Item]:
-        """The call and its output, of an item that contains both."""
+        """The call and its output, for an item that contains both."""
         call_id = self.id or new_id("call")
         result = FunctionCallOutputItem(new_id("fco"), call_id, output)
         return [self._call(name, _json(arguments), call_id), result]

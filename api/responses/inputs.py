@@ -40,7 +40,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageInput(Request):
-    """A message. ``type`` may be omitted. ``phase`` is used by OpenAI's models only."""
+    """A message. ``type`` may be absent. Only OpenAI's models use ``phase``."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -70,7 +70,7 @@ class FunctionCallInput(Request):
     caller: Ignored = None
 
     def items(self) -> list[Item]:
-        """As it is stored."""
+        """The stored form."""
         return [FunctionCallItem(self.id or new_id("fc"), self.call_id, self.name, self.arguments)]
 
 
@@ -85,7 +85,7 @@ class FunctionCallOutputInput(Request):
     caller: Ignored = None
 
     def items(self) -> list[Item]:
-        """As it is stored."""
+        """The stored form."""
         item_id = self.id or new_id("fco")
         return [FunctionCallOutputItem(item_id, self.call_id, text_of(self.output))]
 
@@ -101,7 +101,7 @@ class ReasoningInput(Request):
     encrypted_content: Ignored = None
 
     def items(self) -> list[Item]:
-        """As it is stored."""
+        """The stored form."""
         content = [ReasoningText(part.text) for part in self.content]
         summary = [SummaryText(part.text) for part in self.summary]
         return [ReasoningItem(self.id or new_id("rs"), content, summary)]
@@ -116,7 +116,7 @@ class CompactionInput(Request):
     created_by: Ignored = None
 
     def items(self) -> list[Item]:
-        """As it is stored."""
+        """The stored form."""
         return [CompactionItem(self.id or new_id("cmp"), self.encrypted_content)]
 
 
@@ -127,7 +127,7 @@ class ItemReferenceInput(Request):
     id: Id
 
 
-OwnInput = (
+ConversationInput = (
     MessageInput
     | FunctionCallInput
     | FunctionCallOutputInput
@@ -139,7 +139,7 @@ _check_kind = known_kind(
     "input items",
     *(
         get_args(kind.model_fields["type"].annotation)[0]
-        for kind in (*get_args(OwnInput), *get_args(HostedInput))
+        for kind in (*get_args(ConversationInput), *get_args(HostedInput))
     ),
 )
 
@@ -154,7 +154,7 @@ def _item(value: object) -> object:
 
 
 InputItem = Annotated[
-    OwnInput | HostedInput,
+    ConversationInput | HostedInput,
     Field(discriminator="type"),
     BeforeValidator(_item),
 ]

@@ -21,7 +21,7 @@ def new_id(prefix: str) -> str:
 
 
 def is_own_id(item_id: str) -> bool:
-    """Whether ``new_id`` made this id. Ids made by clients ("msg_1") need not be unique."""
+    """Whether ``new_id`` made this id. Ids of clients, like "msg_1", need not be unique."""
     return _OWN_ID.fullmatch(item_id) is not None
 
 
@@ -38,7 +38,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
 
 class OutputRefusal(Struct, tag_field="type", tag="refusal"):
-    """A refusal by another server's model. This server's models mark none."""
+    """A refusal by another server's model; this server generates none."""
 
     refusal: str
 
@@ -59,7 +59,7 @@ class MessageItem(Struct, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
-    """A model's reasoning. This server makes no summaries: ``summary`` comes from the client."""
+    """A model's reasoning. This server writes no summaries; ``summary`` comes from the client."""
 
     id: str
     content: list[ReasoningText]

@@ -36,9 +36,10 @@ Logprobs = Callable[[list[Scored] | None], list[TokenLogprob]]
 
 
 class OutputWriter:
-    """Begins output items and appends each to ``output`` when it is complete.
+    """Begins output items, and appends each to ``output`` when it is complete.
 
-    ``logprobs`` converts scored tokens to the log-probabilities for the client.
+    ``logprobs`` converts scored tokens to log-probabilities for the client. ``emitted`` counts the
+    events so far.
     """
 
     def __init__(self, output: list[OutputItem], logprobs: Logprobs) -> None:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from chairlift.api.responses.hosted import Id
 from chairlift.api.responses.inputs import Input
-from chairlift.api.responses.tools import Choosing, Tools
+from chairlift.api.responses.tools import ToolChoiceField, Tools
 from chairlift.api.schemas.field_types import Ignored, only
 from chairlift.api.schemas.fields import JsonObject, known_kind
 from chairlift.api.schemas.request import Request
@@ -18,8 +18,8 @@ from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import MAX_PRIORITY, MAX_TOP_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
-# All but the first concern hosted tools and encrypted reasoning, which this server does not have;
-# they are accepted and have no effect.
+# All but the first are about hosted tools and encrypted reasoning, which this server does not have.
+# They are accepted and have no effect.
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -74,7 +74,7 @@ class TextConfig(Request):
 
 
 class Reasoning(Request):
-    """The reasoning is always in the reply. A summary can be requested, but none is made."""
+    """The reply always contains the reasoning. A summary may be requested, but is never written."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -89,7 +89,7 @@ class ResponseStreamOptions(Request):
 
 
 class Conversation(Request):
-    """The conversation: ``input``, after that of ``previous_response_id`` if given."""
+    """The conversation: that of ``previous_response_id``, if given, and then ``input``."""
 
     model: str | None = None
     input: Input = []
@@ -98,7 +98,7 @@ class Conversation(Request):
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    # Affects scheduling on OpenAI's servers only; the reply says "default".
+    # It affects scheduling on OpenAI's servers only; the reply has "default".
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
 
 
@@ -106,7 +106,7 @@ class ResponsesPrompt(Conversation):
     """The fields that determine the prompt."""
 
     tools: Tools = []
-    tool_choice: Choosing = "auto"
+    tool_choice: ToolChoiceField = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
@@ -123,7 +123,7 @@ class InputTokensRequest(ResponsesPrompt):
 class CompactRequest(Conversation):
     """POST /v1/responses/compact; ``priority``, ``timeout`` and ``cache_salt`` are extensions.
 
-    Agents also send the other fields of a request, which a summary does not need.
+    Agents also send the fields of an ordinary request, which a summary does not need.
     """
 
     tools: Ignored = None
@@ -150,7 +150,7 @@ class ResponsesRequest(ResponsesPrompt):
     metadata: Metadata = {}
     user: str | None = None
     safety_identifier: Ignored = None
-    # Concerns hosted tools only.
+    # It limits calls of hosted tools only.
     max_tool_calls: Ignored = None
     background: Annotated[Any, *only(False)] = None
     context_management: Annotated[Any, *only([])] = None

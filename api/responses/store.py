@@ -26,8 +26,12 @@ _items = msgspec.json.Decoder(list[Item])
 class StoredResponse:
     """A stored response.
 
-    ``reply`` is the response as JSON. ``inputs`` is a JSON list of the items before it: the earlier
-    conversation and the request's input. Requests can refer to the items in ``item_ids``.
+    Attributes:
+        id: the response's id.
+        reply: the response as JSON.
+        inputs: a JSON list of the items before it: the earlier conversation and the request's
+            input.
+        item_ids: the ids of the items that later requests can refer to.
     """
 
     id: str
@@ -57,31 +61,35 @@ class _Entry:
 
 
 class _Shelf:
-    """The responses of one account, oldest first.
+    """The responses of one account.
 
-    ``holders`` maps an item's id to the ids of the responses that contain it, oldest first.
+    Attributes:
+        entries: the stored responses by id, oldest first.
+        responses_by_item: maps an item's id to the ids of the responses that contain it, oldest
+            first.
+        size: bytes of all entries.
     """
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
-        self.holders: dict[str, list[str]] = {}
+        self.responses_by_item: dict[str, list[str]] = {}
         self.size = 0
 
     def add(self, entry: _Entry) -> None:
         self.entries[entry.stored.id] = entry
         self.size += entry.stored.size
         for item_id in entry.stored.item_ids:
-            self.holders.setdefault(item_id, []).append(entry.stored.id)
+            self.responses_by_item.setdefault(item_id, []).append(entry.stored.id)
 
     def remove(self, response_id: str) -> None:
         entry = self.entries.pop(response_id)
         entry.expiry.cancel()
         self.size -= entry.stored.size
         for item_id in entry.stored.item_ids:
-            holders = self.holders[item_id]
-            holders.remove(response_id)
-            if not holders:
-                del self.holders[item_id]
+            responses = self.responses_by_item[item_id]
+            responses.remove(response_id)
+            if not responses:
+                del self.responses_by_item[item_id]
 
 
 class ResponseStore:
@@ -119,7 +127,7 @@ class ResponseStore:
         """Returns a response of this owner.
 
         Raises:
-            UnknownResponse: the owner has no response with that id, or no longer.
+            UnknownResponse: the owner has no response with that id, or it has expired.
         """
         shelf = self._shelves.get(owner)
         entry = None if shelf is None else shelf.entries.get(response_id)
@@ -127,7 +135,7 @@ class ResponseStore:
             raise UnknownResponse(f"Response with id '{response_id[:256]}' not found.")
         return entry.stored
 
-    def holding(self, owner: str, item_ids: Iterable[str]) -> list[StoredResponse]:
+    def containing(self, owner: str, item_ids: Iterable[str]) -> list[StoredResponse]:
         """Returns, for each item, the owner's newest response with that item; each response once.
 
         Raises:
@@ -136,9 +144,9 @@ class ResponseStore:
         shelf = self._shelves.get(owner, _Shelf())
         found: dict[str, StoredResponse] = {}
         for item_id in item_ids:
-            if item_id not in shelf.holders:
+            if item_id not in shelf.responses_by_item:
                 raise UnknownItem(f"Item with id '{item_id}' not found.", "input")
-            newest = shelf.holders[item_id][-1]
+            newest = shelf.responses_by_item[item_id][-1]
             found[newest] = shelf.entries[newest].stored
         return list(found.values())
 

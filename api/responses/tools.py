@@ -1,7 +1,7 @@
 """The tools of a request, and which of them the model may or must call.
 
-Only functions are supported. A tool of any other type is dropped with a warning in the log, or the
-request is refused if it requires a call and no function is left.
+Only functions are supported. Tools of other types are dropped with a warning in the log. If the
+request requires a call and no function is left, it is refused.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class AllowedTools(Request):
     tools: Annotated[list[AllowedTool], Field(max_length=MAX_TOOLS)]
 
 
-Choice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+ToolChoiceInput = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
 
 
-def _choice(value: object) -> Choice:
+def _choice(value: object) -> ToolChoiceInput:
     match value:
         case "none" | "auto" | "required":
             return value
@@ -93,22 +93,26 @@ def _choice(value: object) -> Choice:
         case {"type": "allowed_tools"}:
             return AllowedTools.model_validate(value)
         case {"type": str(kind), "name": str(name)} if kind != "function":
-            raise ValueError(f"the tool {name[:64]!r} of type {kind[:64]!r} is not run here")
+            raise ValueError(f"the tool {name[:64]!r} has the unsupported type {kind[:64]!r}")
     check = known_kind("tool choices", "function", "allowed_tools")
     return FunctionChoice.model_validate(check(value))
 
 
-Choosing = Annotated[Choice, PlainValidator(_choice, json_schema_input_type=Choice)]
+ToolChoiceField = Annotated[
+    ToolChoiceInput, PlainValidator(_choice, json_schema_input_type=ToolChoiceInput)
+]
 
 
-class Chosen(NamedTuple):
+class SelectedTools(NamedTuple):
     """The functions that the model sees, and whether it must call one."""
 
     tools: list[FunctionTool]
     choice: ToolChoice
 
 
-def chosen(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> Chosen:
+def select_tools(
+    tools: Sequence[FunctionTool | OtherTool], choice: ToolChoiceInput
+) -> SelectedTools:
     """Selects the functions for the model, and logs the types of tools that are dropped.
 
     Raises:
@@ -121,18 +125,18 @@ def chosen(tools: Sequence[FunctionTool | OtherTool], choice: Choice) -> Chosen:
         functions = _allowed(functions, choice)
         choice = choice.mode
     if isinstance(choice, FunctionChoice):
-        made = ToolChoice("required", choice.name)
+        tool_choice = ToolChoice("required", choice.name)
     else:
-        made = ToolChoice(choice)
-    if made.mode == "required" and not functions and others:
+        tool_choice = ToolChoice(choice)
+    if tool_choice.mode == "required" and not functions and others:
         raise RequestError(
-            f"tool_choice: a call is required, and of the tools none is run here: "
+            f"tool_choice: a call is required, but this server runs no tool of type "
             f"{', '.join(others)[:512]}",
             "tool_choice",
         )
     if others:
         logger.warning("left out tools of types that are not run: %s", ", ".join(others)[:512])
-    return Chosen(functions, made)
+    return SelectedTools(functions, tool_choice)
 
 
 def _allowed(functions: list[FunctionTool], choice: AllowedTools) -> list[FunctionTool]:

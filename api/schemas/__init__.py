@@ -1,4 +1,4 @@
 """Request models (pydantic) and reply models (msgspec) that several APIs share.
 
-Runs in the API process; imports nothing else of ``api``.
+The package runs in the API process and imports nothing else of ``api``.
 """

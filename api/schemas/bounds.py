@@ -1,4 +1,4 @@
-"""Limits on a body's content, checked in linear time before any costly work."""
+"""Limits on the content of a body, checked in linear time before expensive work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 MAX_PARTS = 16_384
 # Entries of a list without a smaller limit.
 MAX_ENTRIES = 4_096
-# Values in the free-form objects of a body (schemas, a call's arguments), each and together.
+# Values in one free-form object of a body (a schema, a call's arguments), and in all together.
 MAX_OBJECT_VALUES = 65_536
 MAX_VALUES = 262_144
 
@@ -18,7 +18,10 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def weight(body: bytes) -> int:
-    """An upper bound of a JSON text's values: its commas and opening brackets, also in strings."""
+    """An upper bound of the values in a JSON text: its commas and opening brackets.
+
+    It also counts the ones inside strings.
+    """
     return len(body) - len(body.translate(None, b",[{"))
 
 
@@ -50,9 +53,9 @@ def _marks(text: str) -> int:
 
 
 def fail_fast(schema: Any) -> Any:
-    """Makes each list of a pydantic core schema stop at its first error, and limits its length.
+    """Changes a pydantic core schema: each list stops at its first error and has a maximum length.
 
-    Otherwise a list of a million invalid parts would produce a million errors with locations.
+    Otherwise a list of a million invalid parts would produce a million errors.
     """
     if isinstance(schema, dict):
         if schema.get("type") == "list":

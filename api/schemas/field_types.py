@@ -1,13 +1,15 @@
-"""Types of fields from other servers: ignored, or refused unless the value is neutral.
+"""Types of declared fields without effect: ignored, or refused unless the value is neutral.
 
-A model declares each by name, so that the OpenAPI document lists it and an error names its place.
-``api/schemas/unsupported.py`` handles fields that a model does not declare.
+The models of the Messages and Responses APIs declare such fields of their own API with these types,
+also in nested objects: the OpenAPI document lists them, and an error names the place. All other
+fields without effect, those of OpenAI's other endpoints and of other servers, are in the tables
+that ``unsupported`` reads. docs/reference/fields.md shows both.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
@@ -20,7 +22,7 @@ Ignored = Annotated[Any, WithJsonSchema({"description": IGNORED})]
 
 
 def only(*neutral_values: object) -> tuple[BeforeValidator, WithJsonSchema]:
-    """The annotations of a field that accepts only neutral values, which ask for nothing.
+    """The annotations of a field that accepts only neutral values, which change nothing.
 
     null is always one of them. Types count: False is not 0.
     """
@@ -30,12 +32,18 @@ def only(*neutral_values: object) -> tuple[BeforeValidator, WithJsonSchema]:
     )
 
 
+def is_one_of(value: object, neutral_values: Iterable[object]) -> bool:
+    """Whether ``value`` equals a neutral value and has its type: False is not 0."""
+    return any(type(value) is type(neutral) and value == neutral for neutral in neutral_values)
+
+
 def _check_of(neutral_values: tuple[object, ...]) -> Callable[[object], object]:
-    taken = " or ".join(json.dumps(nothing) for nothing in neutral_values)
+    accepted = " or ".join(map(json.dumps, neutral_values))
 
     def check(value: object) -> object:
-        if not any(type(value) is type(nothing) and value == nothing for nothing in neutral_values):
-            raise ValueError(f"is not supported, only {taken}" if taken else "is not supported")
+        if not is_one_of(value, neutral_values):
+            only_these = f", only {accepted}" if accepted else ""
+            raise ValueError(f"is not supported{only_these}")
         return value
 
     return check
@@ -43,7 +51,7 @@ def _check_of(neutral_values: tuple[object, ...]) -> Callable[[object], object]:
 
 def _includes_direct(callers: list[str]) -> list[str]:
     if "direct" not in callers:
-        raise ValueError('must hold "direct": this server runs no code that could call')
+        raise ValueError('must contain "direct": this server runs no code that could call')
     return callers
 
 

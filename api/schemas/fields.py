@@ -14,14 +14,14 @@ MAX_STOPS = 16
 # Bounds the matching cost per token; real stop strings are much shorter.
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
-# A template's settings are a few switches and words.
+# Real template settings are a few switches and words.
 MAX_TEMPLATE_KWARGS = 64
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10
 MAX_BIASES = 1024
-# Objects are written as JSON again by libraries with a depth limit; no schema needs this much.
+# Libraries with a depth limit encode objects as JSON again; no real schema is nested this deep.
 MAX_DEPTH = 64
 
-# Marks a message's required content that is missing.
+# The content of a message whose role requires one that it does not have.
 MISSING = object()
 
 # No model's context is longer; validating more would block all streams.
@@ -81,7 +81,7 @@ def _template_kwargs(value: object) -> dict[str, Any]:
         raise ValueError(f"must hold at most {MAX_TEMPLATE_KWARGS} values")
     if not all(name.isidentifier() for name in value):
         raise ValueError("every name must be an identifier")
-    if len(msgspec.json.encode(bounded(value))) > MAX_TEMPLATE_KWARGS_BYTES:
+    if len(msgspec.json.encode(checked_size(value))) > MAX_TEMPLATE_KWARGS_BYTES:
         raise ValueError(f"must have at most {MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON")
     return value
 
@@ -111,7 +111,7 @@ def _part_text(part: Any) -> str:
     return text
 
 
-def bounded(value: dict[str, Any]) -> dict[str, Any]:
+def checked_size(value: dict[str, Any]) -> dict[str, Any]:
     """Returns ``value``; raises ValueError if it is nested too deeply or too large."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -125,7 +125,10 @@ def bounded(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_kind(what: str, *kinds: str) -> Callable[[object], object]:
-    """A validator that an object's "type" is one of ``kinds``; ``what`` names the objects."""
+    """A validator that checks that an object's "type" is one of ``kinds``.
+
+    ``what`` is the plural name of the objects, for the error.
+    """
 
     def check(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -199,5 +202,5 @@ Content = Annotated[
         }
     ),
 ]
-JsonObject = Annotated[dict[str, Any], AfterValidator(bounded)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(checked_size)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

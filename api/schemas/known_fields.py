@@ -1,8 +1,8 @@
 """Request fields known to other servers and APIs, by API and server.
 
-Read out of the request schemas of openai 3.54, anthropic 2.12, vLLM 0.33, SGLang 0.5.23, llama.cpp
+Taken from the request schemas of openai 3.54, anthropic 2.12, vLLM 0.33, SGLang 0.5.23, llama.cpp
 b11434, mlx-lm 0.32.2 and Ollama (August 2026, with the fields of its own API); "vLLM, older" are
-names that vLLM took until 0.11 and clients still send.
+names that vLLM accepted until 0.11 and clients still send. ``unsupported`` uses them.
 """
 
 from __future__ import annotations

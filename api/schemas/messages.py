@@ -13,7 +13,7 @@ from chairlift.api.schemas.request import Request
 from chairlift.engine.errors import RequestError
 
 MAX_MESSAGES = 4096
-# More calls in one reply are a mistake; the template renders each of them.
+# More calls in one reply are a mistake of the model, and the template would render all of them.
 MAX_CALLS = 128
 
 
@@ -33,9 +33,10 @@ class ToolCall(Request):
 
 
 class Message(Request):
-    """``reasoning`` is another name for ``reasoning_content``, the thought before the reply.
+    """A message of a conversation.
 
-    A ``refusal`` is the text of an assistant's message that has no other.
+    ``reasoning`` is another name for ``reasoning_content``, the model's reasoning before the
+    message. An assistant's message without ``content`` gets that of ``refusal``.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -50,7 +51,7 @@ class Message(Request):
     @model_validator(mode="before")
     @classmethod
     def _has_content(cls, data: Any) -> Any:
-        """Only an assistant's message may lack content: it may be a call or a refusal."""
+        """Only an assistant's message may lack content, because it may be a call or a refusal."""
         if isinstance(data, dict) and data.get("content") is None:
             if data.get("role") != "assistant":
                 return {**data, "content": MISSING}
@@ -65,7 +66,7 @@ class Message(Request):
 
     @property
     def chars(self) -> int:
-        """The number of characters that a template may render."""
+        """The number of characters of this message that a template may render."""
         texts = [self.content, self.thought, self.name, self.tool_call_id]
         for call in self.tool_calls:
             texts += [call.id, call.function.name, call.function.arguments]
@@ -77,11 +78,11 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)
 
 def check_arguments(messages: Iterable[Message]) -> None:
     """Raises RequestError if the arguments of all calls, which are JSON, hold too many values."""
-    left = MAX_VALUES
+    remaining = MAX_VALUES
     for message in messages:
         for call in message.tool_calls:
-            left -= values_in(call.function.arguments, left)
-            if left < 0:
+            remaining -= values_in(call.function.arguments, remaining)
+            if remaining < 0:
                 raise RequestError(
                     f"messages: the arguments of all calls hold more than {MAX_VALUES} values",
                     "messages",

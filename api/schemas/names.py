@@ -1,4 +1,4 @@
-"""The names that chat's fields have at another door, for errors that name one."""
+"""Translates field names in errors: from those of a chat request to those of another API."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from chairlift.engine.errors import RequestError
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """What is refused within names the field that this door's client has sent."""
+def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
+    """Renames the field that a RequestError of the ``with`` block names, as in ``names``.
+
+    The Messages and Responses APIs convert requests to chat requests, but their clients know only
+    the fields that they have sent.
+    """
     try:
         yield
     except RequestError as error:

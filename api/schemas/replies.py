@@ -1,5 +1,7 @@
-"""Every JSON reply as a msgspec struct: encoded fast while streaming, and the source of the
-replies' schemas in /openapi.json."""
+"""OpenAI's reply bodies and stream chunks as msgspec structs, which encode fast.
+
+/openapi.json describes replies by these structs.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,21 @@ class ErrorReply(Struct):
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt tokens, those that were taken from the prefix cache."""
+    """``cached_tokens`` is the number of prompt tokens that came from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct):
-    """Of the output tokens, those that were thought, with the tags around them."""
+    """``reasoning_tokens`` is the number of output tokens inside thoughts, tags included."""
 
     reasoning_tokens: int
 
 
 class Usage(Struct):
-    """Token counts; an end-of-text token that ended a choice is counted.
+    """Token counts. The end-of-text token that ends a choice is counted.
 
-    ``completion_tokens_details`` is there for models that think.
+    ``completion_tokens_details`` is present for models that mark their reasoning.
     """
 
     prompt_tokens: int
@@ -65,7 +67,7 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Null are those of a prompt's first token, which nothing comes before."""
+    """The values of a prompt's first token are null, because no token precedes it."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -87,7 +89,7 @@ class ToolCallReply(Struct):
 
 
 class ChatMessage(Struct):
-    """``content`` is null where there are only calls."""
+    """``content`` is null if the message consists of calls only."""
 
     content: str | None
     reasoning_content: str | UnsetType = UNSET
@@ -114,7 +116,7 @@ class ChatCompletion(Struct):
 
 
 class FunctionCallDelta(Struct, omit_defaults=True):
-    """All ``arguments`` of a call, one after the other, are one JSON text."""
+    """The concatenated ``arguments`` of a call's deltas are one JSON text."""
 
     arguments: str
     name: str | UnsetType = UNSET
@@ -144,7 +146,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
-    """``usage`` is absent unless stream_options.include_usage asked for it."""
+    """``usage`` is absent unless ``stream_options`` request it."""
 
     id: str
     created: int
@@ -165,7 +167,7 @@ class CompletionChoice(Struct):
 
 
 class Completion(Struct):
-    """A whole completion, or one chunk of its stream."""
+    """A complete reply, or one chunk of a stream."""
 
     id: str
     created: int
@@ -177,7 +179,7 @@ class Completion(Struct):
 
 
 class Embedding(Struct):
-    """Numbers, or their float32 in base64, lowest byte first."""
+    """``embedding`` is a list of numbers, or little-endian float32 in base64."""
 
     embedding: list[float] | str
     index: int
@@ -197,7 +199,7 @@ class EmbeddingList(Struct):
 
 
 class ModelCard(Struct):
-    """``root`` is the model's own name, which its tokenizer is found by: a hub id, perhaps."""
+    """``root`` is the model's own name, like a hub id; clients find its tokenizer by it."""
 
     id: str
     created: int
@@ -220,7 +222,7 @@ class TokenizeReply(Struct):
 
 
 class TokenizerInfo(Struct):
-    """The special tokens that have a role, as text; null where the tokenizer has none."""
+    """The texts of special tokens; null if the tokenizer has no such token."""
 
     bos_token: str | None
     eos_token: str | None
@@ -232,7 +234,7 @@ class DetokenizeReply(Struct):
 
 
 class HealthReply(Struct):
-    """``reason`` says why requests cannot be served now."""
+    """``reason`` is why requests cannot be served now; absent if they can."""
 
     status: Literal["ok", "unavailable"]
     reason: str | UnsetType = UNSET

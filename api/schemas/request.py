@@ -1,4 +1,4 @@
-"""The base class of all request models. null means absent."""
+"""The base class of all request models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from chairlift.engine.errors import RequestError
 
 
 class Request(BaseModel):
-    """A JSON object of a request. Values are not coerced: "5" is not a number."""
+    """A JSON object of a request.
+
+    A field that is null counts as absent. Values are not coerced: "5" is not a number.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -31,8 +34,9 @@ class Request(BaseModel):
         return data
 
     def take_extra(self) -> list[dict[str, Any]]:
-        """Removes and returns undeclared fields: those of this object first, then those of each
-        nested object that has any.
+        """Removes and returns the undeclared fields.
+
+        The first entry has those of this object; each further one, those of a nested object.
 
         Raises:
             RequestError: the object contains too many parts or values.
@@ -65,7 +69,7 @@ def _parts(value: object) -> list[Request]:
         for one in level:
             if isinstance(one, Request):
                 parts.append(one)
-            # A list of numbers or texts has no objects, and may be long.
+            # Skip lists of numbers or texts, which may be long.
             elif isinstance(one, list) and one and not isinstance(one[0], int | float | str):
                 parts += [item for item in one if isinstance(item, Request)]
         found += parts

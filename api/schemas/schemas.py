@@ -1,4 +1,4 @@
-"""OpenAI's requests as pydantic models: fields, types and ranges. null means absent."""
+"""OpenAI's requests as pydantic models: fields, types and ranges."""
 
 from __future__ import annotations
 
@@ -80,18 +80,22 @@ class ChatRequest(GenerationRequest, Templating):
         return self
 
     @model_validator(mode="after")
-    def _the_final_message_can_be_continued(self) -> Self:
+    def _final_message_can_be_continued(self) -> Self:
         self.check_end(self.messages)
         return self
 
     @model_validator(mode="after")
     def _a_call_has_one_form(self) -> Self:
-        """Refuses a demanded call with any grammar but ``response_format``, which skips calls."""
-        if self.choosing.mode == "required":
-            for param, _ in self.all_wanted:
+        """Refuses a required call together with a grammar for all of the reply.
+
+        ``response_format`` is allowed, because it does not apply to calls.
+        """
+        if self.effective_choice.mode == "required":
+            for param, _ in self.grammar_requests:
                 if param != "response_format":
                     raise RequestError(
-                        f"{param}: not together with a tool_choice that demands a call", param
+                        f"{param}: cannot be combined with a tool_choice that requires a call",
+                        param,
                     )
         return self
 
@@ -99,7 +103,7 @@ class ChatRequest(GenerationRequest, Templating):
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
-    # 0 generates nothing; with echo the reply is the prompt alone.
+    # 0 generates nothing: with echo, the reply is the prompt only.
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -115,9 +119,10 @@ class CompletionRequest(GenerationRequest):
 
 
 class EmbeddingRequest(EngineRequest):
-    """``pooling`` None means the server's default; ``dimensions`` None means all.
+    """POST /v1/embeddings.
 
-    A longer text is cut to ``truncate_prompt_tokens``; -1 cuts it to the context.
+    ``pooling`` None means the server's default, and ``dimensions`` None means all. Longer texts are
+    truncated to ``truncate_prompt_tokens``; -1 truncates them to the context.
     """
 
     input: Prompts
@@ -129,7 +134,7 @@ class EmbeddingRequest(EngineRequest):
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> Self:
+    def _truncation_leaves_tokens(self) -> Self:
         if self.truncate_prompt_tokens == 0:
             raise RequestError(
                 "truncate_prompt_tokens: must be at least 1, or -1", "truncate_prompt_tokens"
@@ -138,7 +143,7 @@ class EmbeddingRequest(EngineRequest):
 
 
 class TokenizeRequest(Templating):
-    """Either ``prompt`` or ``messages``; the fields of Templating apply to ``messages``."""
+    """POST /tokenize, with ``prompt`` or ``messages``. Templating's fields are for ``messages``."""
 
     model: str | None = None
     prompt: str | None = None
@@ -164,7 +169,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 def parse(kind: type[RequestT], body: bytes) -> RequestT:
-    """Reads one request from a JSON body.
+    """Validates a JSON body as a request.
 
     Raises:
         RequestError: the body is not JSON, its fields contradict each other, or it has a known

@@ -1,4 +1,4 @@
-"""Request fields for structured output, as OpenAI, vLLM, llama.cpp and SGLang name them."""
+"""The request fields for structured output of OpenAI, vLLM, llama.cpp and SGLang."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from chairlift.api.schemas.fields import bounded
+from chairlift.api.schemas.fields import checked_size
 from chairlift.api.schemas.request import Request
 from chairlift.engine.errors import RequestError
 from chairlift.engine.grammar.language import MAX_CHARS
 from chairlift.engine.grammar.objects import closed
 from chairlift.engine.messages import Grammar
 
-MAX_CHOICES = 1000
+MAX_CHOICE_STRINGS = 1000
 
 
 def _schema(value: object) -> str:
-    """A JSON schema's text, normalized whether it is given as text or object; order is kept.
+    """The normalized text of a JSON schema, which may be given as an object or as text.
 
-    A text that is not a JSON object stays as it is: the grammar library reports what is wrong.
+    The order of its fields is kept. A text that is not a JSON object is returned unchanged; the
+    grammar library reports the error.
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
@@ -35,7 +36,7 @@ def _schema(value: object) -> str:
         return msgspec.json.encode(decoded).decode() if isinstance(decoded, dict) else value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
-    text = msgspec.json.encode(bounded(value)).decode()
+    text = msgspec.json.encode(checked_size(value)).decode()
     if len(text) > MAX_CHARS:
         raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")
     return text
@@ -47,7 +48,7 @@ Schema = Annotated[
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
 Text = Annotated[str, Field(max_length=MAX_CHARS)]
-Choice = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+ChoiceStrings = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_STRINGS)]
 
 
 class NamedSchema(Request):
@@ -84,8 +85,8 @@ class ResponseFormat(Request):
         return self.text if self.json_schema is None else self.json_schema.text
 
     @property
-    def wanted(self) -> Iterator[GrammarRequest]:
-        """The grammar that this field asks for, if any."""
+    def grammar_requests(self) -> Iterator[GrammarRequest]:
+        """The grammar that this field requests, if any."""
         if self.schema_text is not None:
             yield GrammarRequest("response_format", Grammar("json_schema", self.schema_text))
         elif self.type == "json_object":
@@ -93,27 +94,27 @@ class ResponseFormat(Request):
 
 
 class StructuredOutputs(Request):
-    """vLLM's field; exactly one of its forms is given.
+    """vLLM's field for structured output, which must have exactly one grammar.
 
-    ``disable_additional_properties`` means what ``strict`` means in ``json_schema``.
+    ``disable_additional_properties`` is like ``strict`` of ``json_schema``.
     """
 
     json_text: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None
-    choice: Choice | None = None
+    choice: ChoiceStrings | None = None
     grammar: Text | None = None
     json_object: bool = False
     disable_additional_properties: bool = False
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if len(list(self.wanted)) != 1:
+        if len(list(self.grammar_requests)) != 1:
             raise ValueError("exactly one of json, regex, choice, grammar, json_object")
         return self
 
     @property
-    def wanted(self) -> Iterator[GrammarRequest]:
-        """The grammar that this field asks for; one if the fields are valid."""
+    def grammar_requests(self) -> Iterator[GrammarRequest]:
+        """The grammars that this field requests; exactly one if it is valid."""
         prefix = "structured_outputs."
         yield from _each("json_schema", prefix, json=self.json_text)
         yield from _each("regex", prefix, regex=self.regex)
@@ -141,7 +142,7 @@ class Structured(Request):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: Text | None = None
-    guided_choice: Choice | None = None
+    guided_choice: ChoiceStrings | None = None
     guided_grammar: Text | None = None
     json_schema: Schema | None = None
     regex: Text | None = None
@@ -150,29 +151,29 @@ class Structured(Request):
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Self:
-        for first, second in pairwise(self.all_wanted):
+        for first, second in pairwise(self.grammar_requests):
             if first.grammar != second.grammar:
                 raise RequestError(
-                    f"{second.param}: the reply has to be something already, by {first.param}",
+                    f"{second.param}: {first.param} already requires another format of the reply",
                     second.param,
                 )
         return self
 
     @cached_property
-    def wanted(self) -> GrammarRequest | None:
+    def grammar_request(self) -> GrammarRequest | None:
         """The grammar that the reply must follow; None means any text."""
-        if not self.all_wanted:
+        if not self.grammar_requests:
             return None
-        param, grammar = self.all_wanted[0]
+        param, grammar = self.grammar_requests[0]
         return GrammarRequest(param, _closed(grammar) if self._is_strict else grammar)
 
     @cached_property
-    def all_wanted(self) -> list[GrammarRequest]:
-        """The grammars that the fields ask for. Validation ensures that all are equal."""
+    def grammar_requests(self) -> list[GrammarRequest]:
+        """The grammars that all fields request. Validation ensures that they are equal."""
         form, outputs = self.response_format, self.structured_outputs
         return [
-            *(() if form is None else form.wanted),
-            *(() if outputs is None else outputs.wanted),
+            *(() if form is None else form.grammar_requests),
+            *(() if outputs is None else outputs.grammar_requests),
             *_each("json_schema", guided_json=self.guided_json, json_schema=self.json_schema),
             *_each("regex", guided_regex=self.guided_regex, regex=self.regex),
             *_each("choice", guided_choice=self.guided_choice),
@@ -203,9 +204,9 @@ def _each(
 
 
 def _closed(grammar: Grammar) -> Grammar:
-    """The grammar of a schema, changed to allow no additional properties."""
+    """The grammar of a schema that is changed to allow no additional properties."""
     try:
-        schema = bounded(msgspec.json.decode(grammar.text, type=dict[str, Any]))
+        schema = checked_size(msgspec.json.decode(grammar.text, type=dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return grammar  # not a readable schema; ``check`` reports it
     return Grammar(grammar.kind, msgspec.json.encode(closed(schema)).decode())

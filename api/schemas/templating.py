@@ -10,18 +10,21 @@ from pydantic import model_validator
 from chairlift.api.schemas.fields import TemplateKwargs
 from chairlift.api.schemas.messages import Messages
 from chairlift.api.schemas.request import Request
-from chairlift.api.schemas.tools import Choosing, ToolChoice, Tools
+from chairlift.api.schemas.tools import ToolChoice, ToolChoiceField, Tools
 from chairlift.engine.errors import RequestError
 
-# OpenAI's, with Anthropic's "max".
+# OpenAI's values, and Anthropic's "max".
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Templating(Request):
-    """``add_generation_prompt`` None is what goes with ``continue_final_message``."""
+    """The fields that a chat template's result depends on, besides the messages.
+
+    ``add_generation_prompt`` None means the opposite of ``continue_final_message``.
+    """
 
     tools: Tools = []
-    tool_choice: Choosing | None = None
+    tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -31,7 +34,7 @@ class Templating(Request):
     @model_validator(mode="before")
     @classmethod
     def _a_choice_needs_tools(cls, data: Any) -> Any:
-        # The other APIs' choice comes as a ToolChoice, and has a default there.
+        # Requests converted from other APIs have a ToolChoice here, which may be their default.
         if isinstance(data, dict) and data.get("tool_choice") == "auto" and not data.get("tools"):
             raise RequestError("tool_choice needs tools", "tool_choice")
         return data
@@ -41,7 +44,7 @@ class Templating(Request):
         names = {tool.function.name for tool in self.tools}
         if len(names) < len(self.tools):
             raise RequestError("tools: two functions have the same name", "tools")
-        choice = self.choosing
+        choice = self.effective_choice
         if choice.mode == "required" and not names:
             raise RequestError("tool_choice needs tools", "tool_choice")
         if choice.name is not None and choice.name not in names:
@@ -61,33 +64,36 @@ class Templating(Request):
 
     @property
     def opens_a_reply(self) -> bool:
-        """Whether the prompt is to end with the beginning of a new message of the model's."""
+        """Whether the prompt ends with the beginning of a new message of the assistant."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
 
     @property
-    def choosing(self) -> ToolChoice:
-        """Whether the model may call."""
+    def effective_choice(self) -> ToolChoice:
+        """``tool_choice``, or its default."""
         return self.tool_choice or ToolChoice("auto")
 
     @property
     def callable_tools(self) -> Tools:
         """The functions that the prompt shows to the model."""
-        return [] if self.choosing.mode == "none" else self.tools
+        return [] if self.effective_choice.mode == "none" else self.tools
 
     @property
     def calls_once(self) -> bool:
-        """Whether a reply holds at most one call, by the client's wish or its named function."""
-        return not self.parallel_tool_calls or self.choosing.name is not None
+        """Whether a reply may have only one call.
+
+        The client can set that, and naming the function to call implies it.
+        """
+        return not self.parallel_tool_calls or self.effective_choice.name is not None
 
     @property
     def tool_chars(self) -> int:
-        """The number of characters of tools that a template may render."""
-        return sum(len(msgspec.json.encode(tool.shown())) for tool in self.callable_tools)
+        """The number of characters of the tools that a template may render."""
+        return sum(len(msgspec.json.encode(tool.for_template())) for tool in self.callable_tools)
 
     def check_end(self, messages: Messages) -> None:
-        """Raises RequestError if the final message is to be continued but cannot be."""
+        """Raises RequestError if the last message is to be continued but cannot be."""
         last = messages[-1]
         if self.continue_final_message and (
             last.role != "assistant" or last.tool_calls or not last.content

@@ -11,7 +11,7 @@ from chairlift.api.schemas.fields import JsonObject
 from chairlift.api.schemas.request import Request
 
 MAX_TOOLS = 128
-# OpenAI's characters, and dots, which qualified names contain.
+# The characters that OpenAI allows, and dots, which qualified names contain.
 _NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
@@ -30,8 +30,8 @@ class Tool(Request):
     type: Literal["function"]
     function: Function
 
-    def shown(self) -> dict[str, Any]:
-        """The form for templates and parsers, with all fields, as some read absent ones."""
+    def for_template(self) -> dict[str, Any]:
+        """The tool for templates and parsers; it has all fields, because some read absent ones."""
         function = self.function
         parameters = function.parameters or {"type": "object", "properties": {}}
         fields = {"name": function.name, "description": function.description}
@@ -43,7 +43,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must not or must call; ``name`` is the function it must call."""
+    """Whether the model may, must not or must call a function; ``name`` is the one it must call."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None
@@ -62,7 +62,7 @@ def _tool_choice(value: object) -> ToolChoice:
     )
 
 
-Choosing = Annotated[
+ToolChoiceField = Annotated[
     ToolChoice,
     BeforeValidator(_tool_choice),
     WithJsonSchema(

@@ -1,7 +1,9 @@
-"""Refuses known but unsupported request fields by name, so that none is silently dropped.
+"""Checks fields that a request's model does not declare, so that none is silently dropped.
 
-A field in ``known_fields``, of any API, is either declared by the request that contains it, or in
-``harmless_fields``, or refused here. Fields that are in no list are logged.
+A field in ``known_fields``, whichever server or API it comes from, is ignored if it is in
+``harmless_fields``, and otherwise refused here unless its value is neutral. Fields in no list are
+ignored and logged. Fields that a model declares only to ignore or refuse them have the types in
+``field_types``.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from collections.abc import Mapping, Set
 from functools import cache
 
+from chairlift.api.schemas.field_types import is_one_of
 from chairlift.api.schemas.harmless_fields import HARMLESS
 from chairlift.api.schemas.known_fields import ALL, KNOWN
 from chairlift.api.schemas.request import Request
@@ -96,7 +99,7 @@ def neutral(name: str) -> tuple[object, ...]:
     return (*_NEUTRAL.get(name, ()), *(value for values in grouped for value in values))
 
 
-# The field with the same effect here, if the request declares it.
+# The field of this server with the same effect; errors suggest it if the request declares it.
 INSTEAD: Mapping[str, str] = {
     "embd_normalize": "normalize",
     "extra_key": "cache_salt",
@@ -117,7 +120,7 @@ INSTEAD: Mapping[str, str] = {
 }
 
 # Fields that change a prompt: refused even in requests that generate nothing.
-_OF_PROMPTS = """
+_PROMPT_FIELDS = """
     adapters add_generation_prompt add_special_tokens audio chat_template chat_template_kwargs
     content context continue_final_message conversation documents functions generation_prompt
     images input input_ids instructions lora lora_path media_io_kwargs messages
@@ -140,8 +143,8 @@ def check_extra_fields(request: Request, generates: bool) -> None:
     Raises:
         RequestError: a known field asks for something that is not supported.
     """
-    own, *parts = request.take_extra()
-    unknown = _check(own, refusable(generates), ALL, type(request))
+    top_level, *parts = request.take_extra()
+    unknown = _check(top_level, refusable(generates), ALL, type(request))
     in_parts = frozenset(_IN_PARTS.split())
     for part in parts:
         unknown |= _check(part, in_parts, in_parts, type(request))
@@ -151,11 +154,11 @@ def check_extra_fields(request: Request, generates: bool) -> None:
 
 @cache
 def refusable(generates: bool) -> frozenset[str]:
-    """The fields that a request must declare to contain them."""
+    """The known fields that are refused in a request unless its model declares them."""
     if generates:
         return ALL - HARMLESS.keys()
-    own = frozenset(name for names in KNOWN["embeddings"].values() for name in names)
-    return (own | set(_OF_PROMPTS.split())) - HARMLESS.keys()
+    of_embeddings = frozenset(name for names in KNOWN["embeddings"].values() for name in names)
+    return (of_embeddings | set(_PROMPT_FIELDS.split())) - HARMLESS.keys()
 
 
 def _check(
@@ -165,14 +168,10 @@ def _check(
     unknown: dict[str, None] = {}
     for name, value in fields.items():
         if name in refused:
-            if not _asks_for_nothing(value, neutral(name)):
+            if not is_one_of(value, neutral(name)):
                 instead = INSTEAD.get(name)
                 hint = f"; {instead} is" if instead in kind.model_fields else ""
                 raise RequestError(f"{name} is not supported{hint}", name)
         elif name not in HARMLESS and name not in known:
             unknown[name if _IDENTIFIER.fullmatch(name) else OTHER] = None
     return unknown
-
-
-def _asks_for_nothing(value: object, nothings: tuple[object, ...]) -> bool:
-    return any(type(value) is type(nothing) and value == nothing for nothing in nothings)

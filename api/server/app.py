@@ -1,4 +1,4 @@
-"""The aiohttp application: its routes and middlewares."""
+"""Builds the aiohttp application from the routes and middlewares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
 from chairlift.api.admission.cors import allow_origins
-from chairlift.api.anthropic.errors import ID_HEADER, error_of, is_anthropic
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
@@ -23,12 +22,12 @@ from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document
-from chairlift.api.server.routes import ROUTES
+from chairlift.api.server.routes import ROUTES, error_format_of
 from chairlift.api.server.scrape import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
 
-# A client's own request id is echoed and logged only if it matches.
+# A request id that the client sends is echoed and logged only if it matches this.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -40,7 +39,7 @@ ACCESS: Mapping[str, Access] = {
 
 
 def build_app(service: Service) -> web.Application:
-    """Builds the application; the model of ``service`` may still be loading."""
+    """Builds the application. The model of ``service`` may still be loading."""
     settings = service.settings
     admit = admission(ACCESS, service.accounts, service.drain, settings.request_seconds)
     app = web.Application(middlewares=[_boundary, admit], client_max_size=settings.max_body_bytes)
@@ -78,10 +77,13 @@ def _openapi_handler() -> Handler:
 
 @web.middleware
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Gives every request an id, turns its errors into replies, and records it."""
+    """Gives each request an id, replies to exceptions in the route's error format, and records it.
+
+    It encloses all other middlewares.
+    """
     started = time.monotonic()
-    given = request.headers.get("X-Request-Id", "")
-    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = request.headers.get("X-Request-Id", "")
+    request_id = client_id if _SANE_ID.fullmatch(client_id) else uuid.uuid4().hex
     request[REQUEST_ID_KEY] = request_id
     logged = REQUEST_ID.set(request_id)
     service = request.app[SERVICE]
@@ -92,10 +94,10 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         status = response.status
         return response
     except (asyncio.CancelledError, ConnectionResetError):
-        # If the connection still exists, the server is stopping and has cancelled the handler.
-        left = request.transport is None or request.transport.is_closing()
-        # The page's watchers always leave this way.
-        if left and route_of(request) != EVENTS:
+        # If the connection is still open, the server is stopping and has cancelled the handler.
+        has_left = request.transport is None or request.transport.is_closing()
+        # Clients of the page's event stream always leave this way.
+        if has_left and route_of(request) != EVENTS:
             recorder.record_disconnect()
         raise
     except Exception as error:
@@ -104,10 +106,9 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         log_failure(status, error)
         if problem.rejected is not None:
             recorder.record_rejected(problem.rejected)
-        anthropic = is_anthropic(request)
-        return problem.response(error_of(problem, request_id) if anthropic else problem.reply())
+        return problem.response(error_format_of(request.path).reply(problem, request_id))
     finally:
-        record = RequestRecord.of_request(request, request_id, status, started)
+        record = RequestRecord.from_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
         log_request(record)
         if ACCESS.get(record.route) == "work":
@@ -124,5 +125,5 @@ async def _end_workers(app: web.Application) -> None:
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID_KEY in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID_KEY]
-        if is_anthropic(request):
-            response.headers[ID_HEADER] = request[REQUEST_ID_KEY]
+        if (header := error_format_of(request.path).id_header) is not None:
+            response.headers[header] = request[REQUEST_ID_KEY]

@@ -1,5 +1,7 @@
-"""One client's connection. What is no HTTP, and a client that is one too many, get a clear error;
-a client that does not read is cut off.
+"""A client's connection, with the limits and errors that aiohttp's lacks.
+
+Malformed HTTP and connections beyond the limit get an error reply, and a client that does not read
+is disconnected.
 """
 
 from __future__ import annotations
@@ -22,15 +24,19 @@ RETRY_SECONDS = 1
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's, and bounded where that is not.
+    """aiohttp's connection with limits on unread data and on the number of connections.
 
-    What is sent waits in the transport while the client does not read. Once it is more than the
-    transport's mark (64 KiB), the client has ``slow_reader_seconds`` to read most of it.
+    Sent data waits in the transport while the client does not read. Once more than the transport's
+    high-water mark (64 KiB) waits, the client has ``slow_reader_seconds`` to read most of it.
 
-    A connection whose file number is ``most_files`` or more is refused: the numbers up to the
-    process's limit are for what keeps the other clients served (see ``files``).
-
-    ``on_rejected`` is called with "malformed" for what is no HTTP, and with "connections".
+    Args:
+        server: aiohttp's server.
+        loop: the event loop.
+        slow_reader_seconds: the time after which a client that does not read is disconnected.
+        max_files: connections whose file number is this or more are refused. The numbers above are
+            reserved for the process's other files; see ``files``.
+        on_rejected: called with "malformed" or "connections" when a connection is rejected.
+        options: passed to aiohttp's RequestHandler.
     """
 
     def __init__(
@@ -38,17 +44,17 @@ class Connection(web.RequestHandler):
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
         slow_reader_seconds: float,
-        most_files: int,
+        max_files: int,
         on_rejected: Callable[[str], None],
         **options: Any,
     ) -> None:
         super().__init__(server, loop=loop, **options)
         self._event_loop = loop
         self._slow_reader_seconds = slow_reader_seconds
-        self._most_files = most_files
+        self._max_files = max_files
         self._on_rejected = on_rejected
         self._refused = False
-        self._cut: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         # aiohttp forgets its own transport before everything is sent.
         self._wire: asyncio.Transport | None = None
 
@@ -57,7 +63,7 @@ class Connection(web.RequestHandler):
         # NOTE: the loop guarantees a Transport; uvloop's class does not inherit from it.
         self._wire = cast(asyncio.Transport, transport)
         # The system assigns the lowest free file number.
-        if transport.get_extra_info("socket").fileno() >= self._most_files:
+        if transport.get_extra_info("socket").fileno() >= self._max_files:
             self._refuse(self._wire)
         else:
             super().connection_made(transport)
@@ -68,18 +74,18 @@ class Connection(web.RequestHandler):
             super().data_received(data)
 
     def pause_writing(self) -> None:
-        """Starts the clock of a client that does not read fast enough."""
+        """Starts the timer of a client that does not read fast enough."""
         super().pause_writing()
-        self._cut = self._event_loop.call_later(self._slow_reader_seconds, self._cut_off)
+        self._timer = self._event_loop.call_later(self._slow_reader_seconds, self._cut_off)
 
     def resume_writing(self) -> None:
-        """Stops the clock: the client has caught up."""
+        """Stops the timer, because the client has caught up."""
         super().resume_writing()
-        self._keep()
+        self._stop_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Ends the connection's request, if there is one."""
-        self._keep()
+        """Ends the connection's running request, if any."""
+        self._stop_timer()
         if not self._refused:
             super().connection_lost(exc)
 
@@ -120,23 +126,23 @@ class Connection(web.RequestHandler):
     def _refuse(self, wire: asyncio.Transport) -> None:
         self._refused = True
         self._on_rejected("connections")
-        wire.write(_too_many())
+        wire.write(_too_many_connections())
         wire.close()
 
     def _cut_off(self) -> None:
-        self._cut = None
+        self._timer = None
         if self._wire is not None:
             logger.info("cut off a client that did not read for %g s", self._slow_reader_seconds)
             self._wire.abort()
 
-    def _keep(self) -> None:
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-def _too_many() -> bytes:
-    """The bytes of a reply; there is no request yet that aiohttp could answer."""
+def _too_many_connections() -> bytes:
+    """A reply as bytes, because there is no request yet that aiohttp could answer."""
     problem = Problem(
         *(503, "the server has as many connections as it may have open files", "server_error"),
         code="too_many_connections",

@@ -1,6 +1,6 @@
-"""What becomes of every request field that is known, and docs/reference/fields.md, which tells it.
+"""Writes docs/reference/fields.md: all known request fields, and whether they have an effect here.
 
-``python -m chairlift.api.server.field_table > docs/reference/fields.md`` writes the page.
+``python -m chairlift.api.server.field_table > docs/reference/fields.md``
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chairlift.api.schemas.request import Request
 from chairlift.api.schemas.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from chairlift.api.schemas.unsupported import INSTEAD, neutral
 
-OURS = "Chairlift"
+THIS_SERVER = "Chairlift"
 
 ENDPOINTS: Mapping[Api, tuple[str, type[Request]]] = {
     "chat": ("/v1/chat/completions", ChatRequest),
@@ -36,75 +36,74 @@ _NOTES: Mapping[str, str] = {
     "grammar": "a grammar: GBNF if it has rules with `::=`, else Lark",
     "guided_grammar": "a grammar: Lark, or GBNF if it has rules with `::=`",
     "json_schema": "a JSON schema, as an object or its text",
-    "metadata": "kept, and told with the response",
+    "metadata": "stored and returned with the response",
     "regex": "as `guided_regex`",
     "response_format": "also with llama.cpp's `schema`",
-    "user": "kept, and told with the response",
+    "user": "stored and returned with the response",
 }
 _HEAD = """\
 # Fields of requests
 
-Every field that OpenAI, Anthropic, vLLM, SGLang, llama.cpp, mlx-lm and Ollama know, and what
-becomes of it here. `python -m chairlift.api.server.field_table` writes this page from the code's
-own tables, and a test sends each field and looks at what comes out.
+This page lists every field that OpenAI, Anthropic, vLLM, SGLang, llama.cpp, mlx-lm and Ollama
+accept, and how Chairlift handles it. `python -m chairlift.api.server.field_table` writes it from
+the server's own tables, and a test sends each field and checks the reply.
 
-- **done**: it has the effect that it has there.
-- **ignored**: it changes nothing in what comes out here, for the reason given.
-- **refused**: status 400 that names it, except with values that ask for nothing: null, and those
-  given.
+- **done**: the field has the same effect here.
+- **ignored**: the field cannot change the reply, for the reason given.
+- **refused**: the reply is status 400 and names the field, unless the value is neutral: null, or
+  one of the values given.
 
-A field of one API is refused by name at the others that do not have it. Fields that nobody lists
-are ignored, and the log names them in one line. At `/tokenize`, `/detokenize`,
-`/v1/messages/count_tokens` and `/v1/embeddings` nothing is generated: there fields that change
-nothing but a reply are ignored, whoever knows them.
+A field of one API is refused at the other APIs that do not have it. Fields in no list are ignored,
+and one line of the log names them. `/tokenize`, `/detokenize`, `/v1/messages/count_tokens` and
+`/v1/embeddings` generate nothing, so they ignore all fields that affect generation only.
 """
 
 
 class Outcome(NamedTuple):
-    """What becomes of a field; ``note`` says more, in Markdown."""
+    """The handling of a field, with details in Markdown."""
 
     kind: Literal["done", "ignored", "refused"]
     note: str = ""
 
 
 def declared(kind: type[Request]) -> frozenset[str]:
-    """The names of a request's fields, as they are on the wire."""
+    """The names of the fields that a request model declares, as they are in JSON."""
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 def fields_of(api: Api) -> Mapping[str, tuple[str, ...]]:
-    """Who knows each field of an API, by its name."""
+    """Maps the name of each field of an API to the servers that know it."""
     known = KNOWN[api]
     names = declared(ENDPOINTS[api][1]).union(*known.values())
     return {
-        name: tuple(who for who, theirs in known.items() if name in theirs) or (OURS,)
+        name: tuple(server for server, fields in known.items() if name in fields) or (THIS_SERVER,)
         for name in sorted(names)
     }
 
 
 def outcome(api: Api, name: str) -> Outcome:
-    """What becomes of a field of an API."""
-    own = declared(ENDPOINTS[api][1])
-    if name in own:
+    """The handling of a field of an API."""
+    declared_names = declared(ENDPOINTS[api][1])
+    if name in declared_names:
         return _declared_outcome(ENDPOINTS[api][1], name)
     if name in HARMLESS:
         return Outcome("ignored", HARMLESS[name])
     # 1 and 1.0 are shown once.
     values = [json.dumps(v) for v in neutral(name) if not (isinstance(v, float) and v.is_integer())]
     notes = [f"except {', '.join(f'`{value}`' for value in values)}"] if values else []
-    if (instead := INSTEAD.get(name)) in own:
+    if (instead := INSTEAD.get(name)) in declared_names:
         notes.append(f"use `{instead}`")
     return Outcome("refused", "; ".join(notes))
 
 
 def _declared_outcome(kind: type[Request], name: str) -> Outcome:
-    """What becomes of a declared field; ``field_types`` marks those without effect."""
-    field = next(field for own, field in kind.model_fields.items() if name in (own, field.alias))
+    """The handling of a declared field; the types in ``field_types`` mark those without effect."""
+    field = next(field for key, field in kind.model_fields.items() if name in (key, field.alias))
     for mark in field.metadata:
         if isinstance(mark, WithJsonSchema) and mark.json_schema is not None:
             description = mark.json_schema.get("description")
             if description == IGNORED:
-                return Outcome("ignored", "it changes nothing here")
+                return Outcome("ignored", "it cannot change the reply")
             if description == NOT_SUPPORTED:
                 values = [json.dumps(v) for v in mark.json_schema.get("enum", ()) if v is not None]
                 note = f"except {', '.join(f'`{value}`' for value in values)}" if values else ""
@@ -113,7 +112,7 @@ def _declared_outcome(kind: type[Request], name: str) -> Outcome:
 
 
 def page() -> str:
-    """All of docs/reference/fields.md."""
+    """The whole page, in Markdown."""
     return "\n".join([_HEAD, *(line for api in ENDPOINTS for line in _section(api))])
 
 

@@ -1,4 +1,4 @@
-"""Divides the process's open files between client connections and its own use."""
+"""Divides the process's open files between client connections and its other files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import resource
 import sys
 
 # Files reserved for restarting the engine process (a folder, its black box, the socket, pipes), for
-# worker processes, and for reading keys and certificates again.
+# worker processes, and for reloading keys and certificates.
 RESERVED = 32
 
 
 def first_reserved_file() -> int:
-    """The first file number that no client may get, by the current RLIMIT_NOFILE."""
+    """The lowest file number that no client connection may use, by the current RLIMIT_NOFILE."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

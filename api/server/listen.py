@@ -21,10 +21,10 @@ from chairlift.api.service import SERVICE, Service
 
 # Allows more simultaneous connection attempts than the usual 128.
 BACKLOG = 1024
-# Draining has ended all other requests by then.
+# Draining has ended all requests that do work before this time begins.
 SHUTDOWN_SECONDS = 1.0
 LINGER_SECONDS = 10.0
-# Time limit for the TLS handshake, during which a connection already uses a file.
+# Time limit of the TLS handshake; a connection already uses a file during it.
 HANDSHAKE_SECONDS = 10.0
 
 
@@ -111,7 +111,7 @@ class _Site(web.BaseSite):
         return f"{host}:{port}"
 
     async def start(self) -> None:
-        """Listens."""
+        """Starts to listen."""
         await super().start()
         # NOTE: uvloop's create_server does not report errors of listen().
         self._bound.listen(self._backlog)
@@ -126,8 +126,8 @@ class _Site(web.BaseSite):
             first_reserved_file(),
             self._service.recorder.record_rejected,
             access_log=None,
-            # NOTE: counted from the end of the previous reply or from the connection's start;
-            # a request's headers must have arrived by then.
+            # NOTE: aiohttp counts from the end of the previous reply or from the connection's
+            # start; the headers of the next request must have arrived by then.
             keepalive_timeout=settings.idle_seconds,
             # Time to discard the rest of a refused body, so that the client reads the reply.
             lingering_time=min(LINGER_SECONDS, settings.body_seconds),

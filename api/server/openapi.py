@@ -1,4 +1,4 @@
-"""GET /openapi.json, made from the routes, the pydantic requests and the msgspec replies."""
+"""Builds the document of GET /openapi.json from the routes and their request and reply types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATH_NAME = re.compile(r"{(\w+)}")
 _PRIORITY = {
     "name": HEADER,
     "in": "header",
-    "description": "The request's class where the body gives no priority; lower is earlier.",
+    "description": "The priority class if the body has no priority; lower runs earlier.",
     "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "default": 0},
 }
 
@@ -45,7 +45,7 @@ def _schemas() -> dict[str, Any]:
     )
     replies: set[type[msgspec.Struct]] = set()
     for route in ROUTES:
-        replies.update({route.reply, route.error}, route.chunks)
+        replies.update({route.reply, route.error_format.schema}, route.chunks)
     _, components = msgspec.json.schema_components(
         sorted(replies, key=lambda kind: kind.__name__), ref_template=_COMPONENTS + "{name}"
     )
@@ -66,7 +66,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "200": {"description": "Success", "content": content},
             "default": {
                 "description": "Error",
-                "content": {"application/json": _schema_of(route.error)},
+                "content": {"application/json": _schema_of(route.error_format.schema)},
             },
         },
     }

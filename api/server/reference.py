@@ -16,15 +16,15 @@ _HEAD = f"""\
 # API endpoints
 
 Generated from the server's routes and request models by `python -m
-chairlift.api.server.reference`; a test compares this page with the code. The same as OpenAPI
-3.1 is at `/openapi.json` of a running server.
+chairlift.api.server.reference`; a test compares this page with the code. A running server has
+the same as an OpenAPI 3.1 document at `/openapi.json`.
 
-Besides these there are `GET /metrics` ([metrics](metrics.md)), `GET /openapi.json`, and the
-built-in page at `/`. `HEAD` works wherever `GET` does. Paths below `/v1` also work without
-`/v1`. The header `{HEADER}` sets a request's priority where its body does not.
+The server also has `GET /metrics` ([metrics](metrics.md)), `GET /openapi.json`, and the built-in
+page at `/`. `HEAD` works wherever `GET` does. Paths below `/v1` also work without `/v1`. The
+header `{HEADER}` sets a request's priority if its body does not.
 
-[Request fields](fields.md) lists the fields of all other servers, too, and whether Chairlift
-applies, ignores or refuses each. The [guides](../guides/apis.md) have examples.
+[Request fields](fields.md) also lists the fields of other servers, and whether Chairlift applies,
+ignores or refuses each. The [guides](../guides/apis.md) have examples.
 """
 
 

@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Reloads the files on request.
+    """Reloads the key file and the certificate.
 
-    Changes apply to later requests and connections; running ones are not disturbed. An invalid
-    file is logged, and its previous contents stay in force.
+    Changes apply to later requests and connections; running ones are not disturbed. If a file is
+    invalid, that is logged and its previous contents stay in force.
     """
 
     def __init__(
@@ -33,23 +33,23 @@ class Reloader:
         self._accounts = accounts
         self._certificate = certificate
         self._recorder = recorder
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Requests a reload."""
-        self._asked.set()
+        self._requested.set()
 
     async def run(self) -> None:
         """Reloads whenever requested, until it is cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._requested.wait()
+            self._requested.clear()
             await self.reload()
 
     async def reload(self) -> None:
         """Reloads the files now."""
         if self._settings.api_key_file is None and self._certificate is None:
-            logger.info("SIGHUP: there is neither a key file nor a certificate to be read again")
+            logger.info("SIGHUP: there is neither a key file nor a certificate to reload")
         if self._settings.api_key_file is not None:
             await self._reload_keys()
         if self._certificate is not None:

@@ -10,7 +10,9 @@ import msgspec
 from chairlift.api.admission.admission import Access
 from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
+from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
@@ -34,9 +36,18 @@ from chairlift.api.server.status import get_model, health, list_models, version
 class Route:
     """One route, as the app serves it and /openapi.json describes it.
 
-    A route with a ``request`` does work, so its requests count against their key's limits.
-    ``chunks`` are the types of its stream's events, if it can stream; ``query`` holds the JSON
-    schema of each query parameter. ``is_free``: it needs no API key.
+    Attributes:
+        method: the HTTP method.
+        path: the pattern, with path parameters in braces.
+        handler: the coroutine that answers.
+        summary: one line for /openapi.json.
+        reply: the type of the reply body.
+        request: the type of the request body. A route that has one does work, so its requests
+            count against their key's limits.
+        chunks: the types of its stream's events, if it can stream.
+        error_format: the format of its errors.
+        query: the JSON schema of each query parameter.
+        is_free: whether it needs no API key.
     """
 
     method: str
@@ -46,13 +57,13 @@ class Route:
     reply: type[msgspec.Struct]
     request: type[Request] | None = None
     chunks: tuple[type[msgspec.Struct], ...] = ()
-    error: type[msgspec.Struct] = replies.ErrorReply
+    error_format: ErrorFormat = OPENAI_ERRORS
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False
 
     @property
     def access(self) -> Access:
-        """What the route asks of its client."""
+        """The route's access class, for the admission middleware."""
         if self.is_free:
             return "free"
         return "key" if self.request is None else "work"
@@ -83,7 +94,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/responses",
         responses.create_response,
-        "Answer items, after an earlier response's if one is named",
+        "Generate a response to items, perhaps continuing an earlier response",
         response_replies.Response,
         ResponsesRequest,
         response_events.EVENTS,
@@ -100,7 +111,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/responses/compact",
         responses.compact_response,
-        "Summarize a conversation, to go on from in its place",
+        "Replace a conversation by a summary to continue from",
         response_replies.CompactedResponse,
         CompactRequest,
     ),
@@ -108,21 +119,21 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         _STORED,
         responses.get_response,
-        "A stored response",
+        "Get a stored response",
         response_replies.Response,
     ),
     Route(
         "DELETE",
         _STORED,
         responses.delete_response,
-        "Forget a stored response",
+        "Delete a stored response",
         response_replies.DeletedResponse,
     ),
     Route(
         "GET",
         _STORED + "/input_items",
         responses.list_input_items,
-        "What a stored response was made of",
+        "List the input items of a stored response",
         response_replies.InputItemList,
         query=QUERY,
     ),
@@ -130,18 +141,18 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         _STORED + "/cancel",
         responses.cancel_response,
-        "Refused: no response is made in the background",
+        "Refused, as no response is generated in the background",
         response_replies.Response,
     ),
     Route(
         "POST",
         "/v1/messages",
         anthropic.create_message,
-        "Answer a conversation, as Anthropic's API does",
+        "Answer a conversation, in Anthropic's format",
         anthropic_replies.AnthropicMessage,
         MessagesRequest,
         anthropic_replies.EVENTS,
-        anthropic_replies.AnthropicError,
+        ANTHROPIC_ERRORS,
     ),
     Route(
         "POST",
@@ -150,13 +161,13 @@ ROUTES: tuple[Route, ...] = (
         "Count the tokens of a conversation",
         anthropic_replies.TokensCount,
         CountTokensRequest,
-        error=anthropic_replies.AnthropicError,
+        error_format=ANTHROPIC_ERRORS,
     ),
     Route(
         "POST",
         "/v1/embeddings",
         embeddings,
-        "Turn texts into vectors",
+        "Compute embeddings of texts",
         replies.EmbeddingList,
         schemas.EmbeddingRequest,
     ),
@@ -166,7 +177,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/tokenize",
         tokenize,
-        "Turn text or messages into tokens",
+        "Tokenize a text or a conversation",
         replies.TokenizeReply,
         schemas.TokenizeRequest,
     ),
@@ -174,7 +185,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/detokenize",
         detokenize,
-        "Turn tokens into text",
+        "Convert tokens to text",
         replies.DetokenizeReply,
         schemas.DetokenizeRequest,
     ),
@@ -182,18 +193,34 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/tokenizer_info",
         tokenizer_info,
-        "Tell the tokenizer's special tokens",
+        "Get the tokenizer's special tokens",
         replies.TokenizerInfo,
     ),
     Route(
         "GET",
         "/health",
         health,
-        "Tell whether requests can be served",
+        "Check whether requests can be served",
         replies.HealthReply,
         is_free=True,
     ),
     Route("GET", "/ping", health, "The same as /health", replies.HealthReply, is_free=True),
     Route("POST", "/ping", health, "The same as /health", replies.HealthReply, is_free=True),
-    Route("GET", "/version", version, "Tell the version", replies.VersionReply, is_free=True),
+    Route("GET", "/version", version, "Get the version", replies.VersionReply, is_free=True),
 )
+
+_OTHER_FORMATS = {
+    route.path: route.error_format for route in ROUTES if route.error_format != OPENAI_ERRORS
+}
+
+
+def error_format_of(path: str) -> ErrorFormat:
+    """The error format of a request's path, which may match no route.
+
+    A path below a route that has another format than OpenAI's gets that format, too: it comes from
+    a client of that API.
+    """
+    for prefix, error_format in _OTHER_FORMATS.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return error_format
+    return OPENAI_ERRORS

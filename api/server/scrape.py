@@ -16,7 +16,7 @@ async def metrics(http: web.Request) -> web.Response:
 
 
 def exposition(registry: CollectorRegistry) -> web.Response:
-    """All metrics in Prometheus's text format, whatever format the client prefers.
+    """The metrics in Prometheus's text format, whatever format the client prefers.
 
     NOTE: prometheus_client's own handler sends OpenMetrics with escaped names to Prometheus 2:
     vLLM's ``vllm:`` becomes ``vllm_``.

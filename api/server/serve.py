@@ -34,13 +34,13 @@ SWITCH_SECONDS = 0.0005
 
 def serve(server: Server) -> int:
     """Serves until SIGINT, SIGTERM or the engine's end; returns the process's exit code."""
-    # Threads that render chat templates wait this long for a busy event loop to yield.
+    # A thread that renders a chat template waits this long for a busy event loop to yield.
     sys.setswitchinterval(SWITCH_SECONDS)
     return uvloop.run(server.run())
 
 
 class Server:
-    """One run of the server on ``sockets``, which it closes."""
+    """One run of the server. It closes ``sockets`` at the end."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Server:
         service = self._service
         reloader = Reloader(self._settings, service.accounts, self._certificate, service.recorder)
         async with AsyncExitStack() as stack:
-            stack.enter_context(handled(self._on_stop, reloader.ask))
+            stack.enter_context(handled(self._on_stop, reloader.request))
             stack.callback(asyncio.create_task(reloader.run()).cancel)
             stack.callback(self._sockets.close)
             self._trace(stack)
@@ -117,7 +117,7 @@ class Server:
             self._canary.cancel()
 
     def _on_stop(self) -> None:
-        if self._stop.is_set():  # the second signal stops at once
+        if self._stop.is_set():  # a second signal stops the process at once
             os._exit(INTERRUPTED)
         logger.info("stopping; requests have %g s to finish", self._settings.drain_seconds)
         self._stop.set()
@@ -153,10 +153,10 @@ class Server:
         )
         client.on_restart = self._service.recorder.record_restart
         starting = asyncio.create_task(client.start(self._on_progress))
-        # One turn of the loop starts the engine before the imports, which take a second.
+        # One turn of the event loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)
-        # NOTE: these import MLX, which computes nothing here. Importing it in a thread sometimes
-        # ends the process with "terminate called without an active exception".
+        # NOTE: these import MLX, although this process computes nothing with it. Importing it in a
+        # thread sometimes ends the process with "terminate called without an active exception".
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.tokenizer import load_tokenizer
 
@@ -166,7 +166,7 @@ class Server:
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
         model = ServedModel(name, client, vocabulary, canary, source.name)
-        # Exempt loaded objects from collection: a full one would block all streams for 45 ms.
+        # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
         gc.collect()
         gc.freeze()
         self._service.workers.warm()

@@ -1,7 +1,7 @@
 """Signal handling of the server process.
 
-SIGTERM and SIGINT end it, SIGHUP has it read files again, and it ignores SIGUSR1 and SIGUSR2, which
-are sent to servers to have them open their logs again.
+SIGTERM and SIGINT stop the server, and SIGHUP reloads its files. It ignores SIGUSR1 and SIGUSR2,
+which log rotation sends to servers so that they reopen their logs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ INTERRUPTED = 130
 
 
 def before_loop() -> None:
-    """Sets handlers for the time before ``handled``: stop signals exit at once, as there is nothing
-    to lose yet, and a SIGHUP waits.
+    """Sets handlers for the time before ``handled``.
+
+    Stop signals exit at once, because there is nothing to lose yet, and a SIGHUP waits.
     """
     signal.signal(signal.SIGINT, _end)
     signal.signal(signal.SIGTERM, _end)
@@ -29,7 +30,7 @@ def before_loop() -> None:
 
 @contextmanager
 def handled(on_stop: Callable[[], None], on_reload: Callable[[], None]) -> Iterator[None]:
-    """Lets the running loop call these handlers. After the block, SIGHUP is ignored."""
+    """Makes the running event loop call these handlers. After the block, SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_stop)
@@ -38,7 +39,7 @@ def handled(on_stop: Callable[[], None], on_reload: Callable[[], None]) -> Itera
     try:
         yield
     finally:
-        # The loop itself would restore what ends a process.
+        # The event loop would restore the default action, which ends the process.
         loop.remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -1,10 +1,10 @@
-"""The server's sockets: bound before anything slow is imported, so that a port in use is told at
-once, and by one rule of what may be beside another server.
+"""Binds the server's sockets before anything slow is imported, so that a port in use fails at once.
 
-An address is in use if another server listens on it, or on all addresses of its family, or, where
-the address itself is all of its family, on any of them. Linux refuses exactly these; BSD and macOS
-would let both listen, and hand connections to the more specific one. A port in use on an address
-that does not overlap is allowed, with a warning that says so.
+All systems follow Linux's rule. An address is in use if another server listens on it or on the
+wildcard address of its family. A wildcard address is in use if another server listens on any
+address of its family. BSD and macOS would let both servers listen and pass connections to the more
+specific address. If the port is in use on an address that does not overlap, binding succeeds with a
+warning.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from chairlift.api.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-# For each family: its name, its wildcard address, and its loopback address.
+# The name, the wildcard address and the loopback address of each family.
 _FAMILIES = {
     socket.AF_INET: ("IPv4", "0.0.0.0", "127.0.0.1"),
     socket.AF_INET6: ("IPv6", "::", "::1"),
 }
-# A port that the system chose for one address may be in use on another.
+# A port that the system chose for one address may be in use on another address.
 _ATTEMPTS = 20
 _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 class _Address(NamedTuple):
-    """``rest`` is what follows the port in the address of a socket: scopes of IPv6."""
+    """``rest`` is the part of a socket's address after the port: IPv6's flow info and scope."""
 
     family: socket.AddressFamily
     host: str
@@ -42,9 +42,9 @@ class _Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Sockets of one host and port, one for each address that the host's name stands for.
+    """The sockets of one host and port, one for each address of the host.
 
-    Connections are refused until the sockets listen.
+    Clients cannot connect until the sockets listen.
     """
 
     host: str
@@ -62,17 +62,20 @@ class Binding:
 
 
 def bind(host: str, port: int) -> Binding:
-    """Binds all addresses of ``host``; "" is all addresses of IPv4 and IPv6. A ``port`` 0 stands
-    for one that is free, the same for all addresses.
+    """Binds all addresses of ``host``.
+
+    Args:
+        host: a name or an address; "" means all addresses of IPv4 and IPv6.
+        port: 0 means a free port, the same for all addresses.
 
     Raises:
-        OSError: one line that says which address cannot be bound, and why.
+        OSError: an address cannot be bound; the message is one line with address and reason.
     """
     try:
         addresses = _addresses(host, port)
         families = [family for family in _FAMILIES if port and _used(family, port)]
         sockets = _bound(addresses, port)
-    except (OSError, ValueError) as error:  # a name that is none is a UnicodeError or ValueError
+    except (OSError, ValueError) as error:  # an invalid name is a UnicodeError or a ValueError
         raise _refusal(host, port, error) from error
     if families:
         names = " and ".join(_FAMILIES[family][0] for family in families)
@@ -86,7 +89,7 @@ def bind(host: str, port: int) -> Binding:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """All sockets of one server. ``metrics`` None means that ``api`` serves /metrics, too."""
+    """All sockets of one server. ``metrics`` None means that ``api`` also serves /metrics."""
 
     api: Binding
     metrics: Binding | None
@@ -102,7 +105,7 @@ def bind_all(settings: ServerSettings) -> Sockets:
     """Binds the sockets of a server with these settings.
 
     Raises:
-        OSError: one line that says which address cannot be bound, and why.
+        OSError: as ``bind``.
     """
     api = bind(settings.host, settings.port)
     try:
@@ -150,7 +153,7 @@ def _bound_once(addresses: list[_Address], port: int) -> tuple[socket.socket, ..
                     _refuse_overlap(address, port)
                 bound = stack.enter_context(_socket(address, port))
             except OSError as error:
-                # localhost also stands for ::1 on machines without IPv6.
+                # localhost resolves to ::1 even on machines without IPv6.
                 if error.errno not in _NOT_HERE:
                     raise
                 missing = error
@@ -176,16 +179,18 @@ def _socket(address: _Address, port: int) -> socket.socket:
 
 
 def _refuse_overlap(address: _Address, port: int) -> None:
-    """Raises the error that Linux would."""
-    _, everything, loopback = _FAMILIES[address.family]
-    overlapping = loopback if address.host == everything else everything
+    """Raises the error that Linux would raise if a socket listens on an overlapping address."""
+    _, wildcard, loopback = _FAMILIES[address.family]
+    overlapping = loopback if address.host == wildcard else wildcard
     if _listens(address.family, overlapping, port):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _used(family: socket.AddressFamily, port: int) -> bool:
-    """Whether a server listens on that port of a family; elsewhere than on Linux, on all of its
-    addresses or on loopback.
+    """Whether another server listens on that port.
+
+    On Linux this covers all addresses of the family, on other systems only the wildcard and
+    loopback addresses.
     """
     return any(_listens(family, host, port) for host in _FAMILIES[family][1:])
 

@@ -1,4 +1,4 @@
-"""Handlers of models, health and version."""
+"""Handlers of /v1/models, /health, /ping and /version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def health(http: web.Request) -> web.Response:
 
 
 async def version(http: web.Request) -> web.Response:
-    """Chairlift's version."""
+    """Returns Chairlift's version."""
     return json_response(VersionReply(VERSION))
 
 

@@ -18,7 +18,7 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path | None = None) -> None:
         self._certificate = certificate
         self._key = key
-        # For the listening sockets. Each connection gets the newest certificate in its handshake.
+        # The context of the listening sockets. In its handshake, each connection gets ``_newest``.
         self.context = self._newest = self._load()
         self.context.sni_callback = self._choose
 
@@ -40,14 +40,14 @@ class Certificate:
         self._newest = self._load()
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called in every handshake, also where the client names no server (RFC 6066)."""
+        """Called in every handshake, even if the client names no server (RFC 6066)."""
         connection.context = self._newest
 
     def _load(self) -> ssl.SSLContext:
         certificate, key = self._certificate, self._key
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            # A key with a passphrase would make OpenSSL ask the terminal.
+            # Without a password callback, OpenSSL asks the terminal for a key's passphrase.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except ssl.SSLError as error:
             where = certificate if key is None else f"{certificate} and {key}"

@@ -15,13 +15,14 @@ class TimeUp(Exception):
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """Calls ``work`` and returns its result; everything else waits meanwhile.
+    """Calls ``work`` and returns its result; the event loop waits meanwhile.
 
-    Regular expressions check for signals while they search. The limit is processor time of this
-    process, so that other processes do not use it up. Only the main thread may call this.
+    It works for regular expressions because they check for signals while they search. The limit is
+    CPU time of this process, so that other processes do not use it up. Only the main thread may
+    call this.
 
     Raises:
-        TimeUp: ``work`` was not done after ``seconds`` of processor time.
+        TimeUp: ``work`` was not done after ``seconds`` of CPU time.
     """
     before = signal.signal(signal.SIGPROF, _ring)
     try:

@@ -20,14 +20,14 @@ NORMAL, THOUGHT, CALL = "normal", "reasoning", "tool"
 
 # mlx-lm's parser of calls that are JSON objects, as Hermes models write them.
 JSON_TOOLS = "json_tools"
-# Given instead of a parser's name, replaces the model's native format with our JSON form.
+# The value of --tool-parser that replaces the model's native format by our JSON form.
 JSON_FORM = "json"
 
 # The tags of the JSON form. Many models were trained on these and have them as tokens, whatever
 # their template uses.
 FORM_START, FORM_END = "<tool_call>", "</tool_call>"
 
-# Takes a call's text and the tools in OpenAI's format. Returns one call (with "name" and
+# It takes a call's text and the tools in OpenAI's format, returns one call (with "name" and
 # "arguments") or a list of them, and may raise anything.
 ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], object]
 
@@ -50,8 +50,8 @@ class ThinkTags(NamedTuple):
         return f"{self.start} {self.end}"
 
 
-class Passage(NamedTuple):
-    """A transition: in ``state``, the text ``tag`` switches to ``target``."""
+class Transition(NamedTuple):
+    """In ``state``, the tag ``tag`` switches to the state ``target``."""
 
     state: str
     tag: Tag
@@ -70,7 +70,10 @@ class Thoughts:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The tags around a call's text, and its parser. With an empty ``end``, the reply ends it."""
+    """The tags around a call's text, and its parser.
+
+    If ``end`` is empty, a call lasts to the end of the reply.
+    """
 
     start: Tag
     end: Tag
@@ -80,12 +83,15 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How a model's replies are marked.
+    """The tags in a model's replies, and its chat template.
 
-    ``thoughts`` and ``calls`` are None for a model without them. ``form`` holds the tags of the
-    JSON form. ``template`` is the chat template's text, or empty if the template is Python code.
-    ``initial`` is the state in which a reply begins, or None if the prompt decides. ``passages``
-    are further transitions of models that mark more than thoughts and calls.
+    Attributes:
+        thoughts: the tags around thoughts, or None for a model without them.
+        calls: the native format of calls, or None for a model without one.
+        form: the tags before and after a call in the JSON form.
+        template: the chat template's text; empty if the template is Python code.
+        initial: the state in which a reply begins, or None if the prompt decides.
+        transitions: further transitions, of models that mark more than thoughts and calls.
     """
 
     thoughts: Thoughts | None
@@ -93,7 +99,7 @@ class ChatFormat:
     form: tuple[Tag, Tag]
     template: str = ""
     initial: str | None = None
-    passages: tuple[Passage, ...] = ()
+    transitions: tuple[Transition, ...] = ()
 
     def knows(self, word: str) -> bool:
         """Whether the template mentions a message field or role of that name."""
@@ -111,9 +117,9 @@ def parser_names() -> list[str]:
 def chat_format(
     tokenizer: Any, tool_parser: str | None = None, think_tags: ThinkTags | None = None
 ) -> ChatFormat:
-    """The format of the model of mlx-lm's TokenizerWrapper ``tokenizer``.
+    """The chat format that mlx-lm derives from its TokenizerWrapper ``tokenizer``.
 
-    ``tool_parser`` and ``think_tags`` override what mlx-lm derives.
+    ``tool_parser`` and ``think_tags`` override parts of it.
 
     Raises:
         ModelError: mlx-lm has no parser of that name.
@@ -125,7 +131,7 @@ def chat_format(
         (_tag(tokenizer, FORM_START), _tag(tokenizer, FORM_END)),
         template if isinstance(template, str) else "",
         tokenizer.response_initial_state,
-        tuple(_passages(tokenizer)),
+        tuple(_transitions(tokenizer)),
     )
 
 
@@ -164,9 +170,9 @@ def _calls(tokenizer: Any, name: str | None) -> CallFormat | None:
     return CallFormat(_tag(tokenizer, start), _tag(tokenizer, end), name, parse)
 
 
-def _passages(tokenizer: Any) -> Iterator[Passage]:
+def _transitions(tokenizer: Any) -> Iterator[Transition]:
     for marker in tokenizer.structural_markers:
-        yield Passage(NORMAL, _tag(tokenizer, marker), NORMAL)
+        yield Transition(NORMAL, _tag(tokenizer, marker), NORMAL)
     for state, edges in tokenizer.response_transitions.items():
         for text, target in edges:
-            yield Passage(state, _tag(tokenizer, text), target)
+            yield Transition(state, _tag(tokenizer, text), target)

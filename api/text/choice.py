@@ -1,4 +1,4 @@
-"""One choice of a request while it is generated: turns engine outputs into pieces of a reply."""
+"""One choice of a request while it is generated: turns engine outputs into deltas of the reply."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from chairlift.engine.messages import PromptLogprobs, TokenOutput
 class CallDelta(NamedTuple):
     """A part of a tool call.
 
-    ``number`` is the index of the call among the choice's calls. ``opening`` is set in the first
-    delta of a call and only there. The ``arguments`` of a call's deltas together are one JSON text.
+    Attributes:
+        number: the index of the call among the choice's calls.
+        opening: set in the first delta of a call and only there.
+        arguments: the next part of the call's arguments; all parts together are one JSON text.
     """
 
     number: int
@@ -34,9 +36,13 @@ class CallOpening(NamedTuple):
 class OutputDelta(NamedTuple):
     """New output of one choice: text for the user, reasoning text or a part of a call.
 
-    ``choice`` is the choice's index in the reply. ``text`` is reasoning if ``thought`` is True.
-    ``scored`` holds the log-probabilities of text for the user, or None if they were not requested.
-    ``finish`` is set on the choice's last piece and only there.
+    Attributes:
+        choice: the choice's index in the reply.
+        text: text for the user, or reasoning if ``thought`` is True.
+        scored: the log-probabilities of text for the user; None if they were not requested.
+        finish: the finish reason, on the choice's last delta and only there.
+        thought: whether ``text`` is reasoning.
+        call: a part of a call, or None.
     """
 
     choice: int
@@ -48,10 +54,14 @@ class OutputDelta(NamedTuple):
 
 
 class Choice(ABC):
-    """Takes the engine's outputs for one choice in order; ``index`` is its index in the reply.
+    """Takes the engine's outputs for one choice, in order.
 
-    ``tokens`` counts the output tokens, ``reasoning_tokens`` those of them inside thoughts, and
-    ``cached_tokens`` the prompt tokens that came from the prefix cache.
+    Attributes:
+        index: the choice's index in the reply.
+        tokens: the number of output tokens.
+        reasoning_tokens: the number of output tokens inside thoughts.
+        cached_tokens: the number of prompt tokens that came from the prefix cache.
+        finish: the finish reason, or None while the choice is generated.
     """
 
     def __init__(self, index: int) -> None:
@@ -68,7 +78,7 @@ class Choice(ABC):
 
     @abstractmethod
     def take(self, output: TokenOutput) -> list[OutputDelta]:
-        """Returns the pieces that ``output`` adds, in order; perhaps none.
+        """Returns the deltas that ``output`` adds, in order; perhaps none.
 
         Raises:
             GenerationFailed: the engine ended the choice with an error.
@@ -104,9 +114,9 @@ class VectorChoice(Choice):
 class TextChoice(Choice):
     """A choice that is text only.
 
-    With ``echoed``, the reply repeats the prompt: ``prompt_logprobs`` is set from the first piece
-    on, and the token that ends the text gets a log-probability too, which the caller leaves out if
-    it wants only those of the prompt.
+    If ``echoed``, the reply repeats the prompt: ``prompt_logprobs`` is set from the first delta on,
+    and the token that ends the text gets a log-probability, too. A caller that needs only those of
+    the prompt drops it.
     """
 
     def __init__(

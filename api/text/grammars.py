@@ -23,9 +23,9 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
         RequestError: the grammar is invalid, unsupported or too expensive.
         QueueFull: too many other grammars are being checked.
     """
-    if (wanted := request.wanted) is None:
+    if request.grammar_request is None:
         return None
-    param, grammar = wanted
+    param, grammar = request.grammar_request
     if grammar.kind == "lark" and _GBNF_RULE.search(grammar.text):
         try:
             grammar = Grammar("lark", await vocabulary.grammars.as_lark(grammar.text))
@@ -35,9 +35,9 @@ async def grammar_of(request: Structured, vocabulary: Vocabulary) -> Grammar | N
     return grammar
 
 
-async def check(wanted: GrammarRequest, vocabulary: Vocabulary) -> None:
+async def check(request: GrammarRequest, vocabulary: Vocabulary) -> None:
     """Raises as ``grammar_of`` does if the grammar cannot be compiled."""
     try:
-        await vocabulary.grammars.check(wanted.grammar)
+        await vocabulary.grammars.check(request.grammar)
     except (GrammarError, UnsupportedModel) as error:
-        raise RequestError(f"{wanted.param}: {error}", wanted.param) from error
+        raise RequestError(f"{request.param}: {error}", request.param) from error

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# With two, a slow template does not block all others. More would compete with the event loop for
-# the interpreter.
+# With two threads, one slow template does not block all others. More would compete with the event
+# loop for the interpreter.
 THREADS = 2
 
 
@@ -25,16 +25,16 @@ class TookTooLong(Exception):
 
 @dataclass(slots=True)
 class _Job:
-    """When the work started, in ``time.monotonic()`` seconds, and its thread; None before that."""
+    """The start of the work, in ``time.monotonic()`` seconds, and its thread; None before that."""
 
     started: float | None = None
     thread: int | None = None
 
 
-class Limited:
-    """Threads in which a piece of work is ended after ``seconds``.
+class TimeLimitedThreads:
+    """Runs work in threads and interrupts it after ``seconds``.
 
-    The work ends between two Python bytecodes, which is enough for a template's loops.
+    Work is interrupted between two Python bytecodes, which is enough for a template's loops.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two formats, released together with the text they belong to."""
+"""Log-probabilities in OpenAI's two formats, released together with their text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOWEST = -9999.0
 
 
 class Scored(NamedTuple):
-    """One token's log-probabilities; ``start`` is where its text begins, in characters."""
+    """One token's log-probabilities; ``start`` is the offset of its text, in characters."""
 
     token: int
     logprobs: TokenLogprobs
@@ -102,6 +102,6 @@ def joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogp
 
 def _by_text(scored: Scored, vocabulary: Vocabulary) -> dict[str, float] | None:
     by_text: dict[str, float] = {}
-    for token, logprob in scored.logprobs.top:  # of tokens with equal texts, keep the most likely
+    for token, logprob in scored.logprobs.top:  # the most likely of tokens with equal texts
         by_text.setdefault(vocabulary.token_text(token).text, clamp(logprob))
     return by_text

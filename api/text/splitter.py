@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mlx_lm.generate import TextStateMachine
 
-from chairlift.api.text.chat_format import CALL, Passage
+from chairlift.api.text.chat_format import CALL, Transition
 from chairlift.api.text.stream import Detokenizer
 
 
@@ -24,15 +24,19 @@ class Segment(NamedTuple):
 class Rules:
     """The initial state of a reply and the tags that change its state.
 
-    ``jumps`` maps, for each state, a tag that is a single token to the next state. ``spelt`` lists
-    the other tags of each state, which ``machine`` finds in the text. ``hidden`` tokens have no
-    text. In calls only ``ends`` are hidden, the tokens with which the model ends a reply, because
-    parsers need all special tokens.
+    Attributes:
+        initial: the state in which a reply begins.
+        token_tags: for each state, maps a tag that is a single token to the next state.
+        text_tags: for each state, the other tags, which ``machine`` finds in the text.
+        machine: mlx-lm's TextStateMachine.
+        hidden: the tokens that have no text outside of calls.
+        ends: the tokens with which the model ends a reply. In calls only these are hidden, because
+            parsers need all other special tokens.
     """
 
     initial: str
-    jumps: Mapping[str, Mapping[int, str]]
-    spelt: Mapping[str, Sequence[str]]
+    token_tags: Mapping[str, Mapping[int, str]]
+    text_tags: Mapping[str, Sequence[str]]
     machine: Any
     hidden: frozenset[int]
     ends: frozenset[int]
@@ -46,45 +50,53 @@ class Rules:
 
         Args:
             detokenizer: makes a fresh detokenizer.
-            in_string: says whether the segments so far end inside a string of a call, where a tag
-                is only text. None: a tag always ends the call.
+            in_string: returns whether the segments so far end inside a string of a call, where a
+                tag is only text. None: a tag always ends the call.
         """
         return Splitter(self, detokenizer, in_string)
 
 
 def rules(
     initial: str,
-    passages: Iterable[Passage],
+    transitions: Iterable[Transition],
     special: Mapping[int, str],
     ends: frozenset[int],
     show_special: bool,
 ) -> Rules:
-    """The rules for the transitions ``passages``.
+    """Builds the rules of a reply.
 
-    ``special`` maps special tokens to their texts; ``ends`` are the tokens that end a reply. A tag
-    of several tokens is found by its text, so special tokens that are part of one are not hidden.
+    A tag of several tokens is found by its text, so special tokens that are part of one are not
+    hidden.
+
+    Args:
+        initial: the state in which the reply begins.
+        transitions: the tags of each state.
+        special: maps special tokens to their texts.
+        ends: the tokens that end a reply.
+        show_special: hide no token.
     """
-    jumps: dict[str, dict[int, str]] = defaultdict(dict)
+    token_tags: dict[str, dict[int, str]] = defaultdict(dict)
     edges: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for state, tag, target in passages:
+    for state, tag, target in transitions:
         if tag.token is not None:
-            jumps[state][tag.token] = target
+            token_tags[state][tag.token] = target
         elif tag.text:
             edges[state].append((tag.text, target))
-    spelt = {state: [text for text, _ in found] for state, found in edges.items()}
-    tags = [tag for found in spelt.values() for tag in found]
+    text_tags = {state: [text for text, _ in found] for state, found in edges.items()}
+    tags = [tag for found in text_tags.values() for tag in found]
     shown = {token for token, text in special.items() if any(text in tag for tag in tags)}
     hidden = frozenset() if show_special else frozenset(special).union(ends).difference(shown)
-    for state in {initial, *jumps, *(target for _, _, target in passages)}:
+    for state in {initial, *token_tags, *(target for _, _, target in transitions)}:
         edges.setdefault(state, [])
-    return Rules(initial, dict(jumps), spelt, TextStateMachine(edges), hidden, ends)
+    return Rules(initial, dict(token_tags), text_tags, TextStateMachine(edges), hidden, ends)
 
 
 class Splitter:
     """Splits one reply, token by token.
 
     NOTE: handle each segment before asking for the next one, since ``in_string`` depends on it.
-    ``in_tag`` says that the reply was cut at a possible beginning of a tag, which was left out.
+
+    ``in_tag`` is True if the reply was cut at a possible beginning of a tag, which is left out.
     """
 
     def __init__(
@@ -103,7 +115,7 @@ class Splitter:
 
     def add(self, token: int) -> Iterator[Segment]:
         """Takes the next token; yields the segments that are certain now."""
-        target = self._rules.jumps.get(self.state, {}).get(token)
+        target = self._rules.token_tags.get(self.state, {}).get(token)
         if target is not None:
             yield from self.finish()
             if not self._is_text:
@@ -119,8 +131,8 @@ class Splitter:
     def finish(self, cut: bool = False) -> Iterator[Segment]:
         """Yields the remaining segments, at the end of the reply or before a tag that is a token.
 
-        ``cut`` means that the model had not ended the reply. A possible beginning of a tag is left
-        out then, and so is an incomplete character of a call.
+        If ``cut``, the model had not ended the reply. Then a possible beginning of a tag is left
+        out, and so is an incomplete character of a call.
         """
         self._detokenizer.finalize()
         text = self._detokenizer.last_segment
@@ -153,17 +165,17 @@ class Splitter:
 
     def _begun_tag(self, text: str) -> int:
         """The number of characters at the end of ``text`` that may begin a tag."""
-        tags = self._rules.spelt.get(self.state, ())
+        tags = self._rules.text_tags.get(self.state, ())
         sizes = (size for tag in tags for size in range(1, len(tag)) if text.endswith(tag[:size]))
         return max(sizes, default=0)
 
     def _split(self, text: str) -> Iterator[Segment]:
-        if text and self.state not in self._rules.spelt:
+        if text and self.state not in self._rules.text_tags:
             yield Segment(self.state, text)
             return
         ready = ""
-        # Where a tag may be part of a string, go by characters: the text before the tag must be
-        # handled before ``in_string`` is asked.
+        # If a tag may be part of a string, split character by character: the text before the tag
+        # must be handled before ``in_string`` is called.
         for part in text if self._in_string is not None or not text else (text,):
             read = self._position[-1] + part
             self._position, (first, *others) = TextStateMachine.split(self._position, part)

@@ -18,7 +18,7 @@ class Stops:
     """The automaton of ``strings``. It is immutable, so that many texts can share it.
 
     A state stands for the longest suffix of the text so far that is a prefix of a stop string; 0
-    stands for the empty one. ``depth[state]`` is the length of that suffix, and ``match[state]``
+    stands for the empty suffix. ``depth[state]`` is the length of that suffix, and ``match[state]``
     the length of the longest stop string that ends here, or 0.
     """
 
@@ -79,9 +79,9 @@ class Stops:
 class StopMatcher:
     """Cuts a text that arrives in pieces before its first stop string; with ``include``, after it.
 
-    The first stop string is the one that begins first, and of two at the same place the shorter,
-    however the text is split into pieces. Text that may become part of a stop string is buffered.
-    ``found`` is the stop string, or None.
+    The first stop string is the one that begins first; if two begin at the same place, the shorter.
+    This does not depend on how the text is split into pieces. Text that may become part of a stop
+    string is buffered. ``found`` is the stop string, or None.
     """
 
     def __init__(self, stops: Stops, include: bool = False) -> None:

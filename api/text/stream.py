@@ -12,7 +12,7 @@ class Detokenizer(Protocol):
 
     @property
     def last_segment(self) -> str:
-        """The text that was completed since this property was last read."""
+        """The text completed since this property was last read."""
         ...
 
     def add_token(self, token: int) -> None: ...
@@ -22,20 +22,16 @@ class Detokenizer(Protocol):
         ...
 
 
-class TextStream:
-    """The text of one choice, built token by token.
+class StoppableText:
+    """A text that ends at its first stop string; the base of the texts that clients get.
 
-    ``detokenizer`` must be one that continues a text, so that a leading space is kept; see
-    ``Vocabulary.detokenizer``. Tokens in ``hidden`` have no text.
+    Attributes:
+        read: the number of characters taken in.
+        sent: the number of characters returned.
     """
 
-    def __init__(
-        self, detokenizer: Detokenizer, hidden: frozenset[int], matcher: StopMatcher
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._hidden = hidden
+    def __init__(self, matcher: StopMatcher) -> None:
         self._matcher = matcher
-        # Characters detokenized, and characters returned.
         self.read = 0
         self.sent = 0
 
@@ -48,6 +44,21 @@ class TextStream:
     def stop_string(self) -> str | None:
         """The stop string that was found, or None."""
         return self._matcher.found
+
+
+class TextStream(StoppableText):
+    """The text of one choice, built token by token.
+
+    ``detokenizer`` must be one that continues a text, so that a leading space is kept; see
+    ``Vocabulary.detokenizer``. Tokens in ``hidden`` have no text.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, hidden: frozenset[int], matcher: StopMatcher
+    ) -> None:
+        super().__init__(matcher)
+        self._detokenizer = detokenizer
+        self._hidden = hidden
 
     def add(self, token: int) -> str:
         """Takes the next token; returns the text that is certain now."""

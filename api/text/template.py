@@ -8,44 +8,48 @@ from typing import Any, NamedTuple
 
 from chairlift.api.schemas.messages import Message, ToolCall
 
-Shown = dict[str, Any]
+TemplateMessage = dict[str, Any]
 
 
 class Rendering(NamedTuple):
     """The arguments of a chat template.
 
-    With ``opens``, the prompt ends with the beginning of a reply. With ``continues``, it ends with
-    the last message, left open for the model to continue. ``kwargs`` are the template's settings.
+    Attributes:
+        messages: the conversation.
+        tools: the tools in OpenAI's format.
+        opens: the prompt ends with the beginning of a reply.
+        continues: the prompt ends with the last message, left open for the model to continue.
+        kwargs: the template's settings.
     """
 
-    messages: Sequence[Shown]
+    messages: Sequence[TemplateMessage]
     tools: Sequence[Mapping[str, Any]]
     opens: bool
     continues: bool
     kwargs: Mapping[str, Any]
 
 
-def shown(message: Message, knows_developer: bool) -> Shown:
-    """A message for templates that know calls, with the arguments of calls as objects.
+def template_message(message: Message, knows_developer: bool) -> TemplateMessage:
+    """A message for templates that know calls, with each call's arguments as an object.
 
     Unless ``knows_developer``, a developer message becomes a system message.
     """
     role = message.role
     if role == "developer" and not knows_developer:
         role = "system"
-    fields: Shown = {"role": role, "content": message.content}
+    fields: TemplateMessage = {"role": role, "content": message.content}
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        fields["tool_calls"] = [_shown_call(call) for call in message.tool_calls]
+        fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     if (thought := message.thought) is not None:
         fields["reasoning_content"] = fields["reasoning"] = thought
     return fields
 
 
-def with_text_arguments(messages: Sequence[Shown]) -> list[Shown]:
+def with_text_arguments(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """The messages for a template that expects the arguments of calls as JSON text."""
     return [
         {**message, "tool_calls": [_text_call(call) for call in message["tool_calls"]]}
@@ -65,12 +69,12 @@ def arguments_of(call: ToolCall) -> Any:
     return arguments if isinstance(arguments, dict) else text
 
 
-def _shown_call(call: ToolCall) -> Shown:
+def _template_call(call: ToolCall) -> TemplateMessage:
     function = {"name": call.function.name, "arguments": arguments_of(call)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _text_call(call: Shown) -> Shown:
+def _text_call(call: TemplateMessage) -> TemplateMessage:
     function = call["function"]
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The tokenizer as the API uses it: encodes prompts, decodes ids, gives one token's bytes."""
+"""The tokenizer as the API uses it: encodes prompts, decodes token ids, and renders templates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chairlift.api.schemas.replies import TokenizerInfo
-from chairlift.api.text.chat_format import ChatFormat, Passage, chat_format
-from chairlift.api.text.limited import Limited, TookTooLong
+from chairlift.api.text.chat_format import ChatFormat, Transition, chat_format
+from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 from chairlift.api.text.splitter import Rules, rules
 from chairlift.api.text.stream import Detokenizer
 from chairlift.api.text.template import Rendering, with_text_arguments
@@ -27,11 +27,11 @@ from chairlift.engine.grammar.language import has_backend, lexicon
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive
 from chairlift.engine.workers.pool import Workers
 
-# Tokenizing this many characters takes about as long as a step of a small model: longer texts
-# are tokenized in a thread (the tokenizers library releases the GIL).
+# Tokenizing this many characters takes about as long as a step of a small model. Longer texts are
+# tokenized in a thread (the tokenizers library releases the GIL).
 INLINE_CHARS = 20_000
-# The tokenizers library allocates up to 200 times the size of a text: longer texts are tokenized
-# in a worker process, with a time limit.
+# The tokenizers library allocates up to 200 times the size of a text. Longer texts are tokenized in
+# a worker process, with a time limit.
 THREAD_CHARS = 128 << 10
 TOKENIZE_SECONDS = 6.0
 # A chat template is code that comes with the model, and may be slow or malicious.
@@ -53,9 +53,13 @@ class TokenText(NamedTuple):
 
 
 class Vocabulary:
-    """Wraps mlx-lm's TokenizerWrapper ``tokenizer``; ``size`` is the model's number of token ids.
+    """Wraps mlx-lm's tokenizer.
 
-    ``workers`` are processes for slow work: compiling grammars and tokenizing long texts.
+    Args:
+        tokenizer: mlx-lm's TokenizerWrapper.
+        size: the model's number of token ids.
+        workers: processes for slow work: compiling grammars and tokenizing long texts.
+        format: the chat format; None means what mlx-lm derives.
     """
 
     def __init__(
@@ -71,13 +75,14 @@ class Vocabulary:
         added = tokenizer.added_tokens_decoder.items()
         self._special = dict(roles) | {i: token.content for i, token in added if token.special}
         self.hidden_ids = frozenset(self._special).union(self.end_ids)
-        # chat_template_kwargs must not set these: requests have fields for some, others are fixed.
+        # Requests cannot set these in chat_template_kwargs: some have their own fields, others are
+        # fixed.
         self._reserved = frozenset(
             inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
         )
         self._known = len(tokenizer)
         self._longest = max(map(len, tokenizer.get_vocab()))
-        self._rendering = Limited(TEMPLATE_SECONDS)
+        self._rendering = TimeLimitedThreads(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
         # Cached: serializing a tokenizer of 150,000 tokens blocks the interpreter.
         known = cache(partial(lexicon, tokenizer, size))
@@ -118,9 +123,10 @@ class Vocabulary:
         """
         if not self._tokenizer.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
-        if taken := self._reserved.intersection(rendering.kwargs):
+        if reserved := self._reserved.intersection(rendering.kwargs):
             raise RequestError(
-                f"chat_template_kwargs: {min(taken)} is not the template's", "chat_template_kwargs"
+                f"chat_template_kwargs: must not contain {min(reserved)}",
+                "chat_template_kwargs",
             )
         try:
             text = await self._rendering.run(partial(self._render, rendering))
@@ -162,9 +168,9 @@ class Vocabulary:
         """The text of a prompt's last tokens, without trailing white space."""
         return str(self._tokenizer.decode(tokens[-TAIL_TOKENS:])).rstrip()
 
-    def rules(self, initial: str, passages: Iterable[Passage], show_special: bool) -> Rules:
+    def rules(self, initial: str, transitions: Iterable[Transition], show_special: bool) -> Rules:
         """The rules that split a reply into text, thoughts and calls; see ``splitter.rules``."""
-        return rules(initial, passages, self._special, frozenset(self.end_ids), show_special)
+        return rules(initial, transitions, self._special, frozenset(self.end_ids), show_special)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, including special tokens."""
@@ -178,9 +184,9 @@ class Vocabulary:
         return TokenizerInfo(tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
 
     def check_chars(self, chars: int, context: int, param: str) -> None:
-        """Refuses a text that cannot fit the context even if all its tokens were the longest.
+        """Refuses a text that could not fit the context even if all its tokens were the longest.
 
-        It needs no tokenizing, so it is cheap.
+        It is cheap, because it does not tokenize.
 
         Raises:
             PromptTooLong: ``chars`` characters are certainly more than ``context`` tokens.
@@ -237,5 +243,5 @@ class Vocabulary:
 
 
 async def _off_loop(chars: int, work: Callable[[], T]) -> T:
-    """Runs ``work``, in a thread if it has so many characters that it would delay streams."""
+    """Runs ``work``, in a thread if ``chars`` are so many that it would delay streams."""
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -12,9 +12,11 @@ from chairlift.cache.snapshot import Snapshot
 class Insertion:
     """A planned insertion.
 
-    ``offers`` are the snapshots that existing nodes are filled from. ``splits``: the last node is
-    split where the walk ends. ``kept`` are the bytes of the walk's unpinned nodes, which must stay;
-    ``gain`` are the bytes of everything new.
+    Attributes:
+        offers: for existing nodes, the snapshots that they are completed from.
+        splits: whether the last node is split where the walk ends.
+        kept: bytes of the walk's nodes, which must stay.
+        gain: bytes of everything new.
     """
 
     offers: dict[Node, Snapshot]
@@ -40,8 +42,7 @@ def insertion(walk: Walk, snapshot: Snapshot) -> Insertion:
                 offers[node] = offer
                 gain += filled.nbytes - part.nbytes
                 splits = stop < node.stop
-        if not node.pins:
-            kept += old.part(node.start, stop).nbytes if splits else node.nbytes
+        kept += old.part(node.start, stop).nbytes if splits else node.nbytes
     if walk.length < snapshot.stop:
         gain += snapshot.part(walk.length, snapshot.stop).nbytes
     return Insertion(offers, splits, kept, gain)

@@ -27,15 +27,15 @@ class Match:
         """The state of ``[0, length)``: lazy slices that share the tree's memory.
 
         Raises:
-            ValueError: the tree has evicted part of it since; that cannot happen to a pinned match.
+            ValueError: the tree has evicted part of it since the match.
         """
-        nodes = [node for node in self.alive() if node.start < self.length]
+        nodes = [node for node in self._alive() if node.start < self.length]
         path = [node.snapshot for node in reversed(nodes)]
         if path:
             path[-1] = path[-1].part(path[-1].start, min(path[-1].stop, self.length))
         return merged(self.kinds, path)
 
-    def alive(self) -> Iterator[Node]:
+    def _alive(self) -> Iterator[Node]:
         """The nodes from the deepest upwards. Raises ValueError if the deepest was evicted."""
         if self.node is None:
             return iter(())

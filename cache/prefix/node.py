@@ -16,9 +16,17 @@ from chairlift.cache.token_ids import common
 class Node:
     """One edge and its snapshot. A root has no parent and no edge; a removed node has no parent.
 
-    ``windows`` is the number of newest tokens that all layers of each window have, ``state`` is
-    whether all recurrent layers have their state: both derived from the snapshot, for fast
-    matching. ``pins`` counts the matches that protect the node from eviction.
+    Attributes:
+        parent: the node above.
+        salt: the salt of its tree.
+        edge: the tokens that it covers.
+        snapshot: the state of these tokens.
+        children: the nodes below, by the first token of their edge.
+        nbytes: bytes of the snapshot.
+        windows: for each window, the number of newest tokens that all its layers have. Like
+            ``state`` it is derived from the snapshot, for fast matching.
+        state: whether all recurrent layers have their state.
+        digest: the result of ``path_digest``, once it is known.
     """
 
     parent: Node | None
@@ -29,7 +37,7 @@ class Node:
     nbytes: int = 0
     windows: tuple[int, ...] = ()
     state: bool = False
-    pins: int = 0
+
     digest: PathDigest | None = None
 
     @property

@@ -47,14 +47,14 @@ class PrefixTree:
         self._rules = LayerRules(kinds)
         self._on_evict = on_evict
         self._roots: dict[str, Node] = {}
-        # Unpinned nodes, least recently used first. A child always precedes its parent, so the
-        # first node is a leaf.
-        self._idle: OrderedDict[Node, None] = OrderedDict()
+        # All nodes, least recently used first. A child always precedes its parent, so the first
+        # node is a leaf.
+        self._by_use: OrderedDict[Node, None] = OrderedDict()
         self._pending: dict[Node, None] = {}
-        self._nodes = self._tokens = self._nbytes = self._pinned_nbytes = 0
+        self._tokens = self._nbytes = 0
 
     def __len__(self) -> int:
-        return self._nodes
+        return len(self._by_use)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -84,27 +84,6 @@ class PrefixTree:
             self._touch(node)
         return Match(length, reached.length, self.kinds, node)
 
-    def pin(self, match: Match) -> None:
-        """Protects the match's nodes from eviction until ``unpin``; pins are counted.
-
-        Raises:
-            ValueError: part of it has been evicted since the match.
-        """
-        for node in match.alive():
-            if not node.pins:
-                del self._idle[node]
-                self._pinned_nbytes += node.nbytes
-            node.pins += 1
-
-    def unpin(self, match: Match) -> None:
-        """Undoes one ``pin``. Nodes without another pin count as just used."""
-        for node in match.alive():
-            assert node.pins, "unpinned more often than pinned"
-            node.pins -= 1
-            if not node.pins:
-                self._idle[node] = None
-                self._pinned_nbytes -= node.nbytes
-
     def insert(self, tokens: Sequence[int], snapshot: Snapshot, salt: str = "") -> bool:
         """Inserts a snapshot of ``[start, len(tokens))``, evicting other nodes to make room.
 
@@ -113,7 +92,7 @@ class PrefixTree:
 
         Returns:
             Whether all of it is in the tree now. If not, nothing has changed: ``tokens[:start]``
-            is not in the tree, or the path does not fit the budget beside the pinned nodes.
+            is not in the tree, or the path does not fit the budget.
 
         Raises:
             ValueError: the snapshot does not fit these tokens and this tree's layers.
@@ -124,7 +103,7 @@ class PrefixTree:
         if reached.length < snapshot.start or self.budget <= 0:
             return False
         plan = insertion(reached, snapshot)
-        if self._pinned_nbytes + plan.kept + plan.gain > self.budget:
+        if plan.kept + plan.gain > self.budget:
             return False
         node = reached.path[-1] if reached.path else None
         if node is not None:
@@ -142,18 +121,19 @@ class PrefixTree:
         return True
 
     def evict(self, nbytes: int) -> int:
-        """Evicts the least recently used nodes, at least ``nbytes``; returns the evicted bytes.
+        """Evicts the least recently used nodes, at least ``nbytes`` if the tree has as many.
 
-        Fewer bytes are evicted only if everything else is pinned.
+        Returns:
+            The evicted bytes.
         """
         before = self._nbytes
         self._make_room(before - nbytes)
         return before - self._nbytes
 
     def clear(self) -> None:
-        """Removes all unpinned nodes without calling ``on_evict``."""
-        while self._idle:
-            self._remove(next(iter(self._idle)))
+        """Removes all nodes without calling ``on_evict``."""
+        while self._by_use:
+            self._remove(next(iter(self._by_use)))
 
     def take_pending(self) -> list[mx.array]:
         """The arrays of nodes that are new or changed since the last call, for evaluation.
@@ -171,8 +151,6 @@ class PrefixTree:
         node.snapshot = snapshot
         node.nbytes += grown
         self._nbytes += grown
-        if node.pins:
-            self._pinned_nbytes += grown
         node.windows = self._rules.windows_of(snapshot)
         node.state = self._rules.has_states(snapshot)
         self._pending[node] = None
@@ -180,13 +158,12 @@ class PrefixTree:
     def _grow(self, parent: Node | None, salt: str, edge: array[int], snapshot: Snapshot) -> None:
         """Adds a leaf and marks it and its ancestors as just used."""
         if parent is None:
-            nothing = Snapshot(0, 0, (None,) * len(self.kinds))
-            parent = self._roots.setdefault(salt, Node(None, salt, ids_of(()), nothing))
+            empty = Snapshot(0, 0, (None,) * len(self.kinds))
+            parent = self._roots.setdefault(salt, Node(None, salt, ids_of(()), empty))
         leaf = Node(parent, salt, edge, snapshot)
         parent.children[edge[0]] = leaf
-        self._nodes += 1
         self._tokens += len(edge)
-        self._idle[leaf] = None
+        self._by_use[leaf] = None
         self._put(leaf, snapshot)
         self._touch(leaf)
 
@@ -199,25 +176,22 @@ class PrefixTree:
         edge, parent = node.edge, node.parent
         assert parent is not None
         cut = at - node.start
-        upper = Node(parent, node.salt, edge[:cut], first, {edge[cut]: node}, pins=node.pins)
+        upper = Node(parent, node.salt, edge[:cut], first, {edge[cut]: node})
         parent.children[edge[0]] = upper
         node.parent, node.edge = upper, edge[cut:]
-        self._nodes += 1
-        if not node.pins:
-            self._idle[upper] = None
+        self._by_use[upper] = None
         self._put(upper, first)
         self._put(node, second)
         return upper
 
     def _touch(self, deepest: Node) -> None:
         for node in deepest.upwards():
-            if not node.pins:
-                self._idle.move_to_end(node)
+            self._by_use.move_to_end(node)
 
     def _make_room(self, nbytes: int) -> None:
-        """Evicts until at most ``nbytes`` remain, or all remaining nodes are pinned."""
-        while self._nbytes > nbytes and self._idle:
-            node = next(iter(self._idle))
+        """Evicts until at most ``nbytes`` remain."""
+        while self._nbytes > nbytes and self._by_use:
+            node = next(iter(self._by_use))
             parent = node.parent
             assert parent is not None
             evicted = None
@@ -233,14 +207,12 @@ class PrefixTree:
         parent = leaf.parent
         assert parent is not None
         assert not leaf.children
-        assert not leaf.pins
-        del self._idle[leaf]
+        del self._by_use[leaf]
         self._pending.pop(leaf, None)
         del parent.children[leaf.edge[0]]
         leaf.parent = None
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
-        self._nodes -= 1
         self._tokens -= len(leaf.edge)
         self._nbytes -= leaf.nbytes
 
@@ -254,15 +226,14 @@ class PrefixTree:
         for node in nodes:
             self._check_node(node)
             nodes += node.children.values()
-        assert len(nodes) == self._nodes
         assert sum(len(node.edge) for node in nodes) == self._tokens
         assert sum(node.nbytes for node in nodes) == self._nbytes <= max(0, self.budget)
-        assert sum(node.nbytes for node in nodes if node.pins) == self._pinned_nbytes
-        assert {node for node in nodes if not node.pins} == set(self._idle)
+        assert len(nodes) == len(self._by_use)
+        assert set(nodes) == set(self._by_use)
         assert set(self._pending) <= set(nodes)
-        used = {node: i for i, node in enumerate(self._idle)}
+        used = {node: i for i, node in enumerate(self._by_use)}
         for node in nodes:
-            assert node.pins or all(used[child] < used[node] for child in node.children.values())
+            assert all(used[child] < used[node] for child in node.children.values())
 
     def _check_node(self, node: Node) -> None:
         assert node.parent is not None
@@ -272,5 +243,5 @@ class PrefixTree:
         assert node.nbytes == node.snapshot.nbytes
         assert node.state == self._rules.has_states(node.snapshot)
         assert node.windows == self._rules.windows_of(node.snapshot)
-        assert node.pins >= sum(child.pins for child in node.children.values()), "held from above"
+
         self._rules.check_fits(range(node.stop), node.snapshot)

@@ -30,11 +30,14 @@ _MLX = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "U32": mx.uin
 
 
 class SavedLayer(NamedTuple):
-    """A layer as mlx-lm's files name it; no tensors if it holds nothing.
+    """A layer as mlx-lm's files describe it.
 
-    The meta of a rotating layer is ``(keep, max_size, offset, cursor)``, of a chunked one
-    ``(offset, chunk_size, start_position)``, of arrays the number of their slots (nothing, where
-    there is no state), and a full one has none.
+    Attributes:
+        kind: the name of mlx-lm's cache class.
+        meta: depends on the kind. ``RotatingKVCache``: ``(keep, max_size, offset, cursor)``;
+            ``ChunkedKVCache``: ``(offset, chunk_size, start_position)``; ``ArraysCache``: the
+            number of slots, or nothing without a state; ``KVCache``: nothing.
+        tensors: keys and values, or the slots of a state; empty if nothing is cached.
     """
 
     kind: str
@@ -56,7 +59,7 @@ class SavedLayer(NamedTuple):
 
     @property
     def window(self) -> int | None:
-        """The tokens of a window or of a chunk, if the layer has one."""
+        """The tokens of the layer's window or chunk; None for other kinds."""
         return self.meta[1] if self.kind in (ROTATING, CHUNKED) else None
 
 
@@ -93,10 +96,10 @@ def template_of(kinds: Sequence[LayerKind], snapshot: Snapshot) -> list[LayerTem
 
 
 def pack(kinds: Sequence[LayerKind], snapshot: Snapshot) -> tuple[SavedLayer, ...]:
-    """A snapshot as views of its memory, which it keeps alive; evaluates it.
+    """Converts a snapshot to views of its memory, which keep the MLX arrays alive; evaluates it.
 
     Raises:
-        SavedStateError: it has a kind of piece or a type that files cannot hold.
+        SavedStateError: the snapshot has a kind of layer or a type that files cannot store.
     """
     mx.eval(snapshot.arrays)
     pieces = zip(kinds, snapshot.layers, strict=True)
@@ -140,7 +143,7 @@ def _name(array: mx.array) -> str:
 
 
 def detached(layers: Sequence[SavedLayer]) -> tuple[SavedLayer, ...]:
-    """Copies of the layers in NumPy's memory, which keep no MLX array alive."""
+    """Copies the layers into NumPy's memory, so that they keep no MLX array alive."""
     return tuple(
         layer._replace(
             tensors=tuple(t if t is None else t._replace(data=t.data.copy()) for t in layer.tensors)
@@ -150,6 +153,7 @@ def detached(layers: Sequence[SavedLayer]) -> tuple[SavedLayer, ...]:
 
 
 def unpack(start: int, stop: int, layers: Sequence[SavedLayer]) -> Snapshot:
+    """Converts layers to an evaluated snapshot of ``[start, stop)`` with arrays of its own."""
     pieces: list[LayerState | None] = []
     for layer in layers:
         arrays = [None if tensor is None else _array(tensor) for tensor in layer.tensors]
@@ -173,10 +177,10 @@ def _array(tensor: Tensor) -> mx.array:
 
 
 def canonical(kind: str) -> str:
-    """The name behind an alias, if it is of a kind that can be read.
+    """Resolves aliases of a kind's name.
 
     Raises:
-        SavedStateError: it is not, or nobody knows it.
+        SavedStateError: the kind is unknown, or not supported.
     """
     name = ALIASES.get(kind, kind)
     if name not in KNOWN:
@@ -192,6 +196,11 @@ def canonical(kind: str) -> str:
 def check_layers(
     layers: Sequence[SavedLayer], start: int, stop: int, template: Template | None
 ) -> None:
+    """Validates layers that cover tokens ``[start, stop)``, against a template if there is one.
+
+    Raises:
+        SavedStateError: a layer is inconsistent, or does not fit the template.
+    """
     if template is not None:
         require(
             len(layers) == len(template), f"{len(layers)} layers, but the model has {len(template)}"
@@ -214,8 +223,8 @@ def _check_nested(layer: SavedLayer, start: int, stop: int) -> None:
 
 def _check_full(layer: SavedLayer, start: int, stop: int) -> None:
     require(not layer.meta, f"{FULL} has meta {layer.meta}, but has none")
-    held = check_kv(layer)
-    require(held == stop - start, f"{FULL} has {held} tokens of [{start}, {stop})")
+    tokens = check_kv(layer)
+    require(tokens == stop - start, f"{FULL} has {tokens} tokens of [{start}, {stop})")
 
 
 def _check_rotating(layer: SavedLayer, start: int, stop: int) -> None:
@@ -223,22 +232,22 @@ def _check_rotating(layer: SavedLayer, start: int, stop: int) -> None:
     keep, max_size, offset, cursor = layer.meta
     require(keep == 0, f"{ROTATING} with {keep} tokens kept for good is not supported")
     require(max_size >= 1, f"{ROTATING} has a max_size of {max_size}")
-    held = check_kv(layer)
+    tokens = check_kv(layer)
     if not layer.tensors:
         require(offset == cursor == 0, f"{ROTATING} is empty, but at {offset}, cursor {cursor}")
         return
     require(offset == stop, f"{ROTATING} is at {offset}, but the tokens end at {stop}")
-    require(held <= offset, f"{ROTATING} has {held} tokens at offset {offset}")
-    require(held <= stop - start, f"{ROTATING} has {held} tokens of [{start}, {stop})")
-    require(cursor == held, f"{ROTATING} has its cursor at {cursor} of {held}")
+    require(tokens <= offset, f"{ROTATING} has {tokens} tokens at offset {offset}")
+    require(tokens <= stop - start, f"{ROTATING} has {tokens} tokens of [{start}, {stop})")
+    require(cursor == tokens, f"{ROTATING} has its cursor at {cursor} of {tokens}")
 
 
 def _check_chunked(layer: SavedLayer, start: int, stop: int) -> None:
     require(len(layer.meta) == 3, f"{CHUNKED} needs 3 meta values, not {len(layer.meta)}")
     offset, chunk, first = layer.meta
     require(chunk >= 1, f"{CHUNKED} has chunks of {chunk}")
-    held = check_kv(layer)
-    require(offset - first == held, f"{CHUNKED} has {held} tokens of [{first}, {offset})")
+    tokens = check_kv(layer)
+    require(offset - first == tokens, f"{CHUNKED} has {tokens} tokens of [{first}, {offset})")
     if layer.tensors:
         require(offset == stop, f"{CHUNKED} is at {offset}, but the tokens end at {stop}")
         require(start <= first, f"{CHUNKED} begins at {first}, but the tokens at {start}")
@@ -247,7 +256,7 @@ def _check_chunked(layer: SavedLayer, start: int, stop: int) -> None:
 
 
 def check_kv(layer: SavedLayer) -> int:
-    """The tokens of both tensors, or 0 without any."""
+    """Validates an attention layer's tensors; returns their tokens, 0 without tensors."""
     if not layer.tensors:
         return 0
     require(len(layer.tensors) == 2 and None not in layer.tensors, "keys or values are missing")
@@ -260,10 +269,10 @@ def check_kv(layer: SavedLayer) -> int:
 
 
 def _check_arrays(layer: SavedLayer, start: int, stop: int) -> None:
-    held = [tensor for tensor in layer.tensors if tensor is not None]
+    states = [tensor for tensor in layer.tensors if tensor is not None]
     require(layer.meta in ((), (len(layer.tensors),)), f"{ARRAYS} has meta {layer.meta}")
-    require(bool(held) == bool(layer.meta), f"{ARRAYS} has no state, but slots")
-    for tensor in held:
+    require(bool(states) == bool(layer.meta), f"{ARRAYS} has no state, but slots")
+    for tensor in states:
         shape = tensor.data.shape
         require(shape[:1] == (1,) and bool(tensor.data.size), f"a state of shape {shape}")
 
@@ -290,7 +299,7 @@ def _check_template(layer: SavedLayer, template: LayerTemplate) -> None:
             continue
         shape = tensor.data.shape
         same = len(shape) == len(spec.shape) and all(
-            want in (None, have) for have, want in zip(shape, spec.shape, strict=True)
+            expected in (None, size) for size, expected in zip(shape, spec.shape, strict=True)
         )
         require(same, f"shape {shape}, but the model's is {spec.shape}")
         require(tensor.dtype == spec.dtype, f"{tensor.dtype}, but the model's is {spec.dtype}")

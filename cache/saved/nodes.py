@@ -1,7 +1,7 @@
-"""Snapshots in safetensors files, one each.
+"""Nodes of the prefix tree as safetensors files, one node a file.
 
-A file is read in two halves, as it is written: ``SavedNode`` is plain memory, read, checked and
-written by any thread; only ``SavedNode.snapshot`` touches MLX.
+A ``SavedNode`` is plain memory, so any thread may read, check and write it; only
+``SavedNode.snapshot`` touches MLX.
 """
 
 from __future__ import annotations
@@ -46,11 +46,17 @@ FORMAT = "chairlift-prefix-1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeHead:
-    """What a file is of: tokens ``[start, stop)`` behind a prefix, for one model and one salt.
+    """The head of a node's file: which tokens of which model it covers.
 
-    ``salt`` is ``salt_digest``, ``prefix`` the ``prefix_digests`` of all tokens before ``start``;
-    ``tokens`` are int32. ``cuttable``: any first part of it is of use, not only the whole.
-    ``nbytes`` counts the tensors.
+    Attributes:
+        fingerprint: the model, see ``fingerprint``.
+        salt: the salt's digest.
+        prefix: digest of all tokens before ``start``, see ``prefix_digests``.
+        start: the position of its first token.
+        stop: the position behind its last token.
+        tokens: the tokens ``[start, stop)``, int32.
+        cuttable: whether a sequence can resume after any of its tokens, not only after the last.
+        nbytes: bytes of the tensors.
     """
 
     fingerprint: str
@@ -65,27 +71,28 @@ class NodeHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedNode:
-    """A snapshot outside MLX."""
+    """A node in plain memory, outside MLX."""
 
     head: NodeHead
     layers: tuple[SavedLayer, ...]
 
     def snapshot(self) -> Snapshot:
-        """In arrays of its own, evaluated; only in a thread that may use MLX."""
+        """The node as an evaluated snapshot with arrays of its own; uses MLX."""
         return unpack(self.head.start, self.head.stop, self.layers)
 
 
 def fingerprint(*identity: str | int | None) -> str:
-    """Names a model by all that its KV depends on: 64 hexadecimal digits.
+    """A digest of everything that a model's KV depends on: 64 hexadecimal digits.
 
-    That is: architecture, config.json, type of the KV, bits and group size of its quantization,
-    ``weights_sample``. The order counts.
+    Args:
+        identity: architecture, config.json, type of the KV, bits and group size of its
+            quantization, ``weights_sample``; in this order.
     """
     return hashlib.sha256(json.dumps([FORMAT, *identity]).encode()).hexdigest()
 
 
 def weights_sample(files: Sequence[Path], blocks: int = 256, block: int = 4096) -> str:
-    """A digest of each file's size and of ``blocks`` pieces of it, of ``block`` bytes, evenly set.
+    """A digest of each file's size and of ``blocks`` evenly spaced blocks of ``block`` bytes.
 
     Raises:
         OSError: a file cannot be read.
@@ -104,12 +111,14 @@ def weights_sample(files: Sequence[Path], blocks: int = 256, block: int = 4096) 
 def make_node(
     model: str, salt: str, tokens: Sequence[int], start: int, layers: tuple[SavedLayer, ...]
 ) -> SavedNode:
-    """A node of ``tokens[start:]``, all tokens from the root given; no MLX.
+    """Makes a node of ``tokens[start:]``; no MLX.
 
     Args:
         model: the fingerprint.
-        salt: as the user gave it; only its digest is kept.
-        layers: as ``pack`` gives them.
+        salt: the client's ``cache_salt``; only its digest is stored.
+        tokens: all tokens from position 0.
+        start: the position of the node's first token.
+        layers: the result of ``pack``.
     """
     before = PathDigest(salt).continued(tokens[:start])
     return node_behind(model, before, tokens[start:], start, layers)
@@ -122,23 +131,25 @@ def node_behind(
     start: int,
     layers: tuple[SavedLayer, ...],
 ) -> SavedNode:
-    """A node of ``tokens``, which follow the first ``start`` tokens of a path; no MLX.
+    """Makes a node of ``tokens``, which follow the first ``start`` tokens of a path; no MLX.
 
     Args:
         model: the fingerprint.
-        before: of these first tokens.
-        layers: as ``pack`` gives them.
+        before: digest of the path before ``tokens``.
+        tokens: the node's tokens.
+        start: the position of the first of them.
+        layers: the result of ``pack``.
     """
     ids = int32(tokens)
-    held = [t for layer in layers for t in layer.tensors if t is not None]
-    whole = [layer.kind != ARRAYS and layer.tokens == len(ids) for layer in layers]
-    nbytes = sum(tensor.data.nbytes for tensor in held) + ids.nbytes
+    tensors = [t for layer in layers for t in layer.tensors if t is not None]
+    cuttable = all(layer.kind != ARRAYS and layer.tokens == len(ids) for layer in layers)
+    nbytes = sum(tensor.data.nbytes for tensor in tensors) + ids.nbytes
     place = (before.salt, before.hexdigest(), start, start + len(ids))
-    return SavedNode(NodeHead(model, *place, ids, all(whole), nbytes), layers)
+    return SavedNode(NodeHead(model, *place, ids, cuttable, nbytes), layers)
 
 
 def write_node(file: BinaryIO, node: SavedNode) -> int:
-    """Writes a node; returns the bytes. No MLX. Raises OSError."""
+    """Writes a node; returns the bytes written. No MLX. Raises OSError."""
     head = node.head
     tensors = {"tokens": Tensor("I32", head.tokens)} | {
         f"layers.{i}.{j}": tensor
@@ -146,7 +157,7 @@ def write_node(file: BinaryIO, node: SavedNode) -> int:
         for j, tensor in enumerate(layer.tensors)
         if tensor is not None
     }
-    # Wide types first: every array then lies at a multiple of its item's size.
+    # Wide types first, so that every array is aligned to its item size.
     order = sorted(tensors.items(), key=lambda item: -item[1].data.itemsize)
     specs, end = {}, 0
     for name, (dtype, data) in order:
@@ -173,10 +184,10 @@ def write_node(file: BinaryIO, node: SavedNode) -> int:
 
 
 def read_head(path: Path) -> NodeHead:
-    """What a file says that it is of. Its checksum is not verified; no MLX.
+    """Reads the head of a node's file without verifying the checksum; no MLX.
 
     Raises:
-        SavedStateError: it is not a node's file, or cannot be read.
+        SavedStateError: the file is not a node's file, or cannot be read.
     """
     with opened(path) as file:
         header = read_header(file)
@@ -185,26 +196,26 @@ def read_head(path: Path) -> NodeHead:
 
 
 def read_node(path: Path, model: str, template: Template | None = None) -> SavedNode:
-    """A node's file, verified; no MLX.
+    """Reads and verifies a node's file; no MLX.
 
     Args:
         path: the file.
-        model: the fingerprint it must have.
-        template: what its layers must look like.
+        model: the required fingerprint.
+        template: the required types and shapes of the layers.
 
     Raises:
-        SavedStateError: it cannot be read, or is not what it should be.
+        SavedStateError: the file cannot be read, or is not valid.
     """
     with opened(path) as file:
         return node_of(file, model, template)
 
 
 def node_of(file: BinaryIO, model: str, template: Template | None = None) -> SavedNode:
-    """The same for an open file, at its beginning.
+    """As ``read_node``, for an open file at its beginning.
 
     Raises:
-        SavedStateError: it is not what it should be.
-        OSError: it cannot be read.
+        SavedStateError: the file is not valid.
+        OSError: the file cannot be read.
     """
     header = read_header(file)
     tensors, data = header.read_all(file)
@@ -218,8 +229,8 @@ def node_of(file: BinaryIO, model: str, template: Template | None = None) -> Sav
         names = [n for n in tensors if n.startswith(f"layers.{i}.")]
         count = meta[0] if kind == ARRAYS and len(meta) == 1 else len(names)
         require(count <= MAX_RANK * MAX_RANK, f"layer {i} has {count} slots")
-        held = tuple(tensors.pop(f"layers.{i}.{j}", None) for j in range(count))
-        layers.append(SavedLayer(kind, meta, held))
+        layer_tensors = tuple(tensors.pop(f"layers.{i}.{j}", None) for j in range(count))
+        layers.append(SavedLayer(kind, meta, layer_tensors))
     require(not tensors, f"tensors of no layer: {', '.join(sorted(tensors)[:3])}")
     check_layers(layers, head.start, head.stop, template)
     return SavedNode(head, tuple(layers))
@@ -228,7 +239,7 @@ def node_of(file: BinaryIO, model: str, template: Template | None = None) -> Sav
 def _head(
     header: Header, tokens: Tensor | None
 ) -> tuple[NodeHead, list[tuple[str, tuple[int, ...]]]]:
-    """What the file is of, and its layers' kinds and meta."""
+    """Reads a file's head, and the kind and meta of each layer."""
     metadata = header.metadata
     require(metadata.get("format") == FORMAT, f"it is not of the format {FORMAT}")
     start, stop = (integer(metadata.get(key), key) for key in ("start", "stop"))
@@ -239,16 +250,17 @@ def _head(
     require(shape == (stop - start,), f"tokens {shape} are not those of [{start}, {stop})")
     described = _described(metadata.get("layers", ""))
     digests = [metadata.get(key, "") for key in ("fingerprint", "salt", "prefix")]
-    whole = True
+    cuttable = True
     for i, (kind, _) in enumerate(described):
         spec = header.specs.get(f"layers.{i}.0")
-        whole &= kind != ARRAYS and spec is not None and spec.shape[2:3] == (stop - start,)
+        cuttable &= kind != ARRAYS and spec is not None and spec.shape[2:3] == (stop - start,)
     model, salt, prefix = digests
-    head = NodeHead(model, salt, prefix, start, stop, tokens.data, whole, header.nbytes)
+    head = NodeHead(model, salt, prefix, start, stop, tokens.data, cuttable, header.nbytes)
     return head, described
 
 
 def _described(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Parses the kind and meta of each layer from a file's metadata."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as error:

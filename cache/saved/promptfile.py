@@ -1,4 +1,4 @@
-"""What mlx-lm saves of its prompt caches, as snapshots."""
+"""Reads prompt caches that mlx-lm has saved."""
 
 from __future__ import annotations
 
@@ -36,34 +36,38 @@ from chairlift.cache.snapshot import Snapshot
 def read_prompt_cache(
     path: Path, tokens: int | None = None, template: Template | None = None
 ) -> Snapshot:
-    """A file of mlx-lm's ``save_prompt_cache`` as a snapshot of ``[0, tokens)``; uses MLX.
+    """Reads a file of mlx-lm's ``save_prompt_cache`` as a snapshot of ``[0, tokens)``; uses MLX.
 
     Args:
         path: the file.
-        tokens: how many it must be of; only needed where no layer tells, being recurrent.
-        template: what its layers must look like; those of a CacheList are counted one by one.
+        tokens: the required number of tokens. Only needed if all layers are recurrent, because
+            their caches do not contain the number.
+        template: the required types and shapes of the layers; the layers inside a CacheList count
+            one by one.
 
     Raises:
-        SavedStateError: it cannot be read, is inconsistent, or has a kind of cache not supported.
+        SavedStateError: the file cannot be read, is inconsistent, or has an unsupported kind of
+            cache.
     """
     with opened(path) as file:
         header = read_header(file)
         layers = list(_PromptFile(header.metadata, header.read_all(file)[0]).layers())
         require(bool(layers), "it has no caches")
-        told = {layer.offset for layer in layers if layer.kind != ARRAYS}
-        told |= set() if tokens is None else {tokens}
-        require(bool(told), "its caches are all recurrent and do not tell of how many tokens")
-        require(len(told) == 1, f"the offsets differ: {sorted(told)} tokens")
-        (stop,) = told
+        offsets = {layer.offset for layer in layers if layer.kind != ARRAYS}
+        offsets |= set() if tokens is None else {tokens}
+        require(bool(offsets), "its caches are all recurrent and do not tell of how many tokens")
+        require(len(offsets) == 1, f"the offsets differ: {sorted(offsets)} tokens")
+        (stop,) = offsets
         check_layers(layers, 0, stop, template)
         return unpack(0, stop, layers)
 
 
 class _PromptFile:
-    """Trees whose leaves are named by their paths: "3.0" is the first part of the fourth cache.
+    """The contents of a file. Paths name the leaves of trees: "3.0" is part 0 of the fourth cache.
 
-    Metadata is a list of three: today the user's, the caches' classes, and the paths of tensors
-    that stand for scalars; in files of older versions the caches' meta, the user's, the classes.
+    The metadata has three parts. Today: the user's metadata, the caches' classes, and the paths of
+    tensors that stand for scalars. In files of older versions: the caches' meta, the user's
+    metadata, the classes.
     """
 
     def __init__(self, metadata: dict[str, str], tensors: dict[str, Tensor]) -> None:
@@ -114,31 +118,31 @@ class _PromptFile:
 
     def _attention(self, path: str, kind: str) -> SavedLayer:
         tensors = tuple(t for part in "01" if (t := self._get(f"{path}.{part}")) is not None)
-        held = check_kv(SavedLayer(kind, (), tensors))
+        size = check_kv(SavedLayer(kind, (), tensors))
         meta = self._meta(path)
         if kind == FULL:
             require(len(meta) <= 1, f"{FULL} has {len(meta)} meta values")
-            offset = meta[0] if meta else held
-            require(offset <= held, f"{FULL} is at offset {offset} of {held}")
+            offset = meta[0] if meta else size
+            require(offset <= size, f"{FULL} is at offset {offset} of {size}")
             return SavedLayer(FULL, (), _ordered(tensors, 0, offset))
         if kind == CHUNKED:
             require(len(meta) == 3, f"{CHUNKED} needs 3 meta values, not {len(meta)}")
             offset, chunk, first = meta
-            require(0 <= offset - first <= held, f"{CHUNKED} has {held} of [{first}, {offset})")
+            require(0 <= offset - first <= size, f"{CHUNKED} has {size} of [{first}, {offset})")
             enough = offset - first >= min(offset, chunk - 1)
             require(enough, f"{CHUNKED} has [{first}, {offset}), but chunks of {chunk}")
             return SavedLayer(CHUNKED, meta, _ordered(tensors, 0, offset - first))
         require(len(meta) == 4, f"{ROTATING} needs 4 meta values, not {len(meta)}")
         offset, keep, max_size, cursor = (meta[2], meta[0], meta[1], meta[3]) if self._old else meta
-        require(cursor <= held, f"{ROTATING} has its cursor at {cursor} of {held}")
-        require(bool(held or not offset), f"{ROTATING} is empty, but at {offset}")
-        if held > offset:  # it has room yet
+        require(cursor <= size, f"{ROTATING} has its cursor at {cursor} of {size}")
+        require(bool(size or not offset), f"{ROTATING} is empty, but at {offset}")
+        if size > offset:  # not full yet
             require(cursor == offset, f"{ROTATING} is at {offset}, but its cursor at {cursor}")
             tensors = _ordered(tensors, 0, offset)
-        elif cursor < held:  # it has wrapped
-            whole = held == max_size
-            require(whole, f"{ROTATING} wraps at {held}, but has a max_size of {max_size}")
-            tensors = _ordered(tensors, cursor, held)
+        elif cursor < size:  # it has wrapped
+            full = size == max_size
+            require(full, f"{ROTATING} wraps at {size}, but has a max_size of {max_size}")
+            tensors = _ordered(tensors, cursor, size)
         layer = SavedLayer(ROTATING, (), tensors)
         enough = layer.tokens >= min(offset, max_size - 1)
         require(enough, f"{ROTATING} has {layer.tokens} of the {max_size} tokens up to {offset}")
@@ -149,8 +153,8 @@ class _PromptFile:
             return tuple(integer(text, "meta") for text in _listed(self._metadata, f"0.{path}"))
         numbers: list[int] = []
         while (tensor := self._tensors.get(f"{path}.{len(numbers) + 2}")) is not None:
-            whole = tensor.dtype in ("I32", "U32", "I64") and tensor.data.size == 1
-            number = int(tensor.data.reshape(-1)[0]) if whole else -1
+            is_integer = tensor.dtype in ("I32", "U32", "I64") and tensor.data.size == 1
+            number = int(tensor.data.reshape(-1)[0]) if is_integer else -1
             require(0 <= number < MAX_TOKENS, f"its meta {path}.{len(numbers) + 2} is no number")
             numbers.append(number)
         return tuple(numbers)
@@ -160,6 +164,7 @@ class _PromptFile:
 
 
 def _listed(metadata: dict[str, str], path: str) -> list[str]:
+    """The values of ``path.0``, ``path.1`` and so on."""
     values: list[str] = []
     while (value := metadata.get(f"{path}.{len(values)}")) is not None:
         values.append(value)
@@ -167,7 +172,7 @@ def _listed(metadata: dict[str, str], path: str) -> list[str]:
 
 
 def _ordered(tensors: Sequence[Tensor], first: int, count: int) -> tuple[Tensor, ...]:
-    """``count`` tokens from ``first`` on, round the ring; none are no tensors."""
+    """``count`` tokens of each tensor from ``first`` on, wrapping round; ``()`` if 0 tokens."""
     if not count:
         return ()
     return tuple(Tensor(t.dtype, np.roll(t.data, -first, 2)[:, :, :count]) for t in tensors)

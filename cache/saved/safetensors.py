@@ -1,6 +1,6 @@
-"""safetensors files, read without trust: every number in a header is checked before it is used.
+"""Reads untrusted safetensors files: checks every number of a header before it is used.
 
-Arrays are plain memory here, for any thread; MLX has no part in it.
+Arrays are plain memory, for any thread. This module does not use MLX.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# safetensors' types; numpy has no bfloat16, whose bits are kept as they are.
+# NumPy's type for each of safetensors' types; bfloat16 is read as uint16, which keeps its bits.
 NUMPY = {
     **{"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4"},
     **{"I32": "<i4", "U64": "<u8", "I64": "<i8", "F64": "<f8"},
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 class SavedStateError(Exception):
-    """A file is not a state that can be used, in one line. An OSError is the cause, if one was."""
+    """A file cannot be used; the text is one line. An OSError, if there was one, is the cause."""
 
 
 class Tensor(NamedTuple):
@@ -41,12 +41,15 @@ class Tensor(NamedTuple):
 
 
 class Spec(NamedTuple):
+    """A header's entry for one tensor: its bytes are ``[begin, end)`` of the file's data."""
+
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
 
     def as_json(self) -> dict[str, Any]:
+        """The entry in safetensors' form."""
         return {
             "dtype": self.dtype,
             "shape": list(self.shape),
@@ -54,10 +57,11 @@ class Spec(NamedTuple):
         }
 
     def tensor(self, data: memoryview) -> Tensor:
+        """Makes the tensor from its bytes. Raises SavedStateError if the shape is impossible."""
         try:
             empty = np.zeros(self.shape, NUMPY[self.dtype]) if not len(data) else None
             flat = np.frombuffer(data, NUMPY[self.dtype]) if empty is None else empty
-            # A foreign writer may put an array at an odd place.
+            # Another program may have written the array without alignment.
             array = np.require(flat.reshape(self.shape), requirements="A")
         except ValueError as error:
             raise SavedStateError(f"a shape of {self.shape} is not possible") from error
@@ -65,12 +69,15 @@ class Spec(NamedTuple):
 
 
 class Header(NamedTuple):
+    """A checked header; the file's data are ``nbytes`` bytes from ``offset`` on."""
+
     metadata: dict[str, str]
     specs: dict[str, Spec]
     offset: int
     nbytes: int
 
     def read(self, file: BinaryIO, name: str) -> Tensor | None:
+        """Reads one tensor; None if there is none of that name. Raises SavedStateError."""
         spec = self.specs.get(name)
         if spec is None:
             return None
@@ -80,6 +87,7 @@ class Header(NamedTuple):
         return spec.tensor(memoryview(data))
 
     def read_all(self, file: BinaryIO) -> tuple[dict[str, Tensor], memoryview]:
+        """Reads all tensors; returns them and their bytes. Raises SavedStateError."""
         file.seek(self.offset)
         data = memoryview(file.read(self.nbytes))
         require(len(data) == self.nbytes, "it is truncated")
@@ -89,13 +97,14 @@ class Header(NamedTuple):
 
 
 def require(condition: bool, message: str) -> None:
+    """Raises SavedStateError if a condition on a file does not hold."""
     if not condition:
         raise SavedStateError(message)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, and turns whatever goes wrong with it into one line that names it."""
+    """Opens a file; turns every error with it into a SavedStateError of one line with its path."""
     try:
         with path.open("rb") as file:
             yield file
@@ -106,11 +115,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_header(file: BinaryIO) -> Header:
+    """Reads and checks the header of a file at its beginning. Raises SavedStateError."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     require(2 <= length <= min(_MAX_HEADER, size - 8), "it is truncated or no safetensors file")
     try:
-        entries = json.loads(file.read(length).decode(), object_pairs_hook=_no_twins)
+        entries = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise SavedStateError("its header is not JSON, or has a name twice") from error
     require(isinstance(entries, dict), "its header is not a JSON object")
@@ -129,7 +139,8 @@ def read_header(file: BinaryIO) -> Header:
     return Header(metadata, specs, 8 + length, nbytes)
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dictionary. Raises ValueError if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name twice")
@@ -152,11 +163,12 @@ def _spec(name: str, entry: Any, nbytes: int) -> Spec:
 
 
 def natural(number: Any) -> bool:
+    """Whether a JSON value is a size or an offset: an integer from 0 to below 2**48."""
     return type(number) is int and 0 <= number < 1 << 48
 
 
 def digest_of(metadata: dict[str, str], specs: dict[str, Spec], data: Sequence[memoryview]) -> str:
-    """Of the tensors' bytes, and of all that says what they mean."""
+    """A digest of the tensors' bytes and of the header that describes them."""
     digest = hashlib.sha256(json.dumps([metadata, specs], sort_keys=True).encode())
     for buffer in data:
         digest.update(buffer)
@@ -164,6 +176,7 @@ def digest_of(metadata: dict[str, str], specs: dict[str, Spec], data: Sequence[m
 
 
 def integer(text: str | None, what: str) -> int:
+    """Parses a number below ``MAX_TOKENS`` of the metadata; ``what`` names it in the error."""
     digits = text is not None and text.isascii() and text.isdecimal() and len(text) < 12
     require(digits and int(text or 0) < MAX_TOKENS, f"its {what} is not a number")
     return int(text or 0)

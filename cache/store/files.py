@@ -80,7 +80,7 @@ class NodeFiles:
         try:
             node = read_node(path, self._model, self._template)
             if not _same(node.head, entry.head):
-                raise SavedStateError(f"{path}: it is not of the tokens it was of")
+                raise SavedStateError(f"{path}: its tokens have changed since it was indexed")
         except SavedStateError as error:
             self._give_up(path, error)
             return None
@@ -153,9 +153,10 @@ class NodeFiles:
             self.index.remove(name)
         for _, name, nbytes in sorted(found):
             if name not in known:
-                self._take_in(name, nbytes)
+                self._index_file(name, nbytes)
 
-    def _take_in(self, name: str, nbytes: int) -> None:
+    def _index_file(self, name: str, nbytes: int) -> None:
+        """Reads a file's head and adds it to the index."""
         path = self.directory / name
         try:
             head = read_head(path)

@@ -19,7 +19,7 @@ class Entry(NamedTuple):
     head: NodeHead
 
 
-class Segment(NamedTuple):
+class FileSegment(NamedTuple):
     """The part of a file that a prompt shares: tokens ``[entry's start, stop)``."""
 
     entry: Entry
@@ -75,7 +75,7 @@ class Index:
             self._remove(entry.name)
             return entry
 
-    def on_path(self, salt: str, ids: Ids) -> list[Segment]:
+    def on_path(self, salt: str, ids: Ids) -> list[FileSegment]:
         """The usable part of every entry that lies on the path of the tokens.
 
         Args:
@@ -84,14 +84,14 @@ class Index:
         with self._lock:
             return list(self._on_path(salt, ids))
 
-    def _on_path(self, salt: str, ids: Ids) -> Iterator[Segment]:
+    def _on_path(self, salt: str, ids: Ids) -> Iterator[FileSegment]:
         starts = sorted(start for start in self._starts.get(salt, ()) if start < len(ids))
         for start, prefix in zip(starts, prefix_digests(salt, ids, starts), strict=True):
             for name in self._behind.get(prefix, ()):
                 entry = self._entries[name]
                 common = _common(entry.head.tokens, ids[start:])
                 if common == len(entry.head.tokens) or (common and entry.head.cuttable):
-                    yield Segment(entry, start + common)
+                    yield FileSegment(entry, start + common)
 
     def _remove(self, name: str) -> None:
         entry = self._entries.pop(name, None)

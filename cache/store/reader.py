@@ -11,19 +11,19 @@ from threading import Event, Thread
 from chairlift.cache.saved.nodes import SavedNode
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.store.files import NodeFiles
-from chairlift.cache.store.index import Segment
+from chairlift.cache.store.index import FileSegment
 from chairlift.cache.store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
 
-class Load:
+class StoreLoad:
     """A request to read segments from files, up to the first that is missing or corrupt.
 
     Once it has ``ended``, ``nbytes`` and ``seconds`` are the bytes read and the time it took.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[FileSegment]) -> None:
         self.segments = segments
         self.nodes: list[SavedNode] = []
         self.nbytes = 0
@@ -42,7 +42,7 @@ class Load:
         return [node.snapshot().part(node.head.start, segment.stop) for node, segment in pairs]
 
 
-class Reader:
+class StoreReader:
     """Executes loads one after the other.
 
     Args:
@@ -55,11 +55,11 @@ class Reader:
         self._files = files
         self._stats = stats
         self._on_change = on_change
-        self._loads: SimpleQueue[Load | None] = SimpleQueue()
+        self._loads: SimpleQueue[StoreLoad | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="prefix-reader", daemon=True)
         self._thread.start()
 
-    def put(self, load: Load) -> None:
+    def put(self, load: StoreLoad) -> None:
         """Queues a load."""
         self._loads.put(load)
 
@@ -82,7 +82,7 @@ class Reader:
             self._on_change()
             del load
 
-    def _read(self, load: Load) -> None:
+    def _read(self, load: StoreLoad) -> None:
         for entry, _ in load.segments:
             node = None if load.cancelled else self._files.read(entry)
             if node is None:

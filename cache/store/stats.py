@@ -9,9 +9,16 @@ from dataclasses import dataclass, fields
 class StoreStats:
     """Files and bytes since the start.
 
-    ``dropped`` files did not fit the queue, ``failed`` could not be written, ``evicted`` were
-    removed for lack of room, ``broken`` were corrupt and removed. ``read_seconds`` is the time
-    spent reading.
+    Attributes:
+        written: files written.
+        written_bytes: bytes written.
+        dropped: files that did not fit the write queue.
+        failed: files that could not be written.
+        evicted: files removed for lack of room.
+        broken: corrupt files, which were removed.
+        read: files read.
+        read_bytes: bytes read.
+        read_seconds: time spent reading.
     """
 
     written: int = 0

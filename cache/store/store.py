@@ -15,10 +15,10 @@ from chairlift.cache.saved.layers import Template, pack
 from chairlift.cache.saved.safetensors import SavedStateError
 from chairlift.cache.snapshot import LayerKind
 from chairlift.cache.store.files import NodeFiles
-from chairlift.cache.store.index import Segment
-from chairlift.cache.store.reader import Load, Reader
+from chairlift.cache.store.index import FileSegment
+from chairlift.cache.store.reader import StoreLoad, StoreReader
 from chairlift.cache.store.stats import StoreStats
-from chairlift.cache.store.writer import Job, Writer
+from chairlift.cache.store.writer import StoreWriter, WriteJob
 
 # Bytes of a token id on an edge.
 _TOKEN_BYTES = 8
@@ -54,8 +54,8 @@ class PrefixStore:
         self.on_change: Callable[[], None] = lambda: None
         self._kinds = tuple(kinds)
         self._files = NodeFiles(directory, budget_bytes, model, template, self.stats)
-        self._writer = Writer(self._files, queue_bytes, self.stats, self._notify)
-        self._reader = Reader(self._files, self.stats, self._notify)
+        self._writer = StoreWriter(self._files, queue_bytes, self.stats, self._notify)
+        self._reader = StoreReader(self._files, self.stats, self._notify)
 
     def __len__(self) -> int:
         return len(self._files.index)
@@ -98,7 +98,7 @@ class PrefixStore:
         self._reader.close()
         return self._writer.close(timeout)
 
-    def find(self, tokens: Sequence[int], position: int, salt: str = "") -> list[Segment]:
+    def find(self, tokens: Sequence[int], position: int, salt: str = "") -> list[FileSegment]:
         """A chain of segments that extends ``tokens[:position]``, the part already in memory.
 
         Each segment starts no later than the previous one stops, and reaches further. A segment
@@ -106,7 +106,7 @@ class PrefixStore:
         tokens that must not come from a cache.
         """
         found = self._files.index.on_path(salt_digest(salt), int32(tokens))
-        chain: list[Segment] = []
+        chain: list[FileSegment] = []
         while True:
             near = [s for s in found if s.entry.head.start <= position < s.stop]
             if not near:
@@ -114,9 +114,9 @@ class PrefixStore:
             chain.append(max(near, key=lambda segment: segment.stop))
             position = chain[-1].stop
 
-    def load(self, segments: Sequence[Segment]) -> Load:
+    def load(self, segments: Sequence[FileSegment]) -> StoreLoad:
         """Queues the segments of ``find`` for reading."""
-        load = Load(segments)
+        load = StoreLoad(segments)
         self._reader.put(load)
         return load
 
@@ -129,7 +129,7 @@ class PrefixStore:
         except SavedStateError as error:
             self._writer.fail(error)
             return False
-        self._writer.put(Job(node.edge, node.before, node.start, layers, size))
+        self._writer.put(WriteJob(node.edge, node.before, node.start, layers, size))
         return True
 
     def _notify(self) -> None:

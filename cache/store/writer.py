@@ -17,9 +17,15 @@ from chairlift.cache.store.stats import StoreStats
 _log = logging.getLogger(__name__)
 
 
-class Job(NamedTuple):
-    """A node to write: ``tokens`` follow the first ``start`` tokens of the path ``before``;
-    ``nbytes`` is the memory that it takes while it waits.
+class WriteJob(NamedTuple):
+    """A node to write.
+
+    Attributes:
+        tokens: the node's tokens.
+        before: digest of the path before them.
+        start: the position of the first of them.
+        layers: the result of ``pack``.
+        nbytes: the memory that the job takes while it waits.
     """
 
     tokens: Sequence[int]
@@ -29,7 +35,7 @@ class Job(NamedTuple):
     nbytes: int
 
 
-class Writer:
+class StoreWriter:
     """Writes nodes one after the other on its own thread; called from one other thread.
 
     Args:
@@ -51,7 +57,7 @@ class Writer:
         self._max_bytes = queue_bytes
         self._stats = stats
         self._on_change = on_change
-        self._queue: deque[Job] = deque()
+        self._queue: deque[WriteJob] = deque()
         self._busy = self._closed = self._full_was_logged = False
         self._changed = Condition()
         self._thread = Thread(target=self._run, name="prefix-writer", daemon=True)
@@ -77,7 +83,7 @@ class Writer:
             )
         return False
 
-    def put(self, job: Job) -> None:
+    def put(self, job: WriteJob) -> None:
         """Queues a job; see ``can_put``."""
         with self._changed:
             self._queue.append(job)
@@ -122,7 +128,7 @@ class Writer:
                 self._changed.notify_all()
             self._on_change()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> WriteJob | None:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue) or self._closed)
             self._busy = bool(self._queue)

@@ -46,10 +46,14 @@ class _Filed(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """The state after a row's first ``stop`` tokens; in memory it takes ``nbytes``.
+    """The state after a row's first ``stop`` tokens.
 
-    It keeps its old form while it is being written or read. ``place`` is the slowest place it has
-    been in; ``stays`` means that writing it to disk has failed.
+    Attributes:
+        stop: the tokens that the state covers.
+        nbytes: its size in memory.
+        form: where it is; unchanged while it is being written or read.
+        place: the slowest place it has been in.
+        stays: whether writing it to disk has failed, so that it stays in memory.
     """
 
     stop: int
@@ -200,11 +204,11 @@ class Swap(Generic[Key]):
         filed = []
         if self._job is not None and self._job.future.done():
             job, self._job = self._job, None
-            self._take_in(job, self._files.budget)
+            self._apply(job, self._files.budget)
             filed = [job.key] if self.fetching(job.key) else []
         if self._job is None:
-            line = sorted(self._states, key=self._rank)
-            self._job = self._read_next(self._files, line) or self._write_next(self._files, line)
+            keys = sorted(self._states, key=self._rank)
+            self._job = self._read_next(self._files, keys) or self._write_next(self._files, keys)
         return filed
 
     def close(self) -> None:
@@ -214,40 +218,40 @@ class Swap(Generic[Key]):
         if self._files is not None:
             self._files.close()
         if self._job is not None and not self._job.future.cancelled():
-            self._take_in(self._job, 0)
+            self._apply(self._job, 0)
         self._job = None
         for state in states:
             _close(state.form)
 
-    def _read_next(self, files: SwapFiles, line: Sequence[Key]) -> _Job[Key] | None:
+    def _read_next(self, files: SwapFiles, keys: Sequence[Key]) -> _Job[Key] | None:
         """Reads the first state on disk; if others precede it, only if half the memory is free."""
         self._reserved = 0
-        on_disk = [key for key in line if self.fetching(key)]
+        on_disk = [key for key in keys if self.fetching(key)]
         if not on_disk:
             return None
         key, state = on_disk[0], self._states[on_disk[0]]
         assert isinstance(state.form, _Filed)
-        first = key == line[0]
+        first = key == keys[0]
         if self.nbytes + state.nbytes <= (self.budget if first else self.budget // 2):
             return _Job(key, state, files.read(state.form.file))
         self._reserved = state.nbytes if first else 0
         return None
 
-    def _write_next(self, files: SwapFiles, line: Sequence[Key]) -> _Job[Key] | None:
+    def _write_next(self, files: SwapFiles, keys: Sequence[Key]) -> _Job[Key] | None:
         """Writes the state that is needed last, if too much memory is in use."""
         if self.nbytes <= min(self.budget // 2, self.budget - self._reserved):
             return None
         room = files.budget - self.disk_nbytes
-        for key in reversed(line[1:]):
+        for key in reversed(keys[1:]):
             state = self._states[key]
             if isinstance(state.form, SavedNode) and not state.stays and state.nbytes <= room:
                 return _Job(key, state, files.write(state.form))
         return None
 
-    def _take_in(self, job: _Job[Key], disk_budget: int) -> None:
+    def _apply(self, job: _Job[Key], disk_budget: int) -> None:
         """Applies the result of a finished job, whose state may have been dropped meanwhile."""
         state = job.state
-        wanted = self._states.get(job.key) is state
+        needed = self._states.get(job.key) is state
         try:
             result = job.future.result()
         except (OSError, SavedStateError) as error:
@@ -255,7 +259,7 @@ class Swap(Generic[Key]):
             state.stays = True
             if state.on_disk:
                 _close(state.form)
-                if wanted:
+                if needed:
                     del self._states[job.key]
             return
         if isinstance(result, SavedNode):
@@ -264,7 +268,7 @@ class Swap(Generic[Key]):
             return
         nbytes = result.seek(0, 2)
         state.stays = self.disk_nbytes + nbytes > disk_budget
-        if wanted and not state.stays:
+        if needed and not state.stays:
             state.form, state.place = _Filed(result, nbytes), "disk"
         else:
             result.close()

@@ -215,7 +215,7 @@ class BaseEngineClient:
                 stats.ended_prefill_tokens, stats.ended_rows, stats.ended_seconds
             )
         for choice in stats.finished:
-            self.forecast.used(choice.generated_tokens, choice.max_tokens)
+            self.forecast.learn_output(choice.generated_tokens, choice.max_tokens)
 
     def _predicted_wait(self, priority: int, ageing: float) -> int:
         """Predicted seconds until a request of this class that arrives now would start."""

@@ -12,8 +12,8 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.prefix.match import Evicted
 from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
-from chairlift.cache.store.index import Segment
-from chairlift.cache.store.reader import Load
+from chairlift.cache.store.index import FileSegment
+from chairlift.cache.store.reader import StoreLoad
 from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.core.background import NOTHING_NEW, Collected
 from chairlift.engine.core.store_stats import StoreReport
@@ -43,7 +43,7 @@ class PrefixCache:
         # one at a time, because the later requests often need the same prefix and then find it in
         # memory.
         self._fetching: dict[str, Sequence] = {}
-        self._load: Load | None = None
+        self._load: StoreLoad | None = None
         self._closing: list[Evicted] | None = None
 
     @property
@@ -123,7 +123,7 @@ class PrefixCache:
             else:
                 del self._fetching[request_id]
 
-    def _on_disk(self, sequence: Sequence) -> list[Segment]:
+    def _on_disk(self, sequence: Sequence) -> list[FileSegment]:
         if self._store is None:
             return []
         tokens, salt = sequence.ids[:-1], sequence.cache_salt

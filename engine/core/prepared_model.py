@@ -9,7 +9,13 @@ from typing import Any
 from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
-from chairlift.engine.model.forward import CacheFactories, Forward, hidden_size, select_forward
+from chairlift.engine.model.forward import (
+    CacheFactories,
+    Forward,
+    attention_heads,
+    hidden_size,
+    select_forward,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ def prepare_model(
     eager: bool = False,
     quantization: Quantization | None = None,
     layers: AttentionLayers = PLAIN,
+    score_bytes: int | None = None,
 ) -> PreparedModel:
     """Runs a few short trial steps to find the fastest way to call a model correctly.
 
@@ -51,10 +58,13 @@ def prepare_model(
         quantization: the quantization of keys and values, in rows and prefixes; None for none.
         layers: the cache classes that are used if the model works with them; see
             ``engine.core.acceleration``.
+        score_bytes: bounds the float32 attention scores of a layer, where a model file computes
+            them by itself; None: no bound.
     """
     make_cache = partial(make_batch, model, quantization)
     preferred = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
-    forward, caches = select_forward(model, make_cache, preferred, chunk_multiple)
+    max_pairs = None if score_bytes is None else score_bytes // (4 * attention_heads(model))
+    forward, caches = select_forward(model, make_cache, preferred, chunk_multiple, max_pairs)
     return PreparedModel(
         forward=forward,
         caches=caches,

@@ -65,7 +65,8 @@ def serve_loaded(
         raise ModelError(str(error)) from error
     contexts = (limits.max_context, loaded.max_context, config.max_context)
     model = prepare_model(
-        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers)
+        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers),
+        score_bytes=device.attention_bytes,
     )
     info = ModelInfo(
         architecture=loaded.architecture,

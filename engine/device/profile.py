@@ -37,7 +37,8 @@ class DeviceProfile:
             first request that shares a prefix shares it up to the last of them.
         kv_share: share of the free memory for the KV cache and the prefix cache together.
         scored_bytes: float32 logits of prompt tokens that a step may hold, for prompt logprobs.
-        attention_bytes: memory for attention scores during a step.
+        attention_bytes: memory for attention scores during a step. Attention that a model file
+            computes by itself gets shorter chunks, so that one layer's scores fit.
         cache_share: share of the free memory for MLX's cache of freed buffers.
         cache_bytes: upper bound of that cache. Without a bound MLX keeps any number of buffers,
             which no budget counts.
@@ -94,7 +95,7 @@ CPU = DeviceProfile(
     # The rest of the machine needs memory, too.
     kv_share=0.5,
     scored_bytes=128 << 20,
-    attention_bytes=SCORE_BYTES,
+    attention_bytes=4 * SCORE_BYTES,
     cache_share=1 / 16,
     cache_bytes=512 << 20,
     unified_memory=False,
@@ -120,7 +121,7 @@ CUDA = DeviceProfile(
     # The GPU's memory is the engine's alone.
     kv_share=0.85,
     scored_bytes=512 << 20,
-    attention_bytes=0,
+    attention_bytes=1 << 30,
     cache_share=1 / 10,
     cache_bytes=16 << 30,
     unified_memory=False,
@@ -155,7 +156,7 @@ METAL = DeviceProfile(
     # has its part already. The rest of this share is for a step's activations.
     kv_share=0.7,
     scored_bytes=128 << 20,
-    attention_bytes=0,
+    attention_bytes=256 << 20,
     # As on the CPU, the cache of buffers takes memory from other programs.
     cache_share=1 / 16,
     cache_bytes=2 << 30,

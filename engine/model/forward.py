@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 # As a share of the largest logit. bfloat16 has two digits; wrong logits differ by much more.
 TOLERANCE = 0.05
+# Attributes in which mlx-lm's attention layers keep the number of their query heads.
+_HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
 _TRIAL = Trial(within_largest(TOLERANCE), log, error="a model call of another form fails: %s")
 
 
@@ -68,14 +70,25 @@ class Forward:
         packs: one call computes rows and chunks together; see ``cache.packed``.
         multiple: in packed calls, the last chunk of a prompt is padded to a multiple of this many
             tokens, to have few different shapes.
+        max_pairs: pairs of a query and a key that a model call of one chunk may have, because a
+            model file with attention of its own keeps a score of each pair and head. Longer chunks
+            take several calls. Packed calls need no bound: they use the engine's attention.
     """
 
-    def __init__(self, model: Any, head: Head | None, packs: bool, multiple: int = 1) -> None:
+    def __init__(
+        self,
+        model: Any,
+        head: Head | None,
+        packs: bool,
+        multiple: int = 1,
+        max_pairs: int | None = None,
+    ) -> None:
         self._model = model
         self._rows = CompiledSteps(model)
         self._head = head
         self.packs = packs
         self._multiple = multiple
+        self._max_pairs = max_pairs
 
     @property
     def selects_positions(self) -> bool:
@@ -102,17 +115,49 @@ class Forward:
             with band.step(1):
                 logits.append(self._rows(band, fed)[:, -1])
         for number, chunk in enumerate(chunks):
-            new = mx.array([chunk.tokens], mx.int32)
-            positions = [*range(chunk.scored), len(chunk.tokens) - 1]
-            with chunk.cache.step(len(chunk.tokens)), self._select(positions, axis=1) as inputs:
-                result = self._model(new, cache=chunk.cache.layers)
-            result = result[0] if inputs else result[0, mx.array(positions)]
+            result, inputs = self._chunk_call(chunk)
             logits += [result[-1:]] * chunk.choices
             if chunk.scored:
                 scored[number] = result[:-1]
             if chunk.pooled:
-                hidden[number] = inputs[0][0]
+                hidden[number] = mx.concatenate(inputs)
         return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
+
+    def _chunk_call(self, chunk: Chunk) -> tuple[mx.array, list[mx.array]]:
+        """Calls the model with the tokens of one chunk, at once or part by part.
+
+        Returns:
+            Logits ``[scored + 1, vocabulary]``, those of the last token at the end; and for each
+            call the input of the output layer, ``[tokens, hidden size]``, where that is known.
+        """
+        results: list[mx.array] = []
+        inputs: list[mx.array] = []
+        count = len(chunk.tokens)
+        size = self._call_tokens(chunk)
+        for start in range(0, count, size):
+            part = chunk.tokens[start : start + size]
+            positions = [*range(max(0, min(len(part), chunk.scored - start)))]
+            is_last = start + size >= count
+            if is_last or not positions:
+                positions.append(len(part) - 1)
+            with chunk.cache.step(len(part)), self._select(positions, axis=1) as seen:
+                result = self._model(mx.array([part], mx.int32), cache=chunk.cache.layers)
+            result = result[0] if seen else result[0, mx.array(positions)]
+            if is_last or chunk.scored > start:
+                results.append(result)
+            if chunk.pooled:
+                inputs.append(seen[0][0])
+            if not is_last:
+                # The scores of this call are freed before those of the next are allocated.
+                mx.eval(chunk.cache.state, results, inputs)
+        return mx.concatenate(results), inputs
+
+    def _call_tokens(self, chunk: Chunk) -> int:
+        """How many tokens of a chunk one model call computes."""
+        count = len(chunk.tokens)
+        if self._max_pairs is None:
+            return count
+        return min(count, max(1, self._max_pairs // (chunk.cache.offsets[0] + count)))
 
     def _packed_call(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
         new: list[int] = []
@@ -178,15 +223,16 @@ def select_forward(
     make_cache: Callable[[], BatchCache],
     preferred: CacheFactories,
     multiple: int = 1,
+    max_pairs: int | None = None,
 ) -> SelectedForward:
     """Finds the fastest way to call a model that gives the same logits as plain calls.
 
     Args:
         make_cache: makes the caches of plain calls.
         preferred: make the device's caches, which are used if they give the same logits, too.
-        multiple: see ``Forward``.
+        multiple, max_pairs: see ``Forward``.
     """
-    plain = Forward(model, None, packs=False)
+    plain = Forward(model, None, packs=False, max_pairs=max_pairs)
     both = CacheFactories(make_cache, make_cache)
     expected = _trial_logits(plain, both)
     head = Head(model)
@@ -195,7 +241,7 @@ def select_forward(
     for (head_or_none, packs), caches in product(forms, choices):
         if packs and not make_cache().pads:
             continue  # a recurrent state has to see one token after the other
-        forward = Forward(model, head_or_none, packs, multiple)
+        forward = Forward(model, head_or_none, packs, multiple, max_pairs)
         if _TRIAL.passes(lambda: expected, partial(_trial_logits, forward, caches)):
             return _log_choice(SelectedForward(forward, caches))
     return _log_choice(SelectedForward(plain, both))
@@ -248,3 +294,10 @@ def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int |
         log.debug("a model's hidden states cannot be read: %s", error)
         return None
     return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
+
+
+def attention_heads(model: Any) -> int:
+    """The largest number of query heads of any layer; 128 where no layer names it."""
+    named = (getattr(layer, name, None) for layer in model.modules() for name in _HEAD_COUNTS)
+    counts = [count for count in named if isinstance(count, int) and count > 0]
+    return max(counts, default=128)

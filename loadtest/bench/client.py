@@ -16,7 +16,7 @@ import msgspec
 from chairlift.api.http.event_parser import SSEParser
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder, error_text, shorten
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
 # Seconds for a complete reply; vLLM's value, longer than any reply of interest.
@@ -36,9 +36,14 @@ _SLOW_READS = 4
 class OpenAIClient:
     """Sends requests to one endpoint of one server. Use it as an asynchronous context manager.
 
-    ``base_url`` has no path. An ``endpoint`` that ends with /chat/completions gets the prompt as a
-    user message. The fields of ``body`` are added to every request. ``timeout`` is the limit for a
-    complete reply, in seconds.
+    Args:
+        base_url: the server's address without a path.
+        endpoint: the path of requests. One that ends with /chat/completions gets the prompt as a
+            user message.
+        model: the model's name in requests; None: the field is left out.
+        api_key: the bearer token.
+        body: fields that are added to every request.
+        timeout: limit for a complete reply, in seconds.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class OpenAIClient:
         await self._session.close()
         await self._slow_session.close()
 
-    async def complete(self, request: Request, on_chunk: ChunkListener = lambda now: None) -> Reply:
+    async def complete(
+        self, request: WorkloadRequest, on_chunk: ChunkListener = lambda now: None
+    ) -> Reply:
         """Sends a request and reads its reply to the end, or until the request's cancellation.
 
         Never raises because of the server: a failure is reported in the reply's ``error``.
@@ -133,7 +140,7 @@ class OpenAIClient:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ServerError(f"cannot reach {url}: {error}") from error
 
-    def _payload(self, request: Request) -> bytes:
+    def _payload(self, request: WorkloadRequest) -> bytes:
         body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         if self.model is not None:
             body["model"] = self.model
@@ -168,7 +175,7 @@ class OpenAIClient:
                 return tokens
         return None
 
-    async def count_prompt(self, request: Request) -> int | None:
+    async def count_prompt(self, request: WorkloadRequest) -> int | None:
         """Counts the tokens of the request's prompt, including those of the chat template.
 
         Returns None if the server has no /tokenize for such a prompt.

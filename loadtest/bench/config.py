@@ -22,10 +22,10 @@ FILE_DATASETS = ("sharegpt", "custom", "trace")
 class BenchConfig:
     """The settings of a run, named like the flags of ``vllm bench serve``, and some additions.
 
-    Lengths are in tokens. ``request_rate`` is in requests per second (inf: all at once),
-    ``duration`` is the time in seconds during which requests are sent. ``cancel_rate`` and
-    ``slow_reader_rate`` are fractions from 0 to 1. ``goodput`` maps ttft, tpot or e2el to the
-    maximum in milliseconds for a good request.
+    The help texts in ``flags`` explain each setting. Lengths are in tokens. ``request_rate`` is in
+    requests per second (inf: all at once), ``duration`` is the time in seconds during which
+    requests are sent. ``cancel_rate`` and ``slow_reader_rate`` are fractions from 0 to 1.
+    ``goodput`` maps ttft, tpot or e2el to the maximum in milliseconds for a good request.
 
     Raises:
         UsageError: a value is out of range, or two contradict each other.
@@ -92,6 +92,7 @@ class BenchConfig:
                 )
 
     def _out_of_range(self) -> Iterator[tuple[bool, str]]:
+        """Yields for each limit whether it is violated, and the error text."""
         for name in (
             *("num_prompts", "max_concurrency", "random_input_len", "random_output_len"),
             *("prefix_repetition_prefix_len", "prefix_repetition_suffix_len"),
@@ -109,8 +110,8 @@ class BenchConfig:
                 f"{_flag(name)} must be greater than 0, and a number",
             )
         for name in ("cancel_rate", "slow_reader_rate"):
-            part = getattr(self, name)
-            yield not 0 <= part <= 1, f"{_flag(name)} is a part of 1: between 0 and 1"
+            fraction = getattr(self, name)
+            yield not 0 <= fraction <= 1, f"{_flag(name)} is a part of 1: between 0 and 1"
         yield self.num_warmups < 0, "--num-warmups must not be negative"
         yield (
             not 0 <= self.random_range_ratio < 1,
@@ -126,6 +127,7 @@ class BenchConfig:
         )
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Yields for each contradiction of settings whether it is there, and the error text."""
         needs_path = self.dataset_name in FILE_DATASETS
         yield (
             needs_path and self.dataset_path is None,

@@ -1,7 +1,7 @@
-"""Compares the server's metrics with what its clients saw.
+"""Compares the server's metrics with the clients' measurements.
 
-Complete replies are compared exactly. For a reply that was cancelled or failed, the client knows a
-minimum and a maximum of what the server may have counted, and the server's number must lie between.
+Complete replies are compared exactly. For a reply that was cancelled or failed, the client knows
+only a minimum and a maximum, and the server's number must lie between them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.bench.server_metrics import RUNNING, Scrape, parse_scrape
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
 ENDED = "vllm:request_success_total"
@@ -30,8 +30,8 @@ _SETTLE_SECONDS = 10.0
 _SETTLE_PERIOD = 0.1
 
 
-class Check(NamedTuple):
-    """One compared number: the range that the clients expect, and the server's value."""
+class MetricCheck(NamedTuple):
+    """A compared number: the clients expect ``low`` to ``high``, the server counted ``server``."""
 
     name: str
     low: float
@@ -52,11 +52,7 @@ class Check(NamedTuple):
 
 
 class CrossCheck:
-    """Reads the server's counters before a run and compares them with the replies after it.
-
-    Raises:
-        ServerError: the metrics cannot be read, or lack one of vLLM's names.
-    """
+    """Reads the server's counters before a run and compares their growth with the replies."""
 
     def __init__(self, client: OpenAIClient, address: str, before: Scrape) -> None:
         self._client = client
@@ -65,7 +61,11 @@ class CrossCheck:
 
     @classmethod
     async def begin(cls, client: OpenAIClient, address: str) -> CrossCheck:
-        """Reads the counters before the run."""
+        """Reads the counters before the run.
+
+        Raises:
+            ServerError: the metrics cannot be read, or lack one of vLLM's names.
+        """
         before = parse_scrape(await client.fetch(address))
         missing = [n for n in (ENDED, PROMPT_TOKENS, GENERATED_TOKENS) if n not in before.samples]
         if missing:
@@ -73,11 +73,17 @@ class CrossCheck:
         return cls(client, address, before)
 
     async def end(
-        self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
-    ) -> list[Check]:
+        self, requests: Sequence[WorkloadRequest], replies: Sequence[Reply], shown: bool
+    ) -> list[MetricCheck]:
         """Compares counters and replies, waiting up to 10 s until they agree.
 
-        ``shown`` says whether to show progress.
+        Args:
+            requests: the requests that were sent.
+            replies: their replies.
+            shown: whether to show progress.
+
+        Raises:
+            ServerError: the metrics cannot be read.
         """
         prompts = await self._count_missing_prompts(requests, replies, shown)
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -90,7 +96,7 @@ class CrossCheck:
             await asyncio.sleep(_SETTLE_PERIOD)
 
     async def _count_missing_prompts(
-        self, requests: Sequence[Request], replies: Sequence[Reply], shown: bool
+        self, requests: Sequence[WorkloadRequest], replies: Sequence[Reply], shown: bool
     ) -> dict[int, int | None]:
         """Counts with /tokenize the prompt tokens of each reply without usage, by its index."""
         missing = [i for i, reply in enumerate(replies) if not _has_usage(reply)]
@@ -112,10 +118,10 @@ def _has_usage(reply: Reply) -> bool:
 def compare(
     before: Scrape,
     after: Scrape,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     replies: Sequence[Reply],
     prompts: Mapping[int, int | None],
-) -> list[Check]:
+) -> list[MetricCheck]:
     """Compares the growth of the counters from ``before`` to ``after`` with the replies.
 
     ``prompts`` maps the index of a reply without usage to its prompt tokens, or None if unknown.
@@ -143,24 +149,24 @@ def compare(
         generated_low += len(reply.chunk_times)
         generated_high += request.output_len
     return [
-        Check(
+        MetricCheck(
             "requests completed",
             completed,
             completed + cancelled + failed,
             sum(grown(ENDED, finished_reason=reason) for reason in _COMPLETE),
         ),
-        Check(
+        MetricCheck(
             "requests ended",
             completed + cancelled,
             completed + cancelled + failed,
             grown(ENDED),
         ),
-        Check("prompt tokens", prompt_low, prompt_high, grown(PROMPT_TOKENS)),
-        Check("generated tokens", generated_low, generated_high, grown(GENERATED_TOKENS)),
+        MetricCheck("prompt tokens", prompt_low, prompt_high, grown(PROMPT_TOKENS)),
+        MetricCheck("generated tokens", generated_low, generated_high, grown(GENERATED_TOKENS)),
     ]
 
 
-def check_report(checks: Sequence[Check]) -> str:
+def check_report(checks: Sequence[MetricCheck]) -> str:
     """A text that lists each number and whether it agrees."""
     agree = all(check.holds for check in checks)
     verdict = "agree" if agree else "DISAGREE (or others use the server, too)"

@@ -15,13 +15,18 @@ from chairlift.loadtest.data.custom import custom_requests
 from chairlift.loadtest.data.repetition import prefix_repetition_requests
 from chairlift.loadtest.data.replay import read_requests, replayed
 from chairlift.loadtest.data.sharegpt import sharegpt_requests
-from chairlift.loadtest.data.workload import Request, TokenCounter, draw_lengths, random_requests
+from chairlift.loadtest.data.workload import (
+    TokenCounter,
+    WorkloadRequest,
+    draw_lengths,
+    random_requests,
+)
 
 
 class Workload(NamedTuple):
     """The requests, and the arrival of each in seconds from the start, ascending."""
 
-    requests: list[Request]
+    requests: list[WorkloadRequest]
     offsets: list[float]
 
 
@@ -60,7 +65,7 @@ async def _requests(
     rng: np.random.Generator,
     count_tokens: TokenCounter,
     built: Callable[[], None],
-) -> list[Request]:
+) -> list[WorkloadRequest]:
     count, path = config.request_count, Path(config.dataset_path or "")
     if config.dataset_name == "custom":
         return custom_requests(path, count, config.custom_output_len)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.progress import Progress
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 
 
 class LoadResult(NamedTuple):
@@ -24,7 +24,7 @@ class LoadResult(NamedTuple):
 
 async def run_load(
     client: OpenAIClient,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     offsets: Sequence[float],
     max_concurrency: int | None,
     progress: Progress,
@@ -32,7 +32,7 @@ async def run_load(
     """Sends request i at ``offsets[i]`` seconds, or when fewer than ``max_concurrency`` run."""
     slot = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
 
-    async def send(request: Request) -> Reply:
+    async def send(request: WorkloadRequest) -> Reply:
         arrival = time.perf_counter()
         async with slot:
             reply = await client.complete(request, progress.add_chunk)
@@ -55,7 +55,7 @@ async def run_load(
 
 async def run_loop(
     client: OpenAIClient,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     concurrency: int,
     seconds: float,
     progress: Progress,

@@ -13,14 +13,20 @@ import numpy as np
 
 @dataclass(slots=True)
 class Reply:
-    """One request as its client saw it. All times are ``time.perf_counter()`` seconds.
+    """A reply as its client saw it. All times are ``time.perf_counter()`` seconds.
 
-    ``chunk_times`` holds the arrival of every chunk with a token; ``end`` is when the reply was
-    complete. ``queue_time`` is how long the client delayed the request because of
-    ``--max-concurrency``. Token counts are the server's usage or, without one, the workload's
-    prompt length and the number of chunks. ``error`` describes a failure. ``cancelled`` means that
-    the client disconnected on purpose. ``slow`` means that the client read slowly on purpose, so
-    that the times do not describe the server.
+    Attributes:
+        prompt_tokens: the server's usage or, without one, the workload's prompt length.
+        start: when the request was sent.
+        end: when the reply was complete.
+        queue_time: how long the client delayed the request because of ``--max-concurrency``.
+        chunk_times: the arrival of every chunk with a token.
+        usage_tokens: output tokens by the server's usage; None without one.
+        text: the text of the reply.
+        error: describes a failure.
+        cancelled: whether the client disconnected on purpose.
+        slow: whether the client read slowly on purpose, so that the times do not describe the
+            server.
     """
 
     prompt_tokens: int
@@ -101,9 +107,8 @@ class Distribution:
 class BenchMetrics:
     """The metrics of a run. Throughputs are per second of ``duration``, which is in seconds.
 
-    Failed and cancelled replies contribute neither tokens nor times. Replies to slow readers are
-    among the completed ones and contribute only tokens. ``request_goodput`` is None without
-    objectives.
+    Failed and cancelled replies contribute neither tokens nor times. Replies to slow readers count
+    as completed and contribute only tokens. ``request_goodput`` is None without objectives.
     """
 
     duration: float
@@ -190,8 +195,8 @@ def _max_chunks_per_second(replies: list[Reply]) -> float:
 
 
 def _max_concurrent(replies: list[Reply]) -> int:
-    """The maximum number of requests in flight; of one moment, ends come before starts."""
-    # -1 sorts before +1, so at the same moment ends come before starts.
+    """The maximum number of requests in flight."""
+    # -1 sorts before +1, so that at the same moment ends come before starts.
     events = sorted(
         [(reply.start, 1) for reply in replies] + [(reply.end, -1) for reply in replies],
     )

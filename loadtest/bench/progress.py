@@ -18,10 +18,16 @@ _LOG_PERIOD = 5.0
 
 
 class Progress:
-    """Counts what a run has done and shows it on stderr during the ``async with``.
+    """Counts a run's finished work and shows it on stderr during the ``async with``.
 
     A separate task shows it, so that a hanging server is visible and clients only increase
-    counters. ``total`` is None if the run ends after a time instead of a number.
+    counters.
+
+    Args:
+        total: the number of units; None if the run ends after a time instead.
+        what: the name of the run.
+        unit: the name of the units.
+        shown: whether to show anything.
     """
 
     def __init__(

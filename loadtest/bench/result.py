@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.crosscheck import MetricCheck
 from chairlift.loadtest.bench.metrics import BenchMetrics, Reply
 from chairlift.loadtest.bench.server_metrics import QueueSample
 from chairlift.loadtest.bench.verify import Verification
@@ -15,8 +15,15 @@ from chairlift.loadtest.bench.verify import Verification
 class BenchRun(NamedTuple):
     """The configuration, replies and metrics of a run.
 
-    ``date`` is its start. ``samples`` holds rows and queue length over time, if a report needs
-    them. ``checks`` is None if the server lacks the metrics, ``verification`` if not requested.
+    Attributes:
+        config: the configuration.
+        model: the model's name.
+        date: the start of the run.
+        metrics: the computed metrics.
+        replies: the replies in the order of their requests.
+        samples: rows and queue length over time; empty if no report needs them.
+        checks: the comparison with the server's metrics; None if the server lacks them.
+        verification: the result of ``--verify``; None without the flag.
     """
 
     config: BenchConfig
@@ -25,7 +32,7 @@ class BenchRun(NamedTuple):
     metrics: BenchMetrics
     replies: list[Reply]
     samples: list[QueueSample]
-    checks: list[Check] | None
+    checks: list[MetricCheck] | None
     verification: Verification | None
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import Check, CrossCheck, check_report
+from chairlift.loadtest.bench.crosscheck import CrossCheck, MetricCheck, check_report
 from chairlift.loadtest.bench.dataset import Workload, build_workload
 from chairlift.loadtest.bench.load import LoadResult, run_load, run_loop
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
@@ -19,7 +19,7 @@ from chairlift.loadtest.bench.report import failures, result_block
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
 from chairlift.loadtest.bench.verify import verification_report, verify_replies
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
 
@@ -94,8 +94,8 @@ async def _begin_check(config: BenchConfig, client: OpenAIClient) -> CrossCheck 
 
 
 async def _end_check(
-    config: BenchConfig, check: CrossCheck, sent: list[Request], replies: list[Reply]
-) -> list[Check] | None:
+    config: BenchConfig, check: CrossCheck, sent: list[WorkloadRequest], replies: list[Reply]
+) -> list[MetricCheck] | None:
     try:
         checks = await check.end(sent, replies, not config.disable_tqdm)
     except ServerError as error:
@@ -110,6 +110,7 @@ async def _end_check(
 async def _send(
     config: BenchConfig, client: OpenAIClient, workload: Workload, has_metrics: bool
 ) -> tuple[LoadResult, list[QueueSample]]:
+    """Sends the load; samples rows and queue length meanwhile if the HTML report needs them."""
     poller = QueuePoller(client, config.metrics_address)
     async with poller if config.html and has_metrics else contextlib.nullcontext():
         shown = not config.disable_tqdm

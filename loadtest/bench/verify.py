@@ -11,7 +11,7 @@ from typing import NamedTuple
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.progress import Progress
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 
 # Characters shown before and after the first difference.
 _SHOWN_BEFORE = 20
@@ -22,7 +22,11 @@ _DIFFERENCES_SHOWN = 5
 class Difference(NamedTuple):
     """A reply that differs from the reply to the same request sent alone.
 
-    ``number`` is the index of the request; ``at`` is the index of the first differing character.
+    Attributes:
+        number: the index of the request.
+        at: the index of the first differing character.
+        under_load: the reply of the run.
+        alone: the reply to the request sent alone.
     """
 
     number: int
@@ -32,7 +36,13 @@ class Difference(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """``failed`` counts requests that got no complete reply when sent alone."""
+    """The result of the comparison.
+
+    Attributes:
+        compared: the number of compared replies.
+        failed: requests that got no complete reply when sent alone.
+        differences: the replies that differ.
+    """
 
     compared: int
     failed: int
@@ -43,7 +53,7 @@ class Verification(NamedTuple):
         return not self.differences and not self.failed
 
 
-def _uncached(request: Request, index: int) -> Request:
+def _uncached(request: WorkloadRequest, index: int) -> WorkloadRequest:
     """The request with a unique cache salt, so that it reuses no prefix of its first run."""
     salt = {"cache_salt": f"verify-{uuid.uuid4().hex}-{index}"}
     return replace(request.behaved, body={**request.body, **salt})
@@ -51,7 +61,7 @@ def _uncached(request: Request, index: int) -> Request:
 
 async def verify_replies(
     client: OpenAIClient,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     replies: Sequence[Reply],
     progress: Progress,
 ) -> Verification:

@@ -7,20 +7,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 
 
 def misbehaving(
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     cancel_rate: float,
     slow_rate: float,
     bytes_per_s: float,
     rng: np.random.Generator,
-) -> list[Request]:
-    """The requests, of which ``cancel_rate`` are cancelled and ``slow_rate`` read slowly.
+) -> list[WorkloadRequest]:
+    """Returns the requests with cancellations and slow readers added at random.
 
-    Both are fractions from 0 to 1, and a request may be in both. A request is cancelled after a
-    random token that is not its last, so one with a single token is never cancelled.
+    A request may get both. It is cancelled after a random token that is not its last, so one with a
+    single token is never cancelled.
+
+    Args:
+        requests: the requests.
+        cancel_rate: the fraction that is cancelled, from 0 to 1.
+        slow_rate: the fraction that is read slowly, from 0 to 1.
+        bytes_per_s: the speed of slow readers.
+        rng: the generator.
     """
     leaving, slow = (
         frozenset(rng.permutation(len(requests))[: round(rate * len(requests))].tolist())

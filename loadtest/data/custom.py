@@ -6,14 +6,14 @@ import itertools
 import json
 from pathlib import Path
 
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import UsageError
 
 # Tokens of a reply if neither flag nor file gives a number; vLLM's value.
 DEFAULT_CUSTOM_OUTPUT_LEN = 256
 
 
-def custom_requests(path: Path, count: int, output_len: int | None) -> list[Request]:
+def custom_requests(path: Path, count: int, output_len: int | None) -> list[WorkloadRequest]:
     """The first ``count`` prompts of a JSONL file of ``{"prompt": …, "output_tokens": …}``.
 
     A file with fewer lines is repeated. ``output_len`` overrides the lengths in the file.
@@ -35,7 +35,7 @@ def custom_requests(path: Path, count: int, output_len: int | None) -> list[Requ
     return list(itertools.islice(itertools.cycle(requests), count))
 
 
-def _parse_line(line: str, where: str, output_len: int | None) -> Request:
+def _parse_line(line: str, where: str, output_len: int | None) -> WorkloadRequest:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
@@ -47,4 +47,4 @@ def _parse_line(line: str, where: str, output_len: int | None) -> Request:
     if not isinstance(num_tokens, int) or num_tokens < 1:
         raise UsageError(f'{where}: "output_tokens" must be a whole number of at least 1')
     # Words approximate tokens until the server's usage gives the number.
-    return Request(prompt, len(prompt.split()), num_tokens)
+    return WorkloadRequest(prompt, len(prompt.split()), num_tokens)

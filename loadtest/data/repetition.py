@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from chairlift.loadtest.data.workload import Request, TokenCounter, random_requests
+from chairlift.loadtest.data.workload import TokenCounter, WorkloadRequest, random_requests
 
 
 async def prefix_repetition_requests(
@@ -19,10 +19,20 @@ async def prefix_repetition_requests(
     rng: np.random.Generator,
     count_tokens: TokenCounter,
     built: Callable[[], None],
-) -> list[Request]:
-    """``count`` prompts in random order, each with one of ``prefixes`` prefixes and its own suffix.
+) -> list[WorkloadRequest]:
+    """Builds prompts in random order, each with one of few prefixes and a suffix of its own.
 
-    Lengths are in tokens. The prefixes are used equally often, up to a difference of one.
+    The prefixes are used equally often, up to a difference of one. Lengths are in tokens.
+
+    Args:
+        count: the number of prompts.
+        prefix_len: length of a prefix.
+        suffix_len: length of a suffix.
+        prefixes: the number of prefixes.
+        output_len: maximum output tokens.
+        rng: the generator.
+        count_tokens: counts tokens with the server's tokenizer.
+        built: called after each request.
     """
     heads = await random_requests(
         [prefix_len] * prefixes, [output_len] * prefixes, rng, count_tokens

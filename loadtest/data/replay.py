@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from chairlift.loadtest.data.workload import Request, TokenCounter, random_requests
+from chairlift.loadtest.data.workload import TokenCounter, WorkloadRequest, random_requests
 from chairlift.loadtest.errors import UsageError
 from chairlift.scheduler.simulate import trace
 
 
-def read_requests(path: Path, count: int, seconds: float | None) -> list[trace.Request]:
-    """The first ``count`` requests of a trace, limited to its first ``seconds`` unless None.
+def read_requests(path: Path, count: int, seconds: float | None) -> list[trace.TraceRequest]:
+    """Reads the first ``count`` requests of a trace, within its first ``seconds`` unless None.
 
     Raises:
         UsageError: the file cannot be read, is not a trace, or has no requests.
@@ -33,12 +33,12 @@ def read_requests(path: Path, count: int, seconds: float | None) -> list[trace.R
 
 
 async def replayed(
-    rows: list[trace.Request],
+    rows: list[trace.TraceRequest],
     rng: np.random.Generator,
     count_tokens: TokenCounter,
     built: Callable[[], None],
-) -> list[Request]:
-    """Random prompts with the lengths and priorities of the trace.
+) -> list[WorkloadRequest]:
+    """Builds random prompts with the lengths and priorities of the trace.
 
     A priority of 0 is not sent, since few servers know the field.
     """

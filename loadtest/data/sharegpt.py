@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from chairlift.loadtest.data.workload import Request, TokenCounter
+from chairlift.loadtest.data.workload import TokenCounter, WorkloadRequest
 from chairlift.loadtest.errors import UsageError
 
 # Limits in tokens, as in vLLM. Shorter ones measure nothing, longer ones take too much time.
@@ -37,21 +37,27 @@ async def sharegpt_requests(
     rng: np.random.Generator,
     count_tokens: TokenCounter,
     built: Callable[[], None],
-) -> list[Request]:
-    """``count`` first turns of a ShareGPT file, drawn at random, with the lengths of their answers.
+) -> list[WorkloadRequest]:
+    """Draws first questions from a ShareGPT file at random, with the lengths of their answers.
 
-    Skipped are conversations of one turn and, as in vLLM, prompts of less than 4 or more than 1,024
+    It skips conversations of one turn and, as vLLM does, prompts of less than 4 or more than 1,024
     tokens, answers of less than 4 tokens unless ``output_len`` is given, and pairs of more than
-    2,048 tokens. ``output_len`` (tokens) overrides the lengths of the answers. If too few remain,
-    they are drawn again. If the server cannot count tokens, words are counted instead. ``built`` is
-    called after each request.
+    2,048 tokens. If too few remain, they are drawn again.
+
+    Args:
+        path: the file.
+        count: the number of requests.
+        output_len: output tokens of each request; None: the length of the answer.
+        rng: the generator.
+        count_tokens: counts tokens with the server's tokenizer; if it cannot, words are counted.
+        built: called after each request.
 
     Raises:
         UsageError: the file cannot be read, is not a ShareGPT file, or no conversation remains.
     """
     turns = _first_turns(path)
     order = iter(rng.permutation(len(turns)).tolist())
-    taken: list[Request] = []
+    taken: list[WorkloadRequest] = []
     while len(taken) < count and (some := list(itertools.islice(order, _COUNT_CONCURRENCY))):
         for request in await asyncio.gather(
             *(_measured(turns[i], output_len, count_tokens) for i in some)
@@ -86,9 +92,9 @@ def _first_turns(path: Path) -> list[list[_Turn]]:
 
 async def _measured(
     turns: list[_Turn], output_len: int | None, count_tokens: TokenCounter
-) -> Request:
+) -> WorkloadRequest:
     prompt, answer = (turn.value for turn in turns)
-    return Request(
+    return WorkloadRequest(
         prompt,
         await _length(prompt, count_tokens),
         await _length(answer, count_tokens) if output_len is None else output_len,
@@ -100,7 +106,7 @@ async def _length(text: str, count_tokens: TokenCounter) -> int:
     return len(text.split()) if tokens is None else tokens
 
 
-def _fits(request: Request, output_len: int | None) -> bool:
+def _fits(request: WorkloadRequest, output_len: int | None) -> bool:
     # A length set by the flag may be shorter.
     min_output_len = 1 if output_len is not None else MIN_LEN
     return (

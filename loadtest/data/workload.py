@@ -24,12 +24,16 @@ TokenCounter = Callable[[str], Awaitable[int | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One request. ``prompt_len`` is in tokens, as well as it is known before sending.
+class WorkloadRequest:
+    """One request of a workload.
 
-    The fields in ``body`` override those that the client adds to every request. The client
-    disconnects after ``cancel_after`` tokens and reads at most ``bytes_per_s`` bytes per second;
-    None means no cancellation and no limit.
+    Attributes:
+        prompt: the prompt's text.
+        prompt_len: its tokens, as far as they are known before sending.
+        output_len: maximum output tokens.
+        body: further fields; they override those that the client adds to every request.
+        cancel_after: the client disconnects after this many tokens; None: it does not.
+        bytes_per_s: the client reads at most this many bytes per second; None: no limit.
     """
 
     prompt: str
@@ -40,7 +44,7 @@ class Request:
     bytes_per_s: float | None = None
 
     @property
-    def behaved(self) -> Request:
+    def behaved(self) -> WorkloadRequest:
         """The same request without cancellation and slow reading."""
         return replace(self, cancel_after=None, bytes_per_s=None)
 
@@ -58,7 +62,7 @@ async def random_requests(
     rng: np.random.Generator,
     count_tokens: TokenCounter,
     built: Callable[[], None] = lambda: None,
-) -> list[Request]:
+) -> list[WorkloadRequest]:
     """Prompts of random words, determined by the lengths, the generator and the tokenizer.
 
     They are text instead of token ids, so that any server accepts them. If the server cannot count
@@ -68,7 +72,9 @@ async def random_requests(
     streams = rng.spawn(len(input_lens))
     limit = asyncio.Semaphore(_SIZING_CONCURRENCY)
 
-    async def build(input_len: int, output_len: int, stream: np.random.Generator) -> Request:
+    async def build(
+        input_len: int, output_len: int, stream: np.random.Generator
+    ) -> WorkloadRequest:
         async with limit:
             words = _draw_words(input_len, stream)
             for _ in range(_SIZING_ROUNDS):
@@ -76,13 +82,13 @@ async def random_requests(
                 tokens = await count_tokens(prompt)
                 if tokens is None or tokens == input_len:
                     break
-                wrong = max(1, round(abs(tokens - input_len) * len(words) / tokens))
+                difference = max(1, round(abs(tokens - input_len) * len(words) / tokens))
                 if tokens < input_len:
-                    words += _draw_words(wrong, stream)
+                    words += _draw_words(difference, stream)
                 else:
-                    del words[max(1, len(words) - wrong) :]
+                    del words[max(1, len(words) - difference) :]
             built()
-            return Request(prompt, input_len if tokens is None else tokens, output_len)
+            return WorkloadRequest(prompt, input_len if tokens is None else tokens, output_len)
 
     return await asyncio.gather(*map(build, input_lens, output_lens, streams))
 

@@ -1,6 +1,7 @@
-"""``python -m chairlift.loadtest.faults SCENARIO``: exit code 0 if all that it checks holds.
+"""``python -m chairlift.loadtest.faults SCENARIO``: runs a scenario and checks its conditions.
 
-Everything is on the loopback: the server is started and ended by the scenario.
+The exit code is 0 if all conditions hold, 1 if one does not, and 2 if the scenario could not run.
+It starts and ends its own server on the loopback interface.
 """
 
 from __future__ import annotations

@@ -52,10 +52,14 @@ _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """The bytes of a request, and what the client does after sending them.
+    """A request.
 
-    It waits for a reply and closes its half of the connection if none comes soon, or closes its
-    half at once, or disconnects.
+    Attributes:
+        kind: what is wrong with it.
+        data: its bytes.
+        ending: what the client does after sending them. "patient": it waits for a reply and closes
+            its half of the connection if none comes soon; "half-closed": it closes its half at
+            once; "left": it disconnects.
     """
 
     kind: str
@@ -64,7 +68,7 @@ class BadRequest:
 
 
 def bad_requests(schema: dict[str, Any], seed: int) -> Iterator[BadRequest]:
-    """Without end. ``schema`` is the server's /openapi.json, for the names of fields."""
+    """Yields bad requests endlessly; takes the names of fields from ``schema``, /openapi.json."""
     draw = random.Random(seed)
     components = schema["components"]["schemas"].values()
     fields = sorted({name for part in components for name in part.get("properties", ())})
@@ -171,9 +175,9 @@ def _wrong_line(draw: random.Random, fields: list[str]) -> BadRequest:
 
 def _cut_off(draw: random.Random, fields: list[str]) -> BadRequest:
     path, body = _body(draw, fields)
-    whole = _post(path, body)
+    data = _post(path, body)
     ending = draw.choice(_ENDINGS)
-    return BadRequest("cut off", whole[: draw.randrange(1, len(whole))], ending)
+    return BadRequest("cut off", data[: draw.randrange(1, len(data))], ending)
 
 
 def _chunked(draw: random.Random, fields: list[str]) -> BadRequest:

@@ -1,4 +1,4 @@
-"""Hostile bodies, one after the other: a stream and a health prober beside them must not notice."""
+"""Sends expensive bodies one by one, which must not delay a stream or /health at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import aiohttp
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import ServerError
-from chairlift.loadtest.faults.hostile_bodies import DOORS, Hostile, hostile_bodies
+from chairlift.loadtest.faults.hostile_bodies import ENDPOINTS, Hostile, hostile_bodies
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import child, metric, request
 from chairlift.loadtest.servers import procfs
@@ -36,12 +36,19 @@ _NO_METRIC = -1.0
 
 @dataclass(slots=True)
 class HostileReport:
-    """The measurements: hostile requests, and their effect on other clients."""
+    """The measurements; each number comes with a description of the request that caused it.
+
+    Attributes:
+        statuses: replies by status; 0: none.
+        answers: seconds to each reply.
+        health: the longest wait for /health.
+        stream: the longest pause between two events of the stream.
+        grown: growth of the API process during each request, in multiples of the body's size.
+        failures: the faults found.
+    """
 
     statuses: Counter[int] = field(default_factory=Counter)
-    # Seconds to each reply, with the kind of request.
     answers: list[tuple[float, str]] = field(default_factory=list)
-    # The longest wait for /health and between two events of the stream, with the request sent then.
     health: tuple[float, str] = (0.0, "")
     stream: tuple[float, str] = (0.0, "")
     grown: list[tuple[float, str]] = field(default_factory=list)
@@ -81,12 +88,12 @@ class _Others:
         for number in count():
             last = [time.perf_counter()]
 
-            def heard(now: float, last: list[float] = last) -> None:
+            def on_chunk(now: float, last: list[float] = last) -> None:
                 begun.set()
                 self._report.stream = max(self._report.stream, (now - last[0], self.what))
                 last[0] = now
 
-            reply = await client.complete(request(number, tokens), heard)
+            reply = await client.complete(request(number, tokens), on_chunk)
             if reply.error:
                 self._report.failures.append(f"the stream: {reply.error} beside {self.what}")
                 begun.set()
@@ -112,7 +119,7 @@ async def _run(url: str, pid: int, options: argparse.Namespace) -> HostileReport
         )
         await _warm(http, url, bodies, report)
         begun = asyncio.Event()
-        beside = [
+        watchers = [
             asyncio.create_task(others.probe()),
             asyncio.create_task(others.stream(client, options.stream_tokens, begun)),
         ]
@@ -125,9 +132,9 @@ async def _run(url: str, pid: int, options: argparse.Namespace) -> HostileReport
                 await _send(http, url, pid, hostile, others, report)
                 progress.add_done()
         finally:
-            for task in beside:
+            for task in watchers:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*watchers, return_exceptions=True)
     return report
 
 
@@ -137,7 +144,7 @@ async def _fields(http: aiohttp.ClientSession, url: str) -> dict[str, list[str]]
         document = await reply.json()
     schemas = document["components"]["schemas"]
     fields = {}
-    for path in DOORS:
+    for path in ENDPOINTS:
         content = document["paths"][path]["post"]["requestBody"]["content"]
         schema: dict[str, Any] = content["application/json"]["schema"]
         name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else None
@@ -148,14 +155,14 @@ async def _fields(http: aiohttp.ClientSession, url: str) -> dict[str, list[str]]
 async def _warm(
     http: aiohttp.ClientSession, url: str, bodies: Iterator[Hostile], report: HostileReport
 ) -> None:
-    """Makes the server import modules and start workers, which hostile bodies must not pay for."""
+    """Makes the server import modules and start workers before anything is measured."""
     large = b'{"prompt":"hi","max_tokens":1,"unknown":[' + b"[]," * 50_000 + b"[]]}"
     for text in (large, b'{"prompt":"hi","max_tokens":1,"guided_regex":"a+"}'):
         await _post(http, url, Hostile("warm", "/v1/completions", text))
 
 
 async def _post(http: aiohttp.ClientSession, url: str, hostile: Hostile) -> int | None:
-    """The status of the reply; None if there is none in time."""
+    """Returns the reply's status; None without a reply in time, 0 if the connection failed."""
     headers = {"Content-Type": "application/json"}
     try:
         async with http.post(
@@ -194,12 +201,30 @@ async def _send(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--requests", type=int, default=400, help="default: %(default)s; the first are all kinds")
-    add("--size", type=int, default=16, metavar="MiB", help="of a body (default: %(default)s)")
-    add("--pause", type=float, default=0.25, metavar="S", help="longest (default: %(default)g)")
-    add("--answer", type=float, default=10.0, metavar="S", help="latest (default: %(default)g)")
-    add("--memory", type=float, default=10.0, metavar="TIMES", help="default: %(default)g bodies")
-    add("--stream-tokens", type=int, default=1024, help="of a stream (default: %(default)s)")
+    add("--requests", type=int, default=400, help="each kind comes first (default: %(default)s)")
+    add("--size", type=int, default=16, metavar="MiB", help="largest body (default: %(default)s)")
+    add(
+        "--pause",
+        type=float,
+        default=0.25,
+        metavar="S",
+        help="limit for /health and for pauses of the stream (default: %(default)g)",
+    )
+    add(
+        "--answer",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="limit for the reply to a hostile request (default: %(default)g)",
+    )
+    add(
+        "--memory",
+        type=float,
+        default=10.0,
+        metavar="TIMES",
+        help="limit for the API process's growth, in body sizes (default: %(default)g)",
+    )
+    add("--stream-tokens", type=int, default=1024, help="tokens of a stream (default: %(default)s)")
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
@@ -215,7 +240,7 @@ def run(model: Path, options: argparse.Namespace) -> Outcome:
 
 
 async def _late(url: str, seconds: float) -> float:
-    """How often the lag of the server's event loop exceeded ``seconds``; _NO_METRIC if unknown."""
+    """Counts the lags of the server's event loop above ``seconds``; _NO_METRIC if unknown."""
     name = "chairlift_event_loop_lag_seconds"
     bounds = str(float(seconds))
     within = await metric(url, f"{name}_bucket", le=bounds)
@@ -236,7 +261,7 @@ def _outcome(report: HostileReport, late: float, options: argparse.Namespace) ->
         )
 
     checks = [
-        Check("as many as asked for", len(report.answers) >= options.requests, statuses),
+        Check("all requests were sent", len(report.answers) >= options.requests, statuses),
         Check("no 5xx, and all are answered", not report.failures, failed),
         below("the longest wait for /health", report.health, options.pause, "s"),
         below("the longest pause of the stream", report.stream, options.pause, "s"),
@@ -256,4 +281,4 @@ def _outcome(report: HostileReport, late: float, options: argparse.Namespace) ->
     return Outcome(figures, lines, checks)
 
 
-HOSTILE = Scenario("hostile", "bodies made to be costly, at every door", add_arguments, run)
+HOSTILE = Scenario("hostile", "expensive bodies for every endpoint", add_arguments, run)

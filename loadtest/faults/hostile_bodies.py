@@ -10,7 +10,7 @@ from typing import Any
 
 _USER = b'[{"role":"user","content":"hi"}]'
 # The required fields of each endpoint, besides the attacked one.
-DOORS: Mapping[str, Mapping[str, bytes]] = {
+ENDPOINTS: Mapping[str, Mapping[str, bytes]] = {
     "/v1/chat/completions": {"messages": _USER, "max_tokens": b"8"},
     "/v1/completions": {"prompt": b'"hi"', "max_tokens": b"8"},
     "/v1/responses": {"input": b'"hi"', "max_output_tokens": b"8"},
@@ -34,7 +34,7 @@ class Hostile:
 
 
 def repeated(item: str, size: int, start: str = "[", end: str = "]") -> bytes:
-    """A JSON list, or what ``start`` makes of it, with as many items as fit ``size`` bytes."""
+    """Repeats an item between ``start`` and ``end``, as often as fits ``size`` bytes."""
     raw = item.encode()
     count = max(1, (size - len(start) - len(end)) // (len(raw) + 1))
     return start.encode() + (raw + b",") * (count - 1) + raw + end.encode()
@@ -131,19 +131,20 @@ def _references(count: int) -> dict[str, Any]:
 def hostile_bodies(
     fields: Mapping[str, Sequence[str]], seed: int, sizes: Sequence[int], grammar_size: int
 ) -> Iterator[Hostile]:
-    """Each kind of attack on each endpoint once, at the largest size; then random ones, endlessly.
+    """Yields each attack on each endpoint once at the largest size, then random ones endlessly.
 
     Args:
         fields: the names of each endpoint's fields, from /openapi.json.
-        sizes: of bodies, in bytes; the last one is the server's limit.
-        grammar_size: the characters of grammars, schemas and regular expressions.
+        seed: the seed of the random numbers.
+        sizes: sizes of bodies in bytes; the last one is the server's limit.
+        grammar_size: characters of grammars, schemas and regular expressions.
     """
     draw = random.Random(seed)
     named = list(_named(sizes[-1] - 1024, grammar_size))
     draw.shuffle(named)
     yield from (make() for make in named)
     while True:
-        path = draw.choice(list(DOORS))
+        path = draw.choice(list(ENDPOINTS))
         kind = draw.choice(list(_ANYWHERE))
         field = draw.choice((*fields[path], "unknown"))
         value = _ANYWHERE[kind](draw.choice(sizes) - 1024)
@@ -155,8 +156,8 @@ def _named(size: int, grammar_size: int) -> Iterator[Callable[[], Hostile]]:
         # Built just before sending: all bodies together would take gigabytes.
         return lambda: Hostile(kind, path, _body(path, **{k: v() for k, v in given.items()}))
 
-    for path, needed in DOORS.items():
-        main = next(iter(needed))
+    for path, required in ENDPOINTS.items():
+        main = next(iter(required))
         for kind, make in _ANYWHERE.items():
             yield attack(f"{kind} as {main}", path, **{main: lambda make=make: make(size)})
         yield attack("unknown fields", path, unknown=lambda: _many_fields(size))
@@ -190,16 +191,16 @@ def _conversations(part: str, size: int) -> Mapping[str, Callable[[], bytes]]:
     def message(content: str, role: str = "user") -> str:
         return f'{{"role":"{role}","content":{content}}}'
 
-    def of(item: str) -> Callable[[], bytes]:
+    def many(item: str) -> Callable[[], bytes]:
         return lambda: repeated(item, size)
 
     return {
-        "many messages": of(message('"a"')),
+        "many messages": many(message('"a"')),
         "messages to the limit": lambda: repeated(message('"a"'), 4096 * 30),
         "many parts": lambda: repeated(part, size, '[{"role":"user","content":[', "]}]"),
-        "messages of parts": of(message(f"[{part},{part}]")),
+        "messages of parts": many(message(f"[{part},{part}]")),
         "large messages of one role": lambda: repeated(message(json.dumps("b" * 4000)), size),
-        "messages of empty calls": of('{"role":"assistant","tool_calls":[{},{},{}]}'),
+        "messages of empty calls": many('{"role":"assistant","tool_calls":[{},{},{}]}'),
         "a call of many values": lambda: (
             b'[{"role":"user","content":"a"},{"role":"assistant","tool_calls":[{"id":"a","type":'
             b'"function","function":{"name":"f","arguments":"{\\"a\\":['
@@ -236,7 +237,7 @@ def _json(value: Any) -> bytes:
 
 
 def _body(path: str, **given: bytes) -> bytes:
-    members = {**DOORS[path], **given}
+    members = {**ENDPOINTS[path], **given}
     if path == "/tokenize" and "messages" in given:
         del members["prompt"]
     return b"{" + b",".join(b'"%b":%b' % (k.encode(), v) for k, v in members.items()) + b"}"

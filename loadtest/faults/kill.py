@@ -19,24 +19,28 @@ from chairlift.loadtest.bench.load import LoadResult, run_load
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.words import WORDS
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.server import FaultServer
 
 _REPLY_LIMIT = 900.0
 _PROMPT_WORDS = (5, 60)
-# When it happens: the minimum and maximum fraction of all tokens that have arrived by then.
+# A signal is sent when a fraction of all tokens has arrived: the minimum and maximum fraction.
 _MOMENTS = (0.05, 0.85)
-# A token of an engine that has just been killed may still be in transit.
-_ON_THE_WAY = 0.3
+# Seconds in which tokens of a killed engine may still arrive.
+_IN_TRANSIT = 0.3
 RESTARTS = "chairlift_engine_restarts_total"
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """A signal to the engine process, and its time in ``time.perf_counter()`` seconds.
+class SentSignal:
+    """A signal that was sent to the engine process.
 
-    ``tokens`` had arrived by then. ``starting`` means that the engine was not ready yet.
+    Attributes:
+        signal: the signal.
+        tokens: tokens that had arrived by then.
+        at: the time in ``time.perf_counter()`` seconds.
+        starting: whether the engine was still starting.
     """
 
     signal: signal.Signals
@@ -49,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
     add("--streams", type=int, default=64, help="default: %(default)s")
-    add("--output-tokens", type=int, default=64, help="of each stream (default: %(default)s)")
-    add("--kills", type=int, default=3, help="by SIGKILL (default: %(default)s)")
+    add("--output-tokens", type=int, default=64, help="tokens of a stream (default: %(default)s)")
+    add("--kills", type=int, default=3, help="number of SIGKILLs (default: %(default)s)")
     add(
         "--engine-timeout",
         type=float,
         default=10.0,
         metavar="S",
-        help="when the watchdog acts (default: %(default)g)",
+        help="time limit of the server's watchdog (default: %(default)g)",
     )
 
 
@@ -76,17 +80,17 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
         client.model = await client.first_model()
         alone = await _load(client, requests, Progress(len(requests), "undisturbed"))
         progress = Progress(len(requests), "disturbed")
-        blows = asyncio.create_task(_strike(server, progress, options, rng))
+        signalling = asyncio.create_task(_send_signals(server, progress, options, rng))
         disturbed = await _load(client, requests, progress)
-        struck = await blows
-        checks = _compared(alone.replies, disturbed.replies)
-        checks += await _counted(server, options.kills)
-    figures, lines = _figures(alone, disturbed, struck)
+        signals = await signalling
+        checks = _compare_replies(alone.replies, disturbed.replies)
+        checks += await _check_metrics(server, options.kills)
+    figures, lines = _figures(alone, disturbed, signals)
     return Outcome(figures, lines, checks)
 
 
-def _request(number: int, options: argparse.Namespace, rng: np.random.Generator) -> Request:
-    """Sampling fields by turns: greedy, sampled, sampled with penalties, with log-probabilities."""
+def _request(number: int, options: argparse.Namespace, rng: np.random.Generator) -> WorkloadRequest:
+    """Makes a request; its kind depends on ``number``: greedy, sampled, penalties, logprobs."""
     length = int(rng.integers(*_PROMPT_WORDS))
     prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
     kinds: tuple[dict[str, Any], ...] = (
@@ -95,10 +99,13 @@ def _request(number: int, options: argparse.Namespace, rng: np.random.Generator)
         {"temperature": 0.8, "top_k": 10, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"temperature": 1.0, "top_k": 10, "top_p": 0.9, "logprobs": 2},
     )
-    return Request(prompt, length, options.output_tokens, {"seed": number, **kinds[number % 4]})
+    body = {"seed": number, **kinds[number % 4]}
+    return WorkloadRequest(prompt, length, options.output_tokens, body)
 
 
-async def _load(client: OpenAIClient, requests: list[Request], progress: Progress) -> LoadResult:
+async def _load(
+    client: OpenAIClient, requests: list[WorkloadRequest], progress: Progress
+) -> LoadResult:
     """Sends all requests at once, with a cache salt of this run, so that no run reuses prefixes."""
     salted = [replace(r, body={**r.body, "cache_salt": progress.what}) for r in requests]
     return await run_load(client, salted, [0.0] * len(salted), None, progress)
@@ -110,55 +117,57 @@ async def _kill_starting(server: FaultServer) -> None:
     await server.signal_engine(signal.SIGKILL)
 
 
-async def _strike(
+async def _send_signals(
     server: FaultServer, progress: Progress, options: argparse.Namespace, rng: np.random.Generator
-) -> list[Blow]:
-    """Kills the engine at random moments, stops it at one, and kills one more while it starts."""
+) -> list[SentSignal]:
+    """Kills the engine at random moments, stops it once, and kills one successor as it starts."""
     share = np.sort(rng.uniform(*_MOMENTS, size=options.kills + 1))
     moments = share * options.streams * options.output_tokens
     stop = int(rng.integers(len(moments)))
-    blows = []
+    signals = []
     for number, moment in enumerate(moments):
         while progress.chunks < moment:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         kind = signal.SIGSTOP if number == stop else signal.SIGKILL
         pid = await server.signal_engine(kind)
-        blows.append(Blow(kind, progress.chunks, time.perf_counter()))
+        signals.append(SentSignal(kind, progress.chunks, time.perf_counter()))
         successor = await server.other_engine(than=pid)
         if number == 0:
             await asyncio.sleep(rng.uniform(0, 0.5))
-            blows.append(Blow(signal.SIGKILL, progress.chunks, time.perf_counter(), starting=True))
+            now = time.perf_counter()
+            signals.append(SentSignal(signal.SIGKILL, progress.chunks, now, starting=True))
             await server.signal_engine(signal.SIGKILL)
             await server.other_engine(than=successor)
-    return blows
+    return signals
 
 
-def _compared(alone: list[Reply], disturbed: list[Reply]) -> list[Check]:
-    whole = [reply for reply in disturbed if reply.ok]
+def _compare_replies(alone: list[Reply], disturbed: list[Reply]) -> list[Check]:
+    """Checks that the disturbed replies are complete and equal the undisturbed ones."""
+    complete = [reply for reply in disturbed if reply.ok]
     errors = sorted({reply.error for reply in (*alone, *disturbed) if not reply.ok})
     equal = sum(
         one.ok and other.ok and (one.text, one.output_tokens) == (other.text, other.output_tokens)
         for one, other in zip(alone, disturbed, strict=True)
     )
     streams = len(disturbed)
-    found = f"{len(whole)} of {streams}" + "".join(f"; {error}" for error in errors[:3])
+    found = f"{len(complete)} of {streams}" + "".join(f"; {error}" for error in errors[:3])
     return [
-        Check("all streams complete, without an error", len(whole) == streams, found),
+        Check("all streams complete, without an error", len(complete) == streams, found),
         Check("tokens equal the undisturbed run's", equal == streams, f"{equal} of {streams}"),
     ]
 
 
-async def _counted(server: FaultServer, kills: int) -> list[Check]:
+async def _check_metrics(server: FaultServer, kills: int) -> list[Check]:
     """Checks the server's metrics afterwards."""
-    wanted = {"crash": kills, "hang": 1, "start": 2}
-    counts = {reason: int(await server.metric(RESTARTS, reason=reason)) for reason in wanted}
+    expected = {"crash": kills, "hang": 1, "start": 2}
+    counts = {reason: int(await server.metric(RESTARTS, reason=reason)) for reason in expected}
     left = [
         int(await server.metric(f"vllm:num_requests_{state}")) for state in ("running", "waiting")
     ]
     errors = int(await server.metric("vllm:request_success_total", finished_reason="error"))
     health = await server.health()
     return [
-        Check("restarts are counted by their reason", counts == wanted, str(counts)),
+        Check("restarts are counted by their reason", counts == expected, str(counts)),
         Check("nothing runs or waits afterwards", left == [0, 0], f"{left[0]} and {left[1]}"),
         Check("no choice ended with an error", errors == 0, str(errors)),
         Check("the server is healthy afterwards", health.status == 200, str(health.status)),
@@ -166,22 +175,22 @@ async def _counted(server: FaultServer, kills: int) -> list[Check]:
 
 
 def _figures(
-    alone: LoadResult, disturbed: LoadResult, blows: list[Blow]
+    alone: LoadResult, disturbed: LoadResult, signals: list[SentSignal]
 ) -> tuple[dict[str, Any], list[str]]:
     times = sorted(time for reply in disturbed.replies for time in reply.chunk_times)
     lines = [f"undisturbed {alone.duration:.1f} s, disturbed {disturbed.duration:.1f} s"]
-    struck = []
-    for blow in blows:
-        pause = _pause(times, blow.at + _ON_THE_WAY)
-        what = blow.signal.name + (" while it started" if blow.starting else "")
-        lines.append(f"{what} after {blow.tokens} tokens: none came for {pause:.1f} s")
-        struck.append({"signal": what, "tokens": blow.tokens, "pause_seconds": pause})
+    pauses = []
+    for sent in signals:
+        pause = _pause(times, sent.at + _IN_TRANSIT)
+        what = sent.signal.name + (" while it started" if sent.starting else "")
+        lines.append(f"{what} after {sent.tokens} tokens: none came for {pause:.1f} s")
+        pauses.append({"signal": what, "tokens": sent.tokens, "pause_seconds": pause})
     figures = {
         "streams": len(disturbed.replies),
         "tokens": sum(reply.output_tokens for reply in disturbed.replies),
         "undisturbed_seconds": alone.duration,
         "disturbed_seconds": disturbed.duration,
-        "blows": struck,
+        "blows": pauses,
     }
     return figures, lines
 

@@ -1,8 +1,9 @@
-"""Thousands of requests with extreme numbers, beside ordinary streams that must not be affected.
+"""Sends thousands of requests with extreme numbers; ordinary streams must not be affected.
 
 Each field of each endpoint gets every value at and beyond its limits, alone and combined with
-filters, penalties, grammars, choices and log-probabilities. Each reply is a 200, or a 400 that
-names a field; no engine process ends; and the streams have the same text as without such requests.
+filters, penalties, grammars, choices and log-probabilities. The scenario checks that each reply is
+a 200 or a 400 that names a field, that no engine process ends, and that the ordinary streams have
+the same text as without such requests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.words import WORDS
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.kill import RESTARTS
 from chairlift.loadtest.faults.odd_requests import OddRequest, odd_requests
@@ -34,8 +35,8 @@ from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.server import FaultServer
 
 FAILED = "chairlift_rows_failed_total"
-# After this many faults the scenario ends early.
-_ENOUGH_FAILURES = 40
+# The scenario ends early after this many faults.
+_MAX_FAILURES = 40
 _SHOWN = 10
 _ROWS = 32
 _VOCABULARY = re.compile(r"vocabulary of ([0-9]+)")
@@ -43,10 +44,14 @@ _VOCABULARY = re.compile(r"vocabulary of ([0-9]+)")
 
 @dataclass(slots=True)
 class OddReport:
-    """The requests sent to each path, the statuses of the replies, and the faults.
+    """The results.
 
-    ``repeats`` counts complete replies of the ordinary streams, ``differing`` those whose text
-    differs from the first.
+    Attributes:
+        sent: odd requests by path.
+        statuses: their replies by status; 0: none.
+        failures: their faults.
+        repeats: replies of the ordinary streams.
+        differing: descriptions of those that failed or differ from the first.
     """
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -61,20 +66,20 @@ class OddReport:
         return self.sent.total()
 
     def add(self, request: OddRequest, status: int, text: str) -> None:
-        """Records one reply; status 0 means that there was none, and ``text`` says why."""
+        """Records one reply. Status 0 means that there was none; ``text`` is then the error."""
         self.sent[request.path] += 1
         self.statuses[status] += 1
         if (why := fault(request, status, text)) is not None:
-            asked = json.dumps(request.body)[:600]
-            self.failures.append(f"{why}: {request.path} {asked}: {status} {text[:300]}")
+            body = json.dumps(request.body)[:600]
+            self.failures.append(f"{why}: {request.path} {body}: {status} {text[:300]}")
 
 
 def fault(request: OddRequest, status: int, text: str) -> str | None:
-    """What is wrong with a reply, or None."""
+    """Describes a reply's fault; None if it has none."""
     if status == 400:
         error = _object(text).get("error", {})
-        said = f"{error.get('param')} {error.get('message')}"
-        named = [name for name in request.body if name in said]
+        refusal = f"{error.get('param')} {error.get('message')}"
+        named = [name for name in request.body if name in refusal]
         return None if named else "a 400 that names no field"
     if status != 200:
         return "neither 200 nor 400"
@@ -84,20 +89,20 @@ def fault(request: OddRequest, status: int, text: str) -> str | None:
     if request.body.get("stream"):
         lines = (line.removeprefix("data:").strip() for line in text.split("\n"))
         events = [line for line in lines if line.startswith("{")]
-    wrong = (why for event in events if (why := _wrong(event)) is not None)
-    return next(wrong, None) if events else "a stream without events"
+    faults = (why for event in events if (why := _event_fault(event)) is not None)
+    return next(faults, None) if events else "a stream without events"
 
 
-def _wrong(event: str) -> str | None:
-    """What is wrong with a reply's body or an event of a stream, or None."""
+def _event_fault(event: str) -> str | None:
+    """Describes the fault of a reply's body or of a stream's event; None if it has none."""
     try:
-        whole = _object(event)
+        reply = _object(event)
     except ValueError as error:
         return f"no JSON: {error}"
-    kind = str(whole.get("type", ""))
-    if whole.get("error") or kind in ("error", "response.failed"):
+    kind = str(reply.get("type", ""))
+    if reply.get("error") or kind in ("error", "response.failed"):
         return "an error inside of the reply"
-    choices = whole.get("choices", [])
+    choices = reply.get("choices", [])
     if any(choice.get("finish_reason") in ("error", "abort") for choice in choices):
         return "a choice that ended as error"
     return None
@@ -109,31 +114,31 @@ def _object(text: str) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} in the reply")
 
-    whole = json.loads(text, parse_constant=refuse)
-    if not isinstance(whole, dict):
+    value = json.loads(text, parse_constant=refuse)
+    if not isinstance(value, dict):
         raise ValueError("not an object")
-    return whole
+    return value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--requests", type=int, default=4000, help="odd ones (default: %(default)s)")
+    add("--requests", type=int, default=4000, help="odd requests (default: %(default)s)")
     add(
         "--minutes",
         type=float,
         default=30.0,
         help="no further request is sent after this time (default: %(default)g)",
     )
-    add("--clients", type=int, default=8, help="that send them (default: %(default)s)")
-    add("--streams", type=int, default=8, help="ordinary ones beside (default: %(default)s)")
-    add("--output-tokens", type=int, default=48, help="of each stream (default: %(default)s)")
+    add("--clients", type=int, default=8, help="odd requests in flight (default: %(default)s)")
+    add("--streams", type=int, default=8, help="ordinary streams (default: %(default)s)")
+    add("--output-tokens", type=int, default=48, help="tokens of a stream (default: %(default)s)")
     add(
         "--patience",
         type=float,
         default=120.0,
         metavar="S",
-        help="how long one answer may take (default: %(default)g)",
+        help="time limit of an odd request (default: %(default)g)",
     )
 
 
@@ -157,7 +162,7 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
         if errors := [reply.error for reply in alone if not reply.ok]:
             raise ServerError(f"a stream fails alone: {errors[0]}")
         began = time.perf_counter()
-        await _beside(
+        await _send_odd_requests(
             server.spec.base_url, client, list(zip(ordinary, alone, strict=True)), report, options
         )
         seconds = time.perf_counter() - began
@@ -192,15 +197,15 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
     return Outcome(figures, lines, checks)
 
 
-async def _beside(
+async def _send_odd_requests(
     url: str,
     client: OpenAIClient,
-    ordinary: list[tuple[Request, Reply]],
+    ordinary: list[tuple[WorkloadRequest, Reply]],
     report: OddReport,
     options: argparse.Namespace,
 ) -> None:
     """Sends the odd requests while the ordinary streams repeat."""
-    vocabulary = await _vocabulary_of(url)
+    vocabulary = await _vocabulary_size(url)
     odd = itertools.islice(odd_requests(vocabulary, _ROWS, options.seed), options.requests)
     end = time.monotonic() + options.minutes * 60
     over = asyncio.Event()
@@ -235,14 +240,14 @@ async def _send_all(
         report.add(request, status, text)
         progress.add_done()
         progress.failed = len(report.failures)
-        if time.monotonic() > end or len(report.failures) >= _ENOUGH_FAILURES:
+        if time.monotonic() > end or len(report.failures) >= _MAX_FAILURES:
             return
 
 
 async def _repeat(
     client: OpenAIClient,
     number: int,
-    request: Request,
+    request: WorkloadRequest,
     alone: Reply,
     over: asyncio.Event,
     report: OddReport,
@@ -254,12 +259,12 @@ async def _repeat(
             why = reply.error or f"{reply.text!r} for {alone.text!r}"
             report.differing.append(f"stream {number}, run {run}: {why}")
         report.repeats += 1
-        if over.is_set() or len(report.differing) >= _ENOUGH_FAILURES:
+        if over.is_set() or len(report.differing) >= _MAX_FAILURES:
             return
 
 
-def _ordinary(number: int, options: argparse.Namespace) -> Request:
-    """Sampling fields by turns: greedy, sampled, with filters, with penalties; seeded by number."""
+def _ordinary(number: int, options: argparse.Namespace) -> WorkloadRequest:
+    """Makes a stream's request: by ``number`` greedy, sampled, with filters or with penalties."""
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
         {"temperature": 0.9},
@@ -268,24 +273,24 @@ def _ordinary(number: int, options: argparse.Namespace) -> Request:
     )
     words = [WORDS[(number * 31 + step * (number + 1)) % len(WORDS)] for step in range(12)]
     body = {"seed": number, "ignore_eos": True, **kinds[number % len(kinds)]}
-    return Request(" ".join(words), len(words), options.output_tokens, body)
+    return WorkloadRequest(" ".join(words), len(words), options.output_tokens, body)
 
 
-def _salted(request: Request, salt: str) -> Request:
+def _salted(request: WorkloadRequest, salt: str) -> WorkloadRequest:
     """Adds a unique cache salt, so that nothing comes from the prefix cache."""
     body = {**request.body, "cache_salt": f"ordinary {salt}"}
-    return Request(request.prompt, request.prompt_len, request.output_len, body)
+    return WorkloadRequest(request.prompt, request.prompt_len, request.output_len, body)
 
 
-async def _vocabulary_of(url: str) -> int:
-    """The size of the model's vocabulary, from the server's refusal of a token id too large."""
+async def _vocabulary_size(url: str) -> int:
+    """The size of the model's vocabulary, which the server names when it refuses a token id."""
     async with (
         aiohttp.ClientSession(url) as http,
         http.post("/v1/completions", json={"prompt": [2**31 - 1]}) as reply,
     ):
         text = await reply.text()
     if (found := _VOCABULARY.search(text)) is None:
-        raise ServerError(f"the server does not tell the size of its vocabulary: {text[:200]}")
+        raise ServerError(f"the refusal lacks the size of the vocabulary: {text[:200]}")
     return int(found[1])
 
 

@@ -32,7 +32,9 @@ class OddRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
+class _Endpoint:
+    """An endpoint, a valid body for it, and its fields with odd values."""
+
     path: str
     base: dict[str, Any]
     fields: tuple[Odd, ...]
@@ -44,65 +46,70 @@ def odd_requests(vocabulary: int, rows: int, seed: int) -> Iterator[OddRequest]:
     All single values of all endpoints come once, in random order, before any is repeated.
 
     Args:
-        vocabulary: the model's token ids are below this.
-        rows: choices of one request that the server computes at most.
+        vocabulary: size of the model's vocabulary.
+        rows: maximum choices of one request.
+        seed: the seed of the random numbers.
     """
     draw = random.Random(seed)
-    doors = _doors(vocabulary, rows)
+    endpoints = _endpoints(vocabulary, rows)
     singles = [
-        OddRequest(door.path, {**door.base, field.name: value}, field.name if wrong else None)
-        for door in doors
-        for field in door.fields
+        OddRequest(
+            endpoint.path, {**endpoint.base, field.name: value}, field.name if wrong else None
+        )
+        for endpoint in endpoints
+        for field in endpoint.fields
         for wrong, values in ((False, field.inside), (True, field.outside))
         for value in values
     ]
     while True:
         for single in draw.sample(singles, len(singles)):
             yield single
-            yield _combined(draw, draw.choice(doors))
+            yield _combined(draw, draw.choice(endpoints))
 
 
-def _doors(vocabulary: int, rows: int) -> tuple[_Door, ...]:
-    said = [{"role": "user", "content": "hi"}]
+def _endpoints(vocabulary: int, rows: int) -> tuple[_Endpoint, ...]:
+    conversation = [{"role": "user", "content": "hi"}]
     tokens = {"max_tokens": _TOKENS}
     return (
-        _Door(
+        _Endpoint(
             "/v1/completions",
             {"prompt": "hi", **tokens},
             odd_values.completions(vocabulary, rows),
         ),
-        _Door(
+        _Endpoint(
             "/v1/chat/completions",
-            {"messages": said, "logprobs": True, **tokens},
+            {"messages": conversation, "logprobs": True, **tokens},
             odd_values.chat(vocabulary, rows),
         ),
-        _Door(
+        _Endpoint(
             "/v1/responses",
             {"input": "hi", "store": False, "max_output_tokens": _TOKENS},
             odd_values.responses(vocabulary),
         ),
-        _Door("/v1/messages", {"messages": said, **tokens}, odd_values.messages(vocabulary)),
+        _Endpoint(
+            "/v1/messages", {"messages": conversation, **tokens}, odd_values.messages(vocabulary)
+        ),
     )
 
 
-def _combined(draw: random.Random, door: _Door) -> OddRequest:
+def _combined(draw: random.Random, endpoint: _Endpoint) -> OddRequest:
     """A body with many odd values, and perhaps a grammar."""
-    body = dict(door.base)
-    for field in door.fields:
+    body = dict(endpoint.base)
+    for field in endpoint.fields:
         if field.inside and draw.random() < _PRESENT:
             body[field.name] = draw.choice(field.inside)
     # Choices times prompts must fit the server's rows and queue.
     if "min_tokens" in body:
         body["min_tokens"] = draw.choice((0, body["max_tokens"]))
     if draw.random() < _GRAMMAR:
-        body |= _grammar(draw, door.path)
+        body |= _grammar(draw, endpoint.path)
     wrong = None
-    refusing = [field for field in door.fields if field.outside]
+    refusing = [field for field in endpoint.fields if field.outside]
     if draw.random() < _REFUSED:
         field = draw.choice(refusing)
         body[field.name] = draw.choice(field.outside)
         wrong = field.name
-    return OddRequest(door.path, body, wrong)
+    return OddRequest(endpoint.path, body, wrong)
 
 
 def _grammar(draw: random.Random, path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Far more requests than fit: refusals must be quick, and running streams must continue."""
+"""Sends far more requests than fit: refusals must be quick, and running streams must continue."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import Streams, child, metric, request, until_metric
 
-# More tokens than any stream generates while it is watched.
+# More output tokens than any stream generates before the scenario ends it.
 ENDLESS = 4000
-MOST_MEDIAN_MS = 50.0
-LEAST_SHARE = 0.9
+MAX_MEDIAN_MS = 50.0
+MIN_SHARE = 0.9
 _PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """The refusals: ``seconds`` to each reply, and ``errors``, replies that were no refusal."""
+    """The seconds to each refusal, and the errors of requests that were not refused."""
 
     seconds: list[float]
     errors: list[str]
@@ -39,10 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--times",
         type=int,
         default=10,
-        help="so many times more requests than those hold (default: %(default)s)",
+        help="requests, as a multiple of rows and queue together (default: %(default)s)",
     )
-    add("--seconds", type=float, default=10.0, help="over which they come (default: %(default)g)")
-    add("--rounds", type=int, default=3, help="quiet and flooded in turn (default: %(default)s)")
+    add(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="time over which they are sent (default: %(default)g)",
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=3,
+        help="measurements without and with overload, alternately (default: %(default)s)",
+    )
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
@@ -68,9 +78,9 @@ async def _overload(url: str, options: argparse.Namespace) -> Outcome:
             async with Streams(client, options.rows, ENDLESS) as streams:
                 flooded += await _flood(client, url, streams, options, refusals)
             await until_metric(url, "vllm:num_requests_running", 0, _PATIENCE)
-        told = await metric(url, "chairlift_requests_rejected_total", reason="queue_full")
+        rejected = await metric(url, "chairlift_requests_rejected_total", reason="queue_full")
     seconds = options.seconds * options.rounds
-    return _outcome(refusals, quiet / seconds, flooded / seconds, told)
+    return _outcome(refusals, quiet / seconds, flooded / seconds, rejected)
 
 
 async def _flood(
@@ -112,7 +122,8 @@ async def _refused(client: OpenAIClient, count: int, seconds: float, refusals: R
     await asyncio.gather(*map(send, range(count)))
 
 
-def _outcome(refusals: Refusals, undisturbed: float, disturbed: float, told: float) -> Outcome:
+def _outcome(refusals: Refusals, undisturbed: float, disturbed: float, rejected: float) -> Outcome:
+    """Checks refusals and tokens per second; ``rejected`` is the server's count of refusals."""
     times = sorted(second * 1e3 for second in refusals.seconds) or [float("inf")]
     median, slowest = statistics.median(times), times[-1]
     p99 = times[min(len(times) - 1, int(len(times) * 0.99))]
@@ -120,15 +131,15 @@ def _outcome(refusals: Refusals, undisturbed: float, disturbed: float, told: flo
     count = len(refusals.seconds)
     checks = [
         Check("all are refused with 429", not refusals.errors, f"{count}; {refusals.errors[:3]}"),
-        Check("the server counts them so", told == count, f"{told:g}"),
+        Check("the server's metric counts as many", rejected == count, f"{rejected:g}"),
         Check(
-            f"refused within {MOST_MEDIAN_MS:g} ms at the median",
-            median < MOST_MEDIAN_MS,
+            f"refused within {MAX_MEDIAN_MS:g} ms at the median",
+            median < MAX_MEDIAN_MS,
             f"{median:.1f} ms, p99 {p99:.1f}, slowest {slowest:.1f}",
         ),
         Check(
-            f"the streams keep {LEAST_SHARE:g} of their throughput",
-            share >= LEAST_SHARE,
+            f"the streams keep {MIN_SHARE:g} of their throughput",
+            share >= MIN_SHARE,
             f"{share:.3f}: {disturbed:.1f} of {undisturbed:.1f} tokens/s",
         ),
     ]

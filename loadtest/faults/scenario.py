@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 
 class Check(NamedTuple):
-    """A condition that must hold, and the measurement."""
+    """A condition that must hold.
+
+    Attributes:
+        what: the condition.
+        passed: whether it holds.
+        found: the measurement.
+    """
 
     what: str
     passed: bool
@@ -19,7 +25,13 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a scenario: ``figures`` for the JSON output, ``lines`` for a reader."""
+    """The result of a scenario.
+
+    Attributes:
+        figures: the measurements for the JSON output.
+        lines: further text for a reader.
+        checks: the conditions.
+    """
 
     figures: Mapping[str, Any]
     lines: list[str]
@@ -32,9 +44,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A subcommand: ``run`` gets the model's path and the parsed flags.
+    """A subcommand.
 
-    It raises a ``LoadTestError`` if the server does not come so far that it could be tried.
+    Attributes:
+        name: its name.
+        help: one line of help.
+        add_arguments: adds its flags to a parser.
+        run: runs it with the model's path and the parsed flags; raises ``LoadTestError`` if the
+            server could not be tested.
     """
 
     name: str

@@ -37,7 +37,9 @@ class FaultServer:
     the server's only child except for its workers.
 
     Args:
-        while_starting: awaited beside the start, with the server's process there.
+        model: the model's path.
+        flags: flags of ``chairlift serve``.
+        while_starting: awaited while the server starts.
 
     Raises:
         ServerError: it did not start, or there is no /proc.
@@ -84,10 +86,10 @@ class FaultServer:
         await asyncio.to_thread(self._child.__exit__, kind, error, trace)
 
     async def other_engine(self, than: int | None = None) -> int:
-        """Waits until there is an engine process, and not that one; its id.
+        """Waits for an engine process other than ``than``; returns its id.
 
         Raises:
-            ServerError: there is none for too long.
+            ServerError: there was none within ``START_LIMIT``.
         """
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:

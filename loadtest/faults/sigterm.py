@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
     add("--streams", type=int, default=16, help="default: %(default)s")
-    add("--output-tokens", type=int, default=128, help="of each stream (default: %(default)s)")
+    add("--output-tokens", type=int, default=128, help="tokens of a stream (default: %(default)s)")
     add("--drain-timeout", type=float, default=300.0, metavar="S", help="default: %(default)g")
 
 
@@ -48,22 +48,33 @@ async def _sigterm(server: ChildServer, options: argparse.Namespace) -> Outcome:
             drained = time.perf_counter() - began
     code = await asyncio.to_thread(server.wait, _EXIT_SECONDS)
     ended = time.perf_counter() - began
-    whole = [reply for reply in replies if reply.output_tokens == options.output_tokens]
+    complete = [reply for reply in replies if reply.output_tokens == options.output_tokens]
     errors = [reply.error for reply in replies if reply.error]
-    count = f"{len(whole)} of {len(replies)}"
+    count = f"{len(complete)} of {len(replies)}"
     checks = [
-        Check("all running streams finish", len(whole) == len(replies), f"{count} {errors[:3]}"),
-        Check("nobody new is let in", refused == (503, True), f"status and Retry-After: {refused}"),
-        Check("/health tells", health == 503, str(health)),
+        Check("all running streams finish", len(complete) == len(replies), f"{count} {errors[:3]}"),
+        Check(
+            "a new request is refused", refused == (503, True), f"status and Retry-After: {refused}"
+        ),
+        Check("/health is 503 during the drain", health == 503, str(health)),
         Check("the exit code is 0", code == 0, str(code)),
     ]
-    figures = {"streams": len(replies), "whole": len(whole), "seconds": drained, "exit_code": code}
+    figures = {
+        "streams": len(replies),
+        "whole": len(complete),
+        "seconds": drained,
+        "exit_code": code,
+    }
     lines = [f"streams were done after {drained:.1f} s, the server had ended after {ended:.1f} s"]
     return Outcome(figures, lines, checks)
 
 
 async def _ask(url: str) -> tuple[tuple[int, bool], int]:
-    """The replies to a new request and to /health after the server has received the signal."""
+    """Sends a new request once /health reports the drain.
+
+    Returns:
+        The request's status and whether its reply has Retry-After, and the status of /health.
+    """
     async with aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{url}/health") as reply:

@@ -1,4 +1,4 @@
-"""Minutes of mixed load with clients that disconnect or do not read: nothing may leak."""
+"""Runs minutes of mixed load with clients that disconnect or do not read: nothing may leak."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ import uvloop
 
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.data.words import WORDS
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.faults.scenario import Check, Outcome, Scenario
 from chairlift.loadtest.faults.streams import child, drop, metric, until_metric
 from chairlift.loadtest.servers import procfs
 from chairlift.loadtest.servers.child import ChildServer
 
+# Fractions of the clients that disconnect, and that do not read their reply.
 LEAVING = 0.20
 NOT_READING = 0.05
-MOST_GROWTH = 0.02
+# Relative growth of a process's memory that is allowed over the last third.
+MAX_GROWTH = 0.02
 # Small enough to be full long before the last third, so that growth there is a leak.
 PREFIX_BYTES = 64 << 20
 SLOW_READER_SECONDS = 5.0
@@ -40,7 +42,13 @@ _UNREAD_TOKENS = 1000
 
 @dataclass(slots=True)
 class Soak:
-    """Counts of requests, and the resident bytes of each process at each sample."""
+    """The measurements.
+
+    Attributes:
+        done: requests by the client's behaviour.
+        errors: errors of requests that should have completed.
+        resident: resident bytes of each process at each sample.
+    """
 
     done: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -60,14 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="default: %(default)g")
-    add("--clients", type=int, default=24, help="at once (default: %(default)s)")
+    add("--clients", type=int, default=24, help="concurrent clients (default: %(default)s)")
     add("--rows", type=int, default=16, help="default: %(default)s")
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:
     """Loads the server and checks what is left afterwards."""
     if not procfs.available():
-        raise ServerError("this needs a /proc to see how much memory processes hold")
+        raise ServerError("this needs a /proc to read the memory of processes")
     flags = (
         *("--max-rows", str(options.rows), "--prefix-cache-bytes", str(PREFIX_BYTES)),
         *("--kv-memory", "1G", "--slow-reader-timeout", str(SLOW_READER_SECONDS)),
@@ -104,12 +112,12 @@ async def _soak(server: ChildServer, options: argparse.Namespace) -> Outcome:
         Check("no errors", not soak.errors, f"{len(soak.errors)} {soak.errors[:3]}"),
         Check("no rows are left", running == 0, f"{running:g}"),
         Check("nothing is queued", waiting == 0, f"{waiting:g}"),
-        Check("no KV is used but the prefix cache's", used == 0, f"{used:g} bytes"),
-        Check("that keeps to its limit", prefix <= PREFIX_BYTES, f"{prefix / 1e6:.1f} MB"),
-        Check("those who left were seen", left > 0, f"{left:g} of {soak.done['left']}"),
+        Check("only the prefix cache uses KV memory", used == 0, f"{used:g} bytes"),
+        Check("the prefix cache keeps its limit", prefix <= PREFIX_BYTES, f"{prefix / 1e6:.1f} MB"),
+        Check("disconnects were counted", left > 0, f"{left:g} of {soak.done['left']}"),
         Check(
-            f"memory grows by less than {MOST_GROWTH:.0%} in the last third",
-            all(part < MOST_GROWTH for part in growth.values()),
+            f"memory grows by less than {MAX_GROWTH:.0%} in the last third",
+            all(part < MAX_GROWTH for part in growth.values()),
             grown,
         ),
     ]
@@ -130,7 +138,7 @@ async def _client(
     """Sends one request after the other."""
     while time.monotonic() < end:
         prompt = draw.choice(prompts)
-        request = Request(prompt, len(prompt.split()), draw.randint(4, 64))
+        request = WorkloadRequest(prompt, len(prompt.split()), draw.randint(4, 64))
         kind = draw.random()
         if kind < NOT_READING:
             soak.done["not read"] += 1
@@ -147,7 +155,7 @@ async def _client(
                 soak.errors.append(reply.error or f"{reply.output_tokens} tokens")
 
 
-async def _do_not_read(client: OpenAIClient, request: Request) -> None:
+async def _do_not_read(client: OpenAIClient, request: WorkloadRequest) -> None:
     """Requests a long reply and keeps the connection open without reading."""
     address = urlsplit(client.base_url)
     fields = {"prompt": request.prompt, "max_tokens": _UNREAD_TOKENS, "logprobs": 20}
@@ -166,6 +174,7 @@ async def _do_not_read(client: OpenAIClient, request: Request) -> None:
 
 
 async def _sample(server: int, soak: Soak) -> None:
+    """Samples the memory of both processes, until cancelled."""
     while True:
         api, engine = procfs.without_workers(procfs.tree(server))[:2]
         for name, pid in (("API process", api), ("engine process", engine)):

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.data.words import WORDS
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.servers import peers
 from chairlift.loadtest.servers.child import ChildServer
@@ -33,43 +33,49 @@ def child(model: Path, *flags: str) -> ChildServer:
     return ChildServer(replace(spec, command=[*spec.command, *flags]), START_LIMIT)
 
 
-def request(number: int, output_tokens: int) -> Request:
+def request(number: int, output_tokens: int) -> WorkloadRequest:
     """A request whose prompt shares no prefix with another."""
     words = [WORDS[(number + step * (number + 1)) % len(WORDS)] for step in range(PROMPT_WORDS)]
-    return Request(" ".join(words), PROMPT_WORDS, output_tokens)
+    return WorkloadRequest(" ".join(words), PROMPT_WORDS, output_tokens)
 
 
 @dataclass(slots=True)
 class Streams:
-    """``count`` streams of ``output_tokens``, from the first token of each until the ``with`` ends.
+    """Streams that run during an ``async with``, which begins once each has its first token.
+
+    Attributes:
+        client: the client that sends the requests.
+        count: the number of streams.
+        output_tokens: maximum output tokens of each.
+        tokens: arrival times of all tokens, in ``time.perf_counter()`` seconds.
 
     Raises:
-        ServerError: one of them does not begin.
+        ServerError: a stream did not begin.
     """
 
     client: OpenAIClient
     count: int
     output_tokens: int
-    # Arrival times of tokens, in ``time.perf_counter()`` seconds.
+
     tokens: list[float] = field(default_factory=list)
     _tasks: list[asyncio.Task[Reply]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         begun = [asyncio.Event() for _ in range(self.count)]
 
-        def listener(event: asyncio.Event) -> None:
-            def heard(now: float) -> None:
+        def start(event: asyncio.Event) -> None:
+            def on_chunk(now: float) -> None:
                 event.set()
                 self.tokens.append(now)
 
             self._tasks.append(
                 asyncio.create_task(
-                    self.client.complete(request(len(self._tasks), self.output_tokens), heard)
+                    self.client.complete(request(len(self._tasks), self.output_tokens), on_chunk)
                 )
             )
 
         for event in begun:
-            listener(event)
+            start(event)
         try:
             async with asyncio.timeout(_FIRST_TOKEN_LIMIT):
                 await asyncio.gather(*(event.wait() for event in begun))

@@ -174,7 +174,7 @@ def _samples(name: str, replies: Sequence[Reply]) -> list[float]:
 
 
 def _span(run: BenchRun) -> tuple[float, float]:
-    """The arrival of the first request, and the seconds from it to the last reply's end."""
+    """The time of the first request's arrival, and the seconds from it to the last reply's end."""
     start = min((reply.start - reply.queue_time for reply in run.replies), default=0.0)
     return start, max((reply.end for reply in run.replies), default=0.0) - start
 

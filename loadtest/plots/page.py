@@ -137,7 +137,7 @@ def _table(runs: Sequence[BenchRun]) -> Element:
                 "not compared" if run.checks is None else "yes" if run.checked else "no",
             )
         )
-    note = "Latencies in milliseconds, of whole replies whose clients read as they came."
+    note = "Latencies in milliseconds, of complete replies without slow readers."
     return _wide(note, _HEAD, rows)
 
 

@@ -28,11 +28,17 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How to start a server on ``port`` of the loopback interface, and how to use it.
+    """Describes how to start a server on the loopback interface, and how to use it.
 
-    ``model`` is the name for requests; None means the server's first one. ``body`` is added to
-    every request and makes replies run to full length, as ``notes`` explain. ``min_tokens`` says
-    that the server also supports that field.
+    Attributes:
+        name: its name in reports.
+        command: the command that starts it.
+        port: its port.
+        model: the model's name in requests; None: the first one that the server lists.
+        body: fields for every request, which make replies run to full length.
+        env: additional environment variables.
+        notes: remarks for the report.
+        min_tokens: whether the server supports this field.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: writes a model without work.
+"""``python -m chairlift.loadtest.servers.null_model DIR STEP_MS``: writes the null model.
+
+The null model has almost no work in a step, so that everything around the model can be measured.
 
 The server loads the folder like any other model, with ``--trust-remote-code``.
 """
@@ -21,7 +23,7 @@ from chairlift.loadtest.servers import null_code
 from chairlift.loadtest.shapes import random_model
 
 _SPECIALS = ("<|end|>", "<|unknown|>")
-# One narrow layer: the cost of a step is only the overhead of its few operations.
+# One layer of width 8: a step costs only the overhead of its few operations.
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "model_file": "null_code.py",

@@ -1,8 +1,8 @@
-"""``python -m chairlift.scheduler.simulate``: the scheduler on a machine that does not exist.
+"""Simulates the scheduler on a machine that is described by numbers.
 
-Serves requests of a trace, or out of a seed, on a clock of its own, and prints who waited how long,
-the gaps between tokens, fairness, padding, and what was used of the limits. What is printed depends
-on the flags alone, not on how fast this machine is.
+It serves the requests of a trace, or requests generated from a seed, on a simulated clock, and
+prints waiting times, gaps between tokens, fairness, padding and the use of each limit. The report
+depends only on the flags, not on the speed of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.simulate.machine import MACHINES, factors
 from chairlift.scheduler.simulate.report import figures, text
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request, TraceError, read_trace
+from chairlift.scheduler.simulate.trace import TraceError, TraceRequest, read_trace
 from chairlift.scheduler.simulate.traffic import Traffic
 
 DEFAULTS = Traffic(requests=10_000, rate=10.0)
@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines or CSV: ours, Azure's or Mooncake's"
     )
-    load.add_argument("--requests", type=int, help=f"default {DEFAULTS.requests}; of a trace: all")
+    load.add_argument(
+        "--requests", type=int, help=f"default {DEFAULTS.requests}; with --trace: all"
+    )
     load.add_argument("--rate", type=float, default=DEFAULTS.rate, help="requests a second")
     load.add_argument(
         "--burstiness", type=float, default=DEFAULTS.burstiness, help="1 is Poisson, less burstier"
@@ -96,7 +98,7 @@ def _limits(options: argparse.Namespace) -> Limits:
     return replace(limits, step_seconds=options.max_step_ms / 1e3, max_step_stretch=0.0)
 
 
-def _requests(options: argparse.Namespace) -> Iterable[Request]:
+def _requests(options: argparse.Namespace) -> Iterable[TraceRequest]:
     if options.requests is not None and options.requests < 1:
         raise ValueError(f"requests must be above 0, not {options.requests}")
     if options.trace:
@@ -112,7 +114,7 @@ def _requests(options: argparse.Namespace) -> Iterable[Request]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulates and prints the report; 2 if the flags or the trace make no sense."""
+    """Simulates and prints the report. Returns 2 if the flags or the trace are not valid."""
     options = _parser().parse_args(arguments)
     try:
         limits = _limits(options)
@@ -122,10 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
     simulation = Simulation(limits, MACHINES[options.machine].cost, noise)
-    known = options.requests if options.trace else options.requests or DEFAULTS.requests
+    total = options.requests if options.trace else options.requests or DEFAULTS.requests
     began = time.monotonic()
     try:
-        with tqdm(total=known, unit=" requests", smoothing=0.05, mininterval=1.0) as progress:
+        with tqdm(total=total, unit=" requests", smoothing=0.05, mininterval=1.0) as progress:
             for done in simulation.run(requests):
                 if done:
                     progress.update(done)

@@ -1,4 +1,4 @@
-"""Machines to simulate: what a step takes there, and what a model's caches take."""
+"""Machines to simulate: the time of a step and the limits of the engine on each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from chairlift.scheduler.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step as such, and of each thing that ``Work`` counts in it."""
+    """A linear model of a step's time, in seconds.
+
+    Attributes:
+        step: the constant part of each step.
+        row: per row.
+        context: per token of context that rows attend to.
+        token: per prompt token.
+        pair: per pair of a prompt token and a token that it attends to.
+        prompt: per prompt.
+    """
 
     step: float
     row: float
@@ -24,7 +33,7 @@ class StepCost:
     prompt: float = 0.0
 
     def seconds(self, work: Work) -> float:
-        """What a step of this work takes."""
+        """Seconds of a step with this work."""
         return (
             self.step
             + self.row * work.rows
@@ -34,8 +43,14 @@ class StepCost:
             + self.prompt * work.prompts
         )
 
-    def alone(self, prompt: int, output: int, chunk: int) -> float:
-        """What a request takes that has the machine for itself, its prompt cut into chunks."""
+    def seconds_alone(self, prompt: int, output: int, chunk: int) -> float:
+        """Seconds of a request that has the machine to itself.
+
+        Args:
+            prompt: prompt tokens.
+            output: output tokens.
+            chunk: prompt tokens of a step.
+        """
         prompt_work = Work().with_chunk(0, prompt)
         prefill = self.seconds(prompt_work) + (self.step + self.prompt) * ((prompt - 1) // chunk)
         steps = output - 1
@@ -45,17 +60,17 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What steps cost on a machine with a model, and the limits that the engine has there."""
+    """The cost of steps on a machine with a certain model, and the engine's limits there."""
 
     cost: StepCost
     limits: Limits
 
 
 def factors(noise: float, seed: int) -> Iterator[float]:
-    """By what steps take longer or shorter: 1 ± ``noise``, without an end.
+    """Yields random factors for step times, uniform in 1 ± ``noise``, without end.
 
     Raises:
-        ValueError: some would take no time.
+        ValueError: ``noise`` is negative, or 1 or more.
     """
     if not 0 <= noise < 1:
         raise ValueError(f"noise must be at least 0 and below 1, not {noise:g}")
@@ -64,15 +79,15 @@ def factors(noise: float, seed: int) -> Iterator[float]:
 
 
 def _layers(count: int, size: int) -> KVGeometry:
-    """So many layers of full attention, and the bytes that a token takes in each."""
+    """The geometry of ``count`` full-attention layers with ``size`` bytes a token in each."""
     return KVGeometry(count * size, layer_bytes={None: size})
 
 
-# The costs are fitted by hand to docs/explanation/performance.md, the limits are the engine's.
+# The costs are fitted by hand to docs/explanation/performance.md; the limits are the engine's.
 MACHINES = {
     # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 32, 64 and 256 rows at a
-    # context of 512 take 5.7, 7.6, 8.2 and 15.7 ms, 650 prompt tokens beside 220 rows 30 ms. What
-    # a pair costs is reckoned: four times 4096 operations a layer at 400 TFLOP/s.
+    # context of 512 take 5.7, 7.6, 8.2 and 15.7 ms, 650 prompt tokens beside 220 rows 30 ms. The
+    # cost of a pair is computed: 4 * 4096 operations a layer at 400 TFLOP/s.
     "h200-qwen3-8b": Machine(
         StepCost(step=5.6e-3, row=14e-6, context=50e-9, token=24e-6, pair=1.5e-9),
         Limits(
@@ -89,9 +104,9 @@ MACHINES = {
             band_bytes=1 << 30,
         ),
     ),
-    # SmolLM2-135M in float32, its weights in bfloat16 for few tokens: 30 layers, 3 key heads of 64.
-    # A row takes 26 ms a step, 16 rows of 130 tokens 57, of which attention 9; 500 prompt tokens
-    # beside them 555, of which attention 45.
+    # SmolLM2-135M in float32, with bfloat16 weights for small batches: 30 layers, 3 key heads of
+    # 64. A step takes 26 ms for one row, 57 ms for 16 rows of 130 tokens (attention 9 ms), and
+    # 555 ms for these rows and 500 prompt tokens (attention 45 ms).
     "cpu-smollm2-135m": Machine(
         StepCost(step=24e-3, row=1.5e-3, context=4.3e-6, token=0.91e-3, pair=1.8e-6),
         Limits(

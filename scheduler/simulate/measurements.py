@@ -1,4 +1,4 @@
-"""What a simulation writes down as it goes."""
+"""The measurements that a simulation records."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from typing import NamedTuple
 
 from chairlift.scheduler.scheduler import Plan
 
-# Virtual time over which what steps come to is added up.
+# The sums of steps are kept for slices of this much simulated time.
 SLICE_SECONDS = 60.0
 MICROSECONDS = 1e6
 
 
 class Served(NamedTuple):
-    """A request that has ended. Times are in seconds: from its ``arrival`` ``queue`` until it is
-    first scheduled, ``ttft`` until its first token, ``total`` until its last; ``alone`` is the
-    total that it would take with the machine to itself.
+    """A request that has ended. Times are in seconds.
+
+    Attributes:
+        user: the user that sent it.
+        priority: its class.
+        prompt_tokens: length of its prompt.
+        output_tokens: length of its output.
+        arrival: when it arrived.
+        queue: from arrival until it was first scheduled.
+        ttft: from arrival to its first token.
+        total: from arrival to its last token.
+        alone: the total if it had the machine to itself.
     """
 
     user: str
@@ -32,64 +41,81 @@ class Served(NamedTuple):
 
 @dataclass(slots=True)
 class Slice:
-    """Sums over the steps that began within some time.
+    """Sums over the steps that began in one slice of time.
 
-    ``row_seconds`` and ``waiting_seconds`` are rows and waiting sequences times how long the steps
-    took, ``held`` and ``padded`` columns of the decode batch in each step.
+    Attributes:
+        seconds: duration of the steps.
+        row_seconds: rows times the duration of each step.
+        waiting_seconds: waiting sequences times the duration of each step.
+        columns: columns of the decode batch's rows in each step.
+        padding: the part of them without a token.
+        prefill_tokens: prompt tokens.
+        decode_tokens: output tokens.
+        preemptions: preempted sequences.
     """
 
     seconds: float = 0.0
     row_seconds: float = 0.0
     waiting_seconds: float = 0.0
-    held: int = 0
-    padded: int = 0
+    columns: int = 0
+    padding: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     preemptions: int = 0
 
     def add(self, other: Slice) -> None:
-        """Adds another one's sums."""
+        """Adds the sums of another slice."""
         for name in Slice.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(slots=True)
 class Measurements:
-    """Of a whole run, which took ``seconds``. ``gaps`` counts tokens by the time since the one
-    before, in microseconds; ``slices`` are by their number from the beginning.
+    """The measurements of one run.
+
+    Attributes:
+        submitted: accepted requests.
+        refused: requests that can never fit.
+        steps: steps so far.
+        seconds: duration of the run.
+        max_rows: the most rows of any step.
+        max_waiting: the most waiting sequences at any step.
+        served: the requests that have ended.
+        gaps: the number of tokens by the time since the token before, in microseconds.
+        slices: sums over time; the key is the number of the slice from the beginning.
     """
 
     submitted: int = 0
     refused: int = 0
     steps: int = 0
     seconds: float = 0.0
-    most_rows: int = 0
-    most_waiting: int = 0
+    max_rows: int = 0
+    max_waiting: int = 0
     served: list[Served] = field(default_factory=list)
     gaps: Counter[int] = field(default_factory=Counter)
     slices: dict[int, Slice] = field(default_factory=dict)
 
     def add_gaps(self, seconds: float, tokens: int) -> None:
-        """So many tokens came ``seconds`` after the one before of the same row."""
+        """Counts tokens that came ``seconds`` after the token before in the same row."""
         if tokens:
             self.gaps[round(seconds * MICROSECONDS)] += tokens
 
     def add_step(self, clock: float, seconds: float, plan: Plan, waiting: int) -> None:
-        """A step was launched at ``clock``, while so many sequences wait."""
+        """Counts a step that was launched at ``clock`` while ``waiting`` sequences waited."""
         number = int(clock // SLICE_SECONDS)
         part = self.slices.get(number)
         if part is None:
             part = self.slices[number] = Slice()
         rows = len(plan.decode)
-        held = sum(plan.capacities[band].columns for band in plan.decode.values())
+        columns = sum(plan.capacities[band].columns for band in plan.decode.values())
         part.seconds += seconds
         part.row_seconds += rows * seconds
         part.waiting_seconds += waiting * seconds
-        part.held += held
-        part.padded += held - plan.work.context
+        part.columns += columns
+        part.padding += columns - plan.work.context
         part.prefill_tokens += plan.prefill_tokens
         part.decode_tokens += rows
         part.preemptions += len(plan.preempted)
         self.steps += 1
-        self.most_rows = max(self.most_rows, rows)
-        self.most_waiting = max(self.most_waiting, waiting)
+        self.max_rows = max(self.max_rows, rows)
+        self.max_waiting = max(self.max_waiting, waiting)

@@ -1,4 +1,4 @@
-"""What a simulation comes to: figures by name, and as text."""
+"""Reports a simulation's results: as figures by name, and as text."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from chairlift.scheduler.simulate.measurements import (
 )
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-# Rows of the table that shows how the run went on.
+# Rows of the table that shows the run over time.
 PARTS = 10
 
 
 def figures(measurements: Measurements, budget: Budget) -> dict[str, Any]:
-    """Everything that is reported, the same for the same run. Times are in seconds.
+    """All figures of the report; deterministic. Times are in seconds.
 
-    Quantiles are the least value that so many are not above. ``slowdown`` is a request's time from
-    arrival to end divided by what it would take alone; ``jain_index`` is over users and the share
-    of that speed which they got: 1 if all got the same, 1/users if one got everything.
+    Quantiles are nearest-rank. ``slowdown`` is a request's time from arrival to end divided by its
+    time alone on the machine. ``jain_index`` measures fairness over users, by the share of that
+    speed which each got: 1 if all got the same, 1/users if one got everything.
     """
     served, limits = measurements.served, budget.limits
-    whole = _sum(measurements.slices.values())
+    total = _sum(measurements.slices.values())
     output = sum(request.output_tokens for request in served)
     seconds = measurements.seconds
     return {
@@ -42,18 +42,18 @@ def figures(measurements: Measurements, budget: Budget) -> dict[str, Any]:
         "requests_per_s": _ratio(len(served), seconds),
         "output_tokens": output,
         "output_tokens_per_s": _ratio(output, seconds),
-        "prefill_tokens_per_s": _ratio(whole.prefill_tokens, seconds),
-        "busy": _ratio(whole.seconds, seconds),
+        "prefill_tokens_per_s": _ratio(total.prefill_tokens, seconds),
+        "busy": _ratio(total.seconds, seconds),
         "gap": _quantiles({us / MICROSECONDS: n for us, n in measurements.gaps.items()}),
         "groups": _groups(served),
         "users": len({request.user for request in served}),
         "jain_index": _jain(served),
-        "preemptions": whole.preemptions,
-        "padding_ratio": _ratio(whole.padded, whole.held),
-        "rows": {"mean": _ratio(whole.row_seconds, seconds), "max": measurements.most_rows},
+        "preemptions": total.preemptions,
+        "padding_ratio": _ratio(total.padding, total.columns),
+        "rows": {"mean": _ratio(total.row_seconds, seconds), "max": measurements.max_rows},
         "waiting": {
-            "mean": _ratio(whole.waiting_seconds, seconds),
-            "max": measurements.most_waiting,
+            "mean": _ratio(total.waiting_seconds, seconds),
+            "max": measurements.max_waiting,
         },
         "budget": {
             "rows": {"most": budget.rows, "limit": limits.max_rows},
@@ -65,7 +65,7 @@ def figures(measurements: Measurements, budget: Budget) -> dict[str, Any]:
 
 
 def _groups(served: Seq[Served]) -> list[dict[str, Any]]:
-    """Of all, of each priority, and of each quarter by the length of the prompts."""
+    """Waiting times of all requests, of each priority, and of each quartile of prompt lengths."""
     groups = {"all": served}
     for priority in sorted({request.priority for request in served}):
         groups[f"priority {priority}"] = [r for r in served if r.priority == priority]
@@ -88,7 +88,7 @@ def _groups(served: Seq[Served]) -> list[dict[str, Any]]:
 
 
 def _jain(served: Iterable[Served]) -> float:
-    """Jain's index: the square of the sum by the sum of the squares, over users."""
+    """Jain's index over users: the squared sum divided by the number times the sum of squares."""
     alone: defaultdict[str, float] = defaultdict(float)
     total: defaultdict[str, float] = defaultdict(float)
     for request in served:
@@ -99,7 +99,7 @@ def _jain(served: Iterable[Served]) -> float:
 
 
 def _parts(measurements: Measurements) -> list[dict[str, float]]:
-    """How the run went on, in ten parts or fewer."""
+    """The figures over time, in at most ``PARTS`` parts."""
     last = max(measurements.slices, default=-1)
     width = -(-(last + 1) // PARTS)
     parts = []
@@ -114,7 +114,7 @@ def _parts(measurements: Measurements) -> list[dict[str, float]]:
                 "busy": part.seconds / lasted,
                 "rows": part.row_seconds / lasted,
                 "waiting": part.waiting_seconds / lasted,
-                "padding_ratio": _ratio(part.padded, part.held),
+                "padding_ratio": _ratio(part.padding, part.columns),
                 "prefill_tokens_per_s": part.prefill_tokens / lasted,
                 "decode_tokens_per_s": part.decode_tokens / lasted,
                 "preemptions": part.preemptions,
@@ -123,19 +123,19 @@ def _parts(measurements: Measurements) -> list[dict[str, float]]:
     return parts
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 def _sum(slices: Iterable[Slice]) -> Slice:
-    whole = Slice()
+    total = Slice()
     for part in slices:
-        whole.add(part)
-    return whole
+        total.add(part)
+    return total
 
 
 def _quantiles(counts: Mapping[float, int]) -> dict[str, float]:
-    """By name, of values that occur so many times; empty if there are none."""
+    """``QUANTILES`` of values, given as the count of each value; empty without values."""
     total = sum(counts.values())
     ranks = {name: math.ceil(quantile * total) for name, quantile in QUANTILES.items()}
     found: dict[str, float] = {}
@@ -149,7 +149,7 @@ def _quantiles(counts: Mapping[float, int]) -> dict[str, float]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The figures for people to read."""
+    """The figures as text for people."""
     return "\n".join([*_summary(report), "", *_waits(report), "", *_course(report)])
 
 

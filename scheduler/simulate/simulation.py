@@ -1,7 +1,7 @@
-"""The engine's steps on a clock of their own: the real scheduler, and no model.
+"""Runs the engine's step loop with the real scheduler on a simulated clock, without a model.
 
-As in ``engine/core/core.py`` a step is planned while the one before runs, whose tokens are read
-once the next is launched. How long a step takes, a cost line says instead of a device.
+As in ``engine/core/core.py``, a step is planned while the one before runs, and its tokens are read
+after the next step is launched. A ``StepCost`` says how long each step takes.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from itertools import repeat
 
 from chairlift.cache.capacity import Capacity
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_WORK, NOTHING, Plan, Scheduler
+from chairlift.scheduler.scheduler import NO_CAPACITY, NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.budget import Budget
 from chairlift.scheduler.simulate.machine import StepCost
 from chairlift.scheduler.simulate.measurements import Measurements, Served
-from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.trace import TraceRequest
 
-# What every prompt and every output consists of: the scheduler minds lengths only.
+# Every prompt and output consists of this token: only lengths matter to the scheduler.
 TOKEN = 0
 
 
 @dataclass(slots=True)
 class RunningStep:
-    """A step that was launched, and the seconds that it takes."""
+    """A launched step and its duration in seconds."""
 
     plan: Plan = field(default_factory=Plan)
     seconds: float = 0.0
 
 
 class Simulation:
-    """Serves requests by a scheduler, and sees in every step that it keeps to its limits.
+    """Serves requests with a scheduler, and checks in every step that it keeps its limits.
 
     Args:
-        cost: what steps take; the scheduler is not told, but learns it.
-        factors: by what each step takes longer than that.
+        limits: the scheduler's limits.
+        cost: the time of steps. The scheduler does not get it, but learns from the steps.
+        factors: a factor for the time of each step; None: 1.
     """
 
     def __init__(
@@ -50,40 +51,40 @@ class Simulation:
         self._cost = cost
         self._factors = iter(repeat(1.0) if factors is None else factors)
         self._longest = limits.max_context
-        self._capacities: tuple[Capacity, ...] = (NOTHING,) * limits.bands
+        self._capacities: tuple[Capacity, ...] = (NO_CAPACITY,) * limits.bands
         self._running = RunningStep()
-        self._requests: dict[Sequence, Request] = {}
-        # Of each of them, how many tokens it has when it ends.
-        self._ends: dict[Sequence, int] = {}
+        self._requests: dict[Sequence, TraceRequest] = {}
+        # The tokens, prompt and output, at which each sequence ends.
+        self._total_tokens: dict[Sequence, int] = {}
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to compute."""
+        """Whether nothing is left to compute."""
         return not self._requests and not self._running.seconds
 
-    def run(self, requests: Iterable[Request]) -> Iterator[int]:
-        """Serves requests, which are in the order in which they arrive.
+    def run(self, requests: Iterable[TraceRequest]) -> Iterator[int]:
+        """Serves requests, which must be in order of arrival.
 
         Yields:
             After each step, how many requests have ended or were refused since the one before.
 
         Raises:
-            AssertionError: the scheduler went beyond its limits.
+            AssertionError: the scheduler exceeded a limit.
         """
         arrivals = iter(requests)
-        coming = next(arrivals, None)
-        while coming or not self.idle:
+        upcoming = next(arrivals, None)
+        while upcoming or not self.idle:
             done = 0
-            if coming and self.idle:
-                self.clock = max(self.clock, coming.arrival)
-            while coming and coming.arrival <= self.clock:
-                done += not self.submit(coming)
-                coming = next(arrivals, None)
+            if upcoming and self.idle:
+                self.clock = max(self.clock, upcoming.arrival)
+            while upcoming and upcoming.arrival <= self.clock:
+                done += not self.submit(upcoming)
+                upcoming = next(arrivals, None)
             yield done + self.step()
         self.measurements.seconds = self.clock
 
-    def submit(self, request: Request) -> bool:
-        """Queues a request; whether it can ever fit."""
+    def submit(self, request: TraceRequest) -> bool:
+        """Queues a request. Returns False if it can never fit."""
         if request.prompt_tokens + request.max_tokens > self._longest:
             self.measurements.refused += 1
             return False
@@ -96,23 +97,23 @@ class Simulation:
             priority=request.priority,
         )
         self._requests[sequence] = request
-        self._ends[sequence] = request.prompt_tokens + request.output_tokens
+        self._total_tokens[sequence] = request.prompt_tokens + request.output_tokens
         self.scheduler.add(sequence)
         return True
 
     def step(self) -> int:
-        """Plans and launches a step, and reads the one before; how many requests that ended."""
+        """Plans and launches a step, and reads the one before. Returns how many requests ended."""
         plan = self.scheduler.plan(self._capacities)
         for sequence in plan.cached:
             if sequence.scheduled_at is None:
                 sequence.scheduled_at = self.clock
         self._wait()
         self.budget.launch(plan)
-        taken_out = [sequence for sequence in plan.preempted if sequence.in_flight]
+        preempted = [sequence for sequence in plan.preempted if sequence.in_flight]
         self.scheduler.commit(plan)
         self._capacities = plan.capacities
         ended = self._read(self._running)
-        for sequence in taken_out:
+        for sequence in preempted:
             sequence.last_token_at = self.clock
         self._running = RunningStep(plan, self._seconds(plan))
         waiting = len(self.scheduler.waiting)
@@ -120,7 +121,7 @@ class Simulation:
         return ended
 
     def _wait(self) -> None:
-        """Until the running step is there. The scheduler learns what it took."""
+        """Moves the clock to the end of the running step; the scheduler learns its duration."""
         self.clock += self._running.seconds
         if self._running.seconds:
             self.scheduler.learn(self._running.plan.work, self._running.seconds)
@@ -131,16 +132,16 @@ class Simulation:
         return self._cost.seconds(plan.work) * next(self._factors)
 
     def _read(self, step: RunningStep) -> int:
-        """Each row of a step that has run gains its token; how many requests end with theirs."""
-        token, ends = self.scheduler.token, self._ends
+        """Reads the tokens of a step that has run. Returns how many requests ended."""
+        token, total_tokens = self.scheduler.token, self._total_tokens
         ended, read = [], 0
         for sequence in step.plan.decode:
             if not sequence.finished:
                 read += 1
                 token(sequence, TOKEN)
-                if len(sequence.tokens) == ends[sequence]:
+                if len(sequence.tokens) == total_tokens[sequence]:
                     ended.append(sequence)
-        # Whoever is in ``decode`` gained a token in the step before as well.
+        # A sequence in ``decode`` gained a token in the step before as well.
         self.measurements.add_gaps(step.seconds, read)
         for sequence in step.plan.joins:
             token(sequence, TOKEN)
@@ -148,7 +149,7 @@ class Simulation:
                 sequence.first_token_at = self.clock
             elif sequence.last_token_at is not None:
                 self.measurements.add_gaps(self.clock - sequence.last_token_at, 1)
-            if len(sequence.tokens) == ends[sequence]:
+            if len(sequence.tokens) == total_tokens[sequence]:
                 ended.append(sequence)
         for sequence in ended:
             self._finish(sequence)
@@ -156,13 +157,13 @@ class Simulation:
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
-        del self._ends[sequence]
+        del self._total_tokens[sequence]
         request = self._requests.pop(sequence)
         assert sequence.scheduled_at is not None
         assert sequence.first_token_at is not None
-        # Alone a prompt is cut by tokens only.
+        # Without other rows only the limit of tokens cuts a prompt into chunks.
         chunk = self.scheduler.limits.max_step_tokens
-        alone = self._cost.alone(request.prompt_tokens, request.output_tokens, chunk)
+        alone = self._cost.seconds_alone(request.prompt_tokens, request.output_tokens, chunk)
         self.measurements.served.append(
             Served(
                 request.user,

@@ -1,4 +1,4 @@
-"""Requests as a trace has them: when they arrive, and how long they are."""
+"""Reads traces: the arrival times and lengths of requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ T = TypeVar("T", int, float)
 
 
 class TraceError(ValueError):
-    """A file is no trace; the text has the file and the line."""
+    """A file is not a valid trace; the text has the file and the line."""
 
 
-class Request(NamedTuple):
-    """``arrival`` is in seconds from the beginning, lengths are in tokens.
+class TraceRequest(NamedTuple):
+    """A request of a trace.
 
-    The model ends its output after ``output_tokens``; up to ``max_tokens`` were asked for. Of
-    ``priority`` the lower is the more urgent. ``user`` is whoever fairness is owed to.
+    Attributes:
+        arrival: seconds since the first request.
+        prompt_tokens: length of the prompt.
+        output_tokens: tokens after which the model ends the output.
+        max_tokens: maximum output tokens that were requested.
+        user: the user that sent it; fairness is measured over users.
+        priority: its class; lower is more urgent.
     """
 
     arrival: float
@@ -34,7 +39,7 @@ class Request(NamedTuple):
 
 
 class TraceFormat(NamedTuple):
-    """The columns that a kind of trace has, and how many seconds its time column tells."""
+    """The columns of a kind of trace, and a function that converts its times to seconds."""
 
     time: str
     prompt: str
@@ -43,7 +48,7 @@ class TraceFormat(NamedTuple):
 
 
 def _timestamp(value: Any) -> float:
-    """Seconds of a date and time; of its fractions of a second six digits count."""
+    """Converts a date and time to seconds, exact to six digits of a second's fraction."""
     date, _, fraction = str(value).partition(".")
     digits = fraction[: next((i for i, c in enumerate(fraction) if not c.isdigit()), None)]
     zone = fraction[len(digits) :]
@@ -51,25 +56,24 @@ def _timestamp(value: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-# What the column of arrivals is called tells the formats apart.
+# The name of the column of arrivals tells the formats apart.
 FORMATS = (
-    # Our own, which alone knows ``max_tokens``, ``user`` and ``priority``.
+    # Our own format; only it has ``max_tokens``, ``user`` and ``priority``.
     TraceFormat("arrival", "prompt_tokens", "output_tokens", float),
-    # Mooncake's, in milliseconds. Its ``hash_ids``, who shares a prefix with whom, are not used.
+    # Mooncake's, in milliseconds. Its ``hash_ids`` (shared prefixes) are not used.
     TraceFormat("timestamp", "input_length", "output_length", lambda value: float(value) / 1e3),
     # Azure's LLM inference traces.
     TraceFormat("TIMESTAMP", "ContextTokens", "GeneratedTokens", _timestamp),
 )
 
 
-def read_trace(path: Path) -> Iterator[Request]:
-    """The requests of a file of JSON lines, or of CSV with a header, in one of ``FORMATS``.
+def read_trace(path: Path) -> Iterator[TraceRequest]:
+    """Yields the requests of a file of JSON lines, or of CSV with a header, in a known format.
 
-    The first one arrives at 0. The file is read as it is needed.
+    The first request arrives at 0. The file is read lazily.
 
     Raises:
-        TraceError: a line that makes no sense, with its number, or one that arrives before the one
-            above it.
+        TraceError: a line is not valid, or arrives before the line above it.
         OSError: the file cannot be read.
     """
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -87,7 +91,7 @@ def read_trace(path: Path) -> Iterator[Request]:
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Rows by column, and the numbers of their lines; empty lines are passed over."""
+    """Yields the number of each line and its values by column; skips empty lines."""
     first = file.readline()
     lines = chain([first], file)
     if not first.lstrip().startswith("{"):
@@ -109,19 +113,20 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield number, row
 
 
-def _request(row: Mapping[str, Any]) -> Request:
+def _request(row: Mapping[str, Any]) -> TraceRequest:
     kind = next((kind for kind in FORMATS if kind.time in row), None)
     if kind is None:
         known = ", ".join(kind.time for kind in FORMATS)
         raise ValueError(f"no column of arrivals, which would be one of {known}")
     output = _count(row, kind.output)
-    most = _count(row, "max_tokens") if row.get("max_tokens") else output
-    if most < output:
-        raise ValueError(f"output of {output} tokens, but max_tokens is {most}")
+    max_tokens = _count(row, "max_tokens") if row.get("max_tokens") else output
+    if max_tokens < output:
+        raise ValueError(f"output of {output} tokens, but max_tokens is {max_tokens}")
     prompt = _count(row, kind.prompt)
     arrival = _value(row, kind.time, kind.seconds, "a time")
     priority = _value(row, "priority", int, "a whole number") if row.get("priority") else 0
-    return Request(arrival, prompt, output, most, str(row.get("user") or ""), priority)
+    user = str(row.get("user") or "")
+    return TraceRequest(arrival, prompt, output, max_tokens, user, priority)
 
 
 def _value(row: Mapping[str, Any], column: str, read: Callable[[Any], T], what: str) -> T:
@@ -135,10 +140,10 @@ def _value(row: Mapping[str, Any], column: str, read: Callable[[Any], T], what: 
 
 
 def _count(row: Mapping[str, Any], column: str) -> int:
-    """A number of tokens.
+    """Reads a number of tokens.
 
     Raises:
-        ValueError: the column is missing, or has none.
+        ValueError: the column is missing, or is not a whole number above 0.
     """
     value = row.get(column)
     if value is None:

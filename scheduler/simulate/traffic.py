@@ -1,4 +1,4 @@
-"""Requests out of a seed: arrivals in bursts, lengths of which few are very long, busy users."""
+"""Generates requests from a seed: bursty arrivals, long-tailed lengths, some users very active."""
 
 from __future__ import annotations
 
@@ -8,32 +8,43 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens, log-normal: half of them are below ``median``, 16 % above ``median * e**sigma``."""
+    """A log-normal distribution of lengths, cut off at ``max_tokens``.
+
+    Half of the lengths are below ``median``, 16 % above ``median * e**sigma``.
+    """
 
     median: float
     sigma: float
-    most: int
+    max_tokens: int
 
     def draw(self, rng: random.Random) -> int:
-        """One length, of 1 to ``most`` tokens."""
-        return max(1, min(self.most, round(self.median * math.exp(rng.gauss(0.0, self.sigma)))))
+        """Draws a length from 1 to ``max_tokens`` tokens."""
+        length = round(self.median * math.exp(rng.gauss(0.0, self.sigma)))
+        return max(1, min(self.max_tokens, length))
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """``requests`` arrive at ``rate`` a second on average.
+    """The parameters of generated requests.
 
-    The gaps between them are a gamma process as in ``chairlift bench``: ``burstiness`` 1 is
-    Poisson, below is burstier. The n-th of the ``users`` asks an n-th as often as the first.
-    ``priorities`` has the share of the requests that are of each priority.
+    Args:
+        requests: the number of requests.
+        rate: requests a second, on average.
+        burstiness: shape of the gamma process of arrivals, as in ``chairlift bench``: 1 is
+            Poisson, less is burstier.
+        users: the number of users; the n-th sends 1/n as many requests as the first.
+        priorities: the share of requests of each priority.
+        prompts: prompt lengths.
+        outputs: output lengths.
+        seed: the seed of the random numbers.
 
     Raises:
-        ValueError: a number that makes no sense, in the words of the command line.
+        ValueError: a number is not valid; the text names the command's flag.
     """
 
     requests: int
@@ -53,8 +64,8 @@ class Traffic:
         if not all(0 <= share < math.inf for share in shares) or not 0 < sum(shares) < math.inf:
             raise ValueError(f"shares of priorities must not be below 0, or all 0: {shares}")
 
-    def draw(self) -> Iterator[Request]:
-        """The requests, the same for the same numbers."""
+    def draw(self) -> Iterator[TraceRequest]:
+        """Yields the requests; the same for the same parameters."""
         rng = random.Random(self.seed)
         names = [f"user-{number}" for number in range(self.users)]
         weights = list(accumulate(1 / (number + 1) for number in range(self.users)))
@@ -65,8 +76,9 @@ class Traffic:
         for _ in range(self.requests):
             arrival += rng.gammavariate(self.burstiness, scale)
             output = self.outputs.draw(rng)
-            # People ask for a round number, and the model ends before.
-            most = 1 << (output - 1).bit_length()
+            # Clients set a round maximum, and the model ends before it.
+            max_tokens = 1 << (output - 1).bit_length()
             (user,) = rng.choices(names, cum_weights=weights)
             (priority,) = rng.choices(classes, cum_weights=shares)
-            yield Request(arrival, self.prompts.draw(rng), output, most, user, priority)
+            prompt = self.prompts.draw(rng)
+            yield TraceRequest(arrival, prompt, output, max_tokens, user, priority)

@@ -1,4 +1,4 @@
-"""Attention in chunks: what a query sees, and llama4's rows against mlx-lm's own caches."""
+"""Chunked attention: which tokens a query sees, and llama4's rows against mlx-lm's caches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from conformance.values import VOCAB
 from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 from support.engine.bench import Bench
-from support.engine.kv import _tokens_to_kv
-from support.engine.llama4 import CHUNK, CHUNKED, _llama4
+from support.engine.kv import tokens_to_kv
+from support.engine.llama4 import CHUNK, CHUNKED, tiny_llama4
 from support.engine.reference import solo_tokens
 from support.engine.soak import Soak
 
@@ -35,7 +35,7 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 
 def _fed(model: Any, batch: BatchCache, tokens: list[list[int]]) -> mx.array:
-    """A step with these tokens of each row; the logits."""
+    """Runs a step with these tokens of each row; returns the logits."""
     with batch.step(len(tokens[0])):
         logits: mx.array = model(mx.array(tokens), cache=batch.layers)
     mx.eval(logits, batch.state)
@@ -52,17 +52,17 @@ def _one_row(model: Any, tokens: list[int], chunk: int = 5) -> BatchCache:
 
 
 class Rows:
-    """A batch whose tokens are numbered, so that what a query sees can be read out."""
+    """A batch whose keys hold token numbers, so that the tokens a query sees can be read out."""
 
     def __init__(self, chunk: int) -> None:
-        # A window as long as the chunk shares its ring, and must not share its mask.
+        # A window as long as the chunk shares the ring, but must not share the mask.
         self.kinds = (LayerKind(), LayerKind(chunk, chunked=True), LayerKind(chunk))
         self.batch = BatchCache(self.kinds)
         self.rows: list[list[int]] = []
         self.next = 1
 
     def join(self, length: int) -> None:
-        """A prompt's row, computed beside a shorter one that is padded, in one step."""
+        """Adds two rows; their prompts are computed in one step, the shorter one padded."""
         prompts = Rows(self.kinds[1].window or 0)
         prompts.next = self.next
         for _ in range(2):
@@ -86,7 +86,7 @@ class Rows:
         with self.batch.step(length, real):
             for layer, kind in zip(self.batch.layers, self.kinds, strict=True):
                 mask = layer.make_mask(length, None, True)
-                keys, _ = layer.update_and_fetch(*_tokens_to_kv(np.array(padded)))
+                keys, _ = layer.update_and_fetch(*tokens_to_kv(np.array(padded)))
                 self._assert_seen(kind, np.array(keys[:, 0, :, 0]), np.array(mask), before)
                 if length == 1:
                     seen = layer.seen(mask).tolist()
@@ -99,9 +99,9 @@ class Rows:
         mask = np.broadcast_to(mask, (len(keys), 1, *mask.shape[2:]))
         for r, (row, start) in enumerate(zip(self.rows, before, strict=True)):
             for p in range(start, len(row)):
-                wanted = [q for q in range(p + 1) if _sees(kind, p, q)]
+                visible = [q for q in range(p + 1) if _sees(kind, p, q)]
                 seen = sorted(keys[r][mask[r, 0, p - start]])
-                assert seen == [row[q] for q in wanted], (kind, r, p)
+                assert seen == [row[q] for q in visible], (kind, r, p)
 
 
 def _sees(kind: LayerKind, query: int, key: int) -> bool:
@@ -128,21 +128,21 @@ def test_a_query_sees_its_own_chunk_and_nothing_after_it(seed: int) -> None:
             rows.step(length, [length] * len(rows.rows))
 
 
-def test_there_is_no_mask_as_long_as_no_row_has_come_to_a_second_chunk() -> None:
+def test_no_mask_is_made_while_all_rows_are_in_their_first_chunk() -> None:
     batch = BatchCache([CHUNKED])
     layer = batch.layers[0]
     batch.join()
     for step, mask in ((4, "causal"), (1, None), (3, "causal")):
         with batch.step(step):
             assert layer.make_mask(step) == mask
-            layer.update_and_fetch(*_tokens_to_kv(np.zeros((1, step))))
+            layer.update_and_fetch(*tokens_to_kv(np.zeros((1, step))))
     with batch.step(1):
         assert layer.make_mask(1).tolist() == [[[[False] * 8 + [True]]]]
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_requests_that_come_and_go_get_their_solo_tokens(eager: bool) -> None:
-    model = _llama4()
+def test_requests_that_join_and_leave_get_their_solo_tokens(eager: bool) -> None:
+    model = tiny_llama4()
     prompts = [_prompt(i, n) for i, n in enumerate((1, 3, 7, 8, 9, 16, 17, 30, 41, 60))]
     bench = Bench(model, tokens=20, eager=eager)
     for i, prompt in enumerate(prompts):
@@ -156,17 +156,17 @@ def test_requests_that_come_and_go_get_their_solo_tokens(eager: bool) -> None:
 
 
 def test_three_hundred_random_operations_give_the_solo_tokens() -> None:
-    """Joins, leaves, snapshots, restores and rewinds at every place in a chunk."""
-    soak = Soak(_llama4(), [_prompt(i, n) for i, n in enumerate((1, 6, 15, 16, 17, 40))], 20, 3)
+    """Joins, leaves, snapshots, restores and rewinds at every position in a chunk."""
+    soak = Soak(tiny_llama4(), [_prompt(i, n) for i, n in enumerate((1, 6, 15, 16, 17, 40))], 20, 3)
     soak.run(300)
     assert min(soak.done[name] for name in ("step", "join", "leave", "keep", "restore")) > 10
     assert soak.done["rewind"] > 3
-    assert soak.refused > 3, "what has left the ring does not come back"
+    assert soak.refused > 3, "rewinds to tokens that have left the ring"
 
 
 @pytest.mark.parametrize("at", [7, 8, 9, 15, 16, 21])
-def test_a_row_is_restored_at_any_place_of_a_chunk(at: int) -> None:
-    model, tokens = _llama4(), _prompt(1, 30)
+def test_a_row_is_restored_at_any_position_in_a_chunk(at: int) -> None:
+    model, tokens = tiny_llama4(), _prompt(1, 30)
     expected = _fed(model, _one_row(model, tokens[:at]), [tokens[at:]])
     snapshot = _one_row(model, tokens).extract(0).copy()
     shorter = _one_row(model, tokens[:at]).extract(0).copy()
@@ -181,12 +181,12 @@ def test_a_row_is_restored_at_any_place_of_a_chunk(at: int) -> None:
     assert mx.allclose(got[1], expected[0], atol=1e-4)
 
 
-def test_a_row_goes_back_as_far_as_its_ring_reaches() -> None:
-    model, tokens = _llama4(), _prompt(1, 20)
+def test_a_row_rewinds_as_far_as_its_ring_reaches() -> None:
+    model, tokens = tiny_llama4(), _prompt(1, 20)
     batch = make_batch(model)
     batch.join(columns=40)
     _fed(model, batch, [tokens])
-    # A step of 20 leaves 27 columns: to go back to 18 takes the 7 before it, and those are there.
+    # After a step of 20 the ring has 27 columns: it still holds the 7 tokens before 18.
     assert batch.rewind(0, 18)
     mx.eval(batch.take_moves())
     expected = _fed(model, _one_row(model, tokens[:18]), [tokens[18:]])
@@ -197,9 +197,9 @@ def test_a_row_goes_back_as_far_as_its_ring_reaches() -> None:
     assert batch.offsets == [20]
 
 
-def test_a_chunk_is_speculated_in() -> None:
-    """Rows keep different numbers of what they wrote across the border of a chunk."""
-    model = _llama4()
+def test_speculation_crosses_the_border_of_a_chunk() -> None:
+    """Rows keep different numbers of the drafts that they wrote across the border."""
+    model = tiny_llama4()
     prompts, drafts = [_prompt(1, 6), _prompt(2, 21)], [_prompt(3, 5), _prompt(4, 5)]
     batch = make_batch(model)
     for prompt in prompts:
@@ -216,8 +216,8 @@ def test_a_chunk_is_speculated_in() -> None:
         assert mx.allclose(got[row], expected[0], atol=1e-4)
 
 
-def test_prompts_go_on_from_a_shared_prefix() -> None:
-    model = _llama4()
+def test_prompts_continue_from_a_shared_prefix() -> None:
+    model = tiny_llama4()
     bench = Bench(model, prefix=1 << 26)
     shared = _prompt(1, 45)
     for i in range(5):
@@ -230,10 +230,10 @@ def test_prompts_go_on_from_a_shared_prefix() -> None:
             assert bench.outputs[str(i), 0][0].cached_tokens >= 45 - i
 
 
-def test_packed_rows_see_their_chunk_and_keep_their_bits() -> None:
-    """Eight bits cost little; all of a row's life in a batch changes no bit of it."""
+def test_quantized_rows_see_their_chunk_and_keep_their_bits() -> None:
+    """Logits stay close to mlx-lm's; moving to another row changes no bit of the state."""
     model, tokens = (
-        _llama4(head_dim=32, interleave_moe_layer_step=9),
+        tiny_llama4(head_dim=32, interleave_moe_layer_step=9),
         [_prompt(1, 43), _prompt(2, 43)],
     )
     batch = make_batch(model, Quantization(8, 32))
@@ -251,26 +251,26 @@ def test_packed_rows_see_their_chunk_and_keep_their_bits() -> None:
     mx.eval(before.arrays)
     assert batch.leave({0}) == [1]
     mx.eval(batch.take_moves())
-    for old, new_ in zip(before.layers, batch.extract(0).layers, strict=True):
+    for old, moved in zip(before.layers, batch.extract(0).layers, strict=True):
         assert isinstance(old, KVPiece)
-        assert isinstance(new_, KVPiece)
-        assert mx.array_equal(old.keys, new_.keys)
+        assert isinstance(moved, KVPiece)
+        assert mx.array_equal(old.keys, moved.keys)
 
 
-def test_files_tell_a_chunk_from_a_window(tmp_path: Path) -> None:
+def test_files_distinguish_chunks_from_windows(tmp_path: Path) -> None:
     model, name = fingerprint("llama4"), tmp_path / "a"
     kv = mx.random.normal((1, 2, 7, 4))
-    whole = mx.random.normal((1, 2, 20, 4))
-    live = Snapshot(0, 20, (KVPiece(whole, whole), KVPiece(kv, kv), None))
+    full = mx.random.normal((1, 2, 20, 4))
+    live = Snapshot(0, 20, (KVPiece(full, full), KVPiece(kv, kv), None))
     kinds = (LayerKind(), CHUNKED, CHUNKED)
     with name.open("wb") as file:
         write_node(file, make_node(model, "", range(20), 0, pack(kinds, live)))
     read = read_node(name, model, template_of(kinds, live)).snapshot()
     assert (read.start, read.stop) == (0, 20)
-    for mine, other in zip(live.layers, read.layers, strict=True):
-        assert (mine is None) == (other is None)
-        if isinstance(mine, KVPiece) and isinstance(other, KVPiece):
-            assert mx.array_equal(mine.keys, other.keys)
+    for piece, other in zip(live.layers, read.layers, strict=True):
+        assert (piece is None) == (other is None)
+        if isinstance(piece, KVPiece) and isinstance(other, KVPiece):
+            assert mx.array_equal(piece.keys, other.keys)
     for kind in (LayerKind(CHUNK), LayerKind(CHUNK + 1, chunked=True), LayerKind()):
         other = [LayerTemplate(LayerKind()), LayerTemplate(kind), LayerTemplate(CHUNKED)]
         with pytest.raises(SavedStateError, match="layer 1: ChunkedKVCache of window 8, but"):
@@ -278,8 +278,8 @@ def test_files_tell_a_chunk_from_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [[3], [8], [20], [5, 1, 1, 1, 1], [20, 1, 1], [1] * 20, [9, 9]])
-def test_a_row_goes_on_from_mlx_lm_s_file(tmp_path: Path, steps: list[int]) -> None:
-    model, tokens = _llama4(), _prompt(1, 30)
+def test_a_row_continues_from_a_file_of_mlx_lm(tmp_path: Path, steps: list[int]) -> None:
+    model, tokens = tiny_llama4(), _prompt(1, 30)
     theirs = make_prompt_cache(model)
     done = 0
     for step in steps:

@@ -1,4 +1,4 @@
-"""Hundreds of random operations on batches of every kind; see ``soak``."""
+"""Hundreds of random operations on batches of every kind; see ``support.engine.soak``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def test_five_hundred_random_operations_give_the_solo_tokens(kind: TinyKind) -> 
     soak.run(500)
     assert min(soak.done[name] for name in ("step", "join", "leave", "keep", "restore")) > 20
     assert soak.done["rewind"] > 5
-    # A window that has wrapped and a recurrent state do not go back, a full cache always does.
+    # A full cache always rewinds; a window that has wrapped and a recurrent state refuse.
     assert (soak.refused > 0) == (kind != "llama")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("path", [None, *filter(None, [os.environ.get("CHAIRLIFT_SOAK_MODEL")])])
 def test_five_hundred_random_operations_on_a_real_model(path: str | None) -> None:
-    """The default model, and the GGUF file that the variable names, if it is set."""
+    """The default model, and the GGUF file that CHAIRLIFT_SOAK_MODEL names."""
     source = ModelSource("soak", "gguf", Path(path) if path else default_model_path())
     model = load_model(source, "float32").model
     drawn = random.Random(4)

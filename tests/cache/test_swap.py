@@ -1,4 +1,4 @@
-"""States of preempted rows: kept bit for bit, in memory and on disk, within both budgets."""
+"""Swapped states of preempted rows: kept bit for bit in memory and on disk, within both budgets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chairlift.cache.swap.swap import TOKEN_BYTES, Swap
 
 KINDS = (LayerKind(), LayerKind(4), LayerKind(recurrent=True, slots=2))
 TOKENS = 8
-# Of the full layer, of the three tokens that a window of 4 needs, of the state, of the tokens.
+# Bytes of one state: full layer, three tokens of the window of 4, recurrent state, token ids.
 ONE = 4 * (2 * 3 * TOKENS + 2 * 3 * 3 + 5) + TOKEN_BYTES * TOKENS
 PATIENCE = 20.0
 Make = Callable[[int], Swap[int]]
@@ -49,9 +49,9 @@ def _assert_is(got: Snapshot, number: int, dtype: mx.Dtype = mx.float32) -> None
     assert isinstance(full, KVPiece)
     assert isinstance(window, KVPiece)
     assert isinstance(state, StatePiece)
-    wanted = [*full.arrays, *window.newest(3).arrays, *state.arrays]
-    assert (got.start, got.stop, len(got.arrays)) == (0, TOKENS, len(wanted))
-    for ours, theirs in zip(got.arrays, wanted, strict=True):
+    expected = [*full.arrays, *window.newest(3).arrays, *state.arrays]
+    assert (got.start, got.stop, len(got.arrays)) == (0, TOKENS, len(expected))
+    for ours, theirs in zip(got.arrays, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert np.array_equal(np.array(ours.view(mx.uint8)), np.array(theirs.view(mx.uint8)))
 
@@ -63,22 +63,22 @@ def files(tmp_path: Path) -> SwapFiles:
 
 @pytest.fixture
 def make(files: SwapFiles, tmp_path: Path) -> Iterator[Make]:
-    """A swap with that budget, and files."""
-    made: list[Swap[int]] = []
+    """Makes swaps with a memory budget and files on disk."""
+    swaps: list[Swap[int]] = []
 
     def new(budget: int) -> Swap[int]:
-        made.append(Swap(KINDS, budget, files))
-        return made[-1]
+        swaps.append(Swap(KINDS, budget, files))
+        return swaps[-1]
 
     yield new
     assert not list(tmp_path.iterdir()), "files have no names"
-    for swap in made:
+    for swap in swaps:
         swap.close()
         assert (swap.nbytes, swap.disk_nbytes) == (0, 0)
 
 
 def _until(swap: Swap[int], condition: Callable[[], object]) -> list[int]:
-    """Lets the disk work; who has come to be there."""
+    """Works until the condition holds; returns the keys whose states went to disk."""
     deadline = time.monotonic() + PATIENCE
     filed = []
     while not condition():
@@ -91,7 +91,7 @@ def _until(swap: Swap[int], condition: Callable[[], object]) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("offloads", [False, True])
-def test_what_is_taken_is_what_was_put(offloads: bool, dtype: mx.Dtype) -> None:
+def test_take_returns_the_state_that_was_put(offloads: bool, dtype: mx.Dtype) -> None:
     swap: Swap[int] = Swap(KINDS, 1 << 20, offloads=offloads)
     assert _put(swap, 7, dtype)
     assert (swap.covers(7), swap.covers(8), swap.place(7), swap.place(8)) == (
@@ -104,7 +104,7 @@ def test_what_is_taken_is_what_was_put(offloads: bool, dtype: mx.Dtype) -> None:
     assert (swap.covers(7), swap.nbytes) == (0, 0)
 
 
-def test_what_has_no_room_is_not_taken() -> None:
+def test_a_state_without_room_is_refused() -> None:
     swap: Swap[int] = Swap(KINDS, 2 * ONE)
     assert [_put(swap, i) for i in range(3)] == [True, True, False]
     assert swap.nbytes == 2 * ONE
@@ -115,9 +115,7 @@ def test_what_has_no_room_is_not_taken() -> None:
     assert not Swap(KINDS, 0).put(1, range(9), _state(1))
 
 
-def test_who_waits_longest_goes_to_disk_and_comes_back_in_time(
-    make: Make, files: SwapFiles
-) -> None:
+def test_the_last_in_line_go_to_disk_and_come_back_in_time(make: Make, files: SwapFiles) -> None:
     swap = make(4 * ONE)
     for i in (1, 2, 3, 4):
         assert _put(swap, i)
@@ -130,11 +128,11 @@ def test_who_waits_longest_goes_to_disk_and_comes_back_in_time(
     _until(swap, lambda: not swap.fetching(3) and not swap.fetching(4))
     assert swap.disk_nbytes == 0
     for i in (3, 4):
-        assert swap.place(i) == "disk", "it has been there"
+        assert swap.place(i) == "disk", "it came from disk"
         _assert_is(swap.take(i), i)
 
 
-def test_the_first_is_read_even_if_memory_is_more_than_half_full(make: Make) -> None:
+def test_the_first_in_line_is_read_even_if_memory_is_more_than_half_full(make: Make) -> None:
     swap = make(2 * ONE)
     assert _put(swap, 1)
     assert _put(swap, 9)
@@ -145,31 +143,29 @@ def test_the_first_is_read_even_if_memory_is_more_than_half_full(make: Make) -> 
     _assert_is(swap.take(9), 9)
 
 
-def test_nobody_takes_the_room_that_the_first_on_disk_waits_for(
-    make: Make, files: SwapFiles
-) -> None:
+def test_no_state_takes_the_room_that_the_first_on_disk_needs(make: Make, files: SwapFiles) -> None:
     swap = make(2 * ONE)
     assert _put(swap, 1)
     assert _put(swap, 2)
     assert _until(swap, lambda: swap.nbytes == ONE) == [2]
     assert _put(swap, 3)
     assert swap.take(1)
-    files.budget = swap.disk_nbytes  # no room for the third, which is in the way
+    files.budget = swap.disk_nbytes  # no room on disk for the third state
     swap.settle()
     big = Snapshot(0, 2 * TOKENS, (KVPiece(*mx.zeros((2, 1, 1, 2 * TOKENS, 3))), None, None))
     swap.work()
-    assert not swap.put(4, range(99), big), "one more would keep the second on disk"
+    assert not swap.put(4, range(99), big), "a fourth state would keep the second on disk"
     _until(swap, lambda: not swap.fetching(2))
 
 
-def test_no_more_than_its_budget_is_on_disk(tmp_path: Path) -> None:
+def test_the_disk_budget_is_kept(tmp_path: Path) -> None:
     files = SwapFiles(tmp_path, 1)
     swap: Swap[int] = Swap(KINDS, 4 * ONE, files)
     for i in range(4):
         assert _put(swap, i)
     assert swap.work() == []
     assert not swap.due
-    # A file is a little larger than what is in it.
+    # A file is a little larger than its state.
     files.budget = ONE
     swap.work()
     _until(swap, lambda: swap.due)
@@ -196,7 +192,7 @@ def test_a_state_may_leave_while_it_is_written(
     if how == "take":
         _assert_is(swap.take(2), 2)
     swap.drop(2)
-    assert swap.nbytes == 2 * ONE, "it is in memory until it is written"
+    assert swap.nbytes == 2 * ONE, "it stays in memory until it is written"
     assert not _put(swap, 3)
     opened.set()
     assert _until(swap, lambda: swap.nbytes == ONE) == []
@@ -226,7 +222,7 @@ def test_a_state_may_be_dropped_while_it_is_read(
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit"])
-def test_a_broken_file_is_a_state_that_is_not_there(
+def test_the_state_of_a_broken_file_is_computed_again(
     damage: str, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     swap = make(2 * ONE)
@@ -274,35 +270,35 @@ def test_closing_leaves_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_directory_that_takes_no_files_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         SwapFiles(tmp_path / "file", 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_coming_and_going(seed: int, tmp_path: Path) -> None:
+def test_random_puts_takes_and_drops(seed: int, tmp_path: Path) -> None:
     files = SwapFiles(tmp_path, 5 * ONE)
     swap: Swap[int] = Swap(KINDS, 4 * ONE, files, offloads=True)
     random_ = random.Random(seed)
-    held: set[int] = set()
-    seen = 0
+    stored: set[int] = set()
+    from_disk = 0
     for number in range(600):
         if random_.random() < 0.5 and _put(swap, number):
-            held.add(number)
-        if held and random_.random() < 0.05:
-            left = random_.choice(sorted(held))
+            stored.add(number)
+        if stored and random_.random() < 0.05:
+            left = random_.choice(sorted(stored))
             swap.drop(left)
-            held.remove(left)
-        ready = [i for i in sorted(held) if not swap.fetching(i)]
+            stored.remove(left)
+        ready = [i for i in sorted(stored) if not swap.fetching(i)]
         if ready and random_.random() < 0.2:
-            seen += swap.place(ready[0]) == "disk"
+            from_disk += swap.place(ready[0]) == "disk"
             _assert_is(swap.take(ready[0]), ready[0])
-            held.remove(ready[0])
+            stored.remove(ready[0])
         swap.work()
         assert swap.nbytes <= 4 * ONE
         assert swap.disk_nbytes <= 5 * ONE
-        assert all(swap.covers(i) == TOKENS for i in held)
+        assert all(swap.covers(i) == TOKENS for i in stored)
         time.sleep(random_.random() * 0.002)
-    assert seen > 5
+    assert from_disk > 5
     swap.close()

@@ -1,4 +1,4 @@
-"""One real server with the default model, for all clients."""
+"""A real server with the default model, which all tests of clients share."""
 
 from __future__ import annotations
 

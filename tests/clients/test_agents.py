@@ -1,5 +1,8 @@
-"""The conversations of three agents in the forms that they send: Codex and Vercel's AI SDK at
-/v1/responses, Claude Code at /v1/messages. The model is a scripted one that calls."""
+"""Conversations of three agents in the form that they send them.
+
+Codex and Vercel's AI SDK use /v1/responses, Claude Code uses /v1/messages. The model is a scripted
+one that calls tools.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from support.api.thinking_caller import (
     THOUGHT,
     TOKENIZER,
     WEATHER,
-    playing,
+    thinking_caller,
 )
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -27,7 +30,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    async with running(playing(), TOKENIZER) as server:
+    async with running(thinking_caller(), TOKENIZER) as server:
         yield server
 
 
@@ -35,7 +38,7 @@ def prompt(server: Running) -> str:
     return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
 
 
-# Codex: keeps the conversation itself, stores nothing, and streams.
+# Codex keeps the conversation itself, stores nothing on the server, and streams.
 
 SHELL = {
     "type": "function",
@@ -88,7 +91,7 @@ def said(role: str, text: str) -> dict[str, Any]:
 
 
 async def codex_turn(server: Running, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of a turn, as Codex reads them out of a stream and sends them again."""
+    """Runs a turn; returns its output items in the form in which Codex sends them back."""
     events = await server.named_events(RESPONSES, codex(copy.deepcopy(items)))
     kinds = [event["type"] for event in events]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
@@ -97,7 +100,7 @@ async def codex_turn(server: Running, items: list[dict[str, Any]]) -> list[dict[
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
     assert done == completed["output"]
     for item in done:
-        # It keeps no ids, and thoughts only as they were encrypted.
+        # Codex drops ids, and keeps reasoning only in encrypted form.
         del item["id"], item["status"]
         if item["type"] == "reasoning":
             item |= {"summary": [], "content": None}
@@ -132,7 +135,7 @@ async def test_codex_through_several_turns(server: Running) -> None:
     second = await codex_turn(server, items)
     assert second[-1]["content"][0]["text"] == ANSWER
     assert f"{TEXT}<tool_call>" in prompt(server)
-    # A conversation that another server has begun, with tools that are not run here.
+    # Items of a conversation that another server began, with tools that we do not run.
     items += [
         *second,
         {"type": "web_search_call", "status": "completed", "action": {"type": "search"}},
@@ -151,7 +154,7 @@ async def test_codex_through_several_turns(server: Running) -> None:
     assert third[-1]["content"][0]["text"] == ANSWER
     for shown in ("*** Begin", "Done!", '"ls"', "a.txt", "And now?"):
         assert shown in prompt(server)
-    # Its conversation is compacted, and gone on from.
+    # The conversation is compacted and continues.
     _, compacted = await server.post(
         f"{RESPONSES}/compact",
         {key: codex(items)[key] for key in ("model", "instructions", "input", "tools")},
@@ -161,7 +164,7 @@ async def test_codex_through_several_turns(server: Running) -> None:
     assert "Summary of the conversation so far:" in prompt(server)
 
 
-# Vercel's AI SDK: stores, and refers to what was stored by its ids.
+# Vercel's AI SDK stores responses and refers to stored items by their ids.
 
 
 def ai_sdk(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -181,7 +184,7 @@ async def ai_sdk_turn(server: Running, items: list[dict[str, Any]]) -> list[dict
     events = await server.named_events(RESPONSES, ai_sdk(items))
     open_items: dict[int, str] = {}
     for event in events:
-        # It follows each item by its place, and text by the item's id.
+        # The SDK follows items by their index, and text by the item's id.
         if event["type"] == "response.output_item.added":
             open_items[event["output_index"]] = event["item"]["id"]
         elif event["type"] == "response.output_item.done":
@@ -194,7 +197,7 @@ async def ai_sdk_turn(server: Running, items: list[dict[str, Any]]) -> list[dict
     return output
 
 
-def referred(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def references(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "item_reference", "id": item["id"]} for item in output]
 
 
@@ -206,7 +209,7 @@ async def test_the_ai_sdk_through_several_turns(server: Running) -> None:
     first = await ai_sdk_turn(server, items)
     calls = [item for item in first if item["type"] == "function_call"]
     assert len(calls) == 2
-    items += referred(first)
+    items += references(first)
     items += [
         {"type": "function_call_output", "call_id": call["call_id"], "output": '"sunny"'}
         for call in calls
@@ -214,24 +217,24 @@ async def test_the_ai_sdk_through_several_turns(server: Running) -> None:
     second = await ai_sdk_turn(server, items)
     assert second[-1]["content"][0]["text"] == ANSWER
     by_reference = server.engine.submitted[-1].prompt
-    # The whole items lead to the same prompt.
-    whole = [*items[:2], *first, *items[2 + len(first) :]]
-    await ai_sdk_turn(server, whole)
+    # Sending the items themselves leads to the same prompt.
+    full = [*items[:2], *first, *items[2 + len(first) :]]
+    await ai_sdk_turn(server, full)
     assert server.engine.submitted[-1].prompt == by_reference
     for number in range(6):
-        items += [*referred(second), {"role": "user", "content": f"And {number}?"}]
+        items += [*references(second), {"role": "user", "content": f"And {number}?"}]
         second = await ai_sdk_turn(server, items)
     shown = prompt(server)
     assert shown.count(ANSWER) == 6
     assert f"<think>{THOUGHT}</think>{TEXT}<tool_call>" in shown
-    # Without what it was stored for, it is told in the words that OpenAI's clients know.
+    # An unknown reference is an error in OpenAI's words, which clients know.
     status, reply = await server.post(
         RESPONSES, {"input": [{"type": "item_reference", "id": "msg_gone"}]}
     )
     assert (status, reply["error"]["message"]) == (404, "Item with id 'msg_gone' not found.")
 
 
-# Claude Code: sends betas, marks what is to be cached, and streams.
+# Claude Code sends betas, marks blocks for caching, and streams.
 
 CACHED = {"type": "ephemeral", "ttl": "1h"}
 
@@ -305,30 +308,30 @@ async def test_claude_code_through_several_turns(server: Running) -> None:
                 ],
             },
         ]
-        asked_again = claude_code(messages)
-        asked_again["diagnostics"] = {"previous_message_id": first.id}
-        async with client.beta.messages.stream(**asked_again, betas=betas) as stream:
+        second_body = claude_code(messages)
+        second_body["diagnostics"] = {"previous_message_id": first.id}
+        async with client.beta.messages.stream(**second_body, betas=betas) as stream:
             second = await stream.get_final_message()
         assert (second.content[-1].text, second.stop_reason) == (ANSWER, "end_turn")
         shown = prompt(server)
         assert f"<think>{THOUGHT}</think>{TEXT}<tool_call>" in shown
         assert "tool\nError: <tool_use_error>" in shown
-        counted = {key: asked_again[key] for key in ("model", "messages", "system", "tools")}
+        counted = {key: second_body[key] for key in ("model", "messages", "system", "tools")}
         count = await client.beta.messages.count_tokens(**counted, thinking={"type": "adaptive"})
         used = second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
         assert count.input_tokens == used
-        # Its search is a request of its own: a refusal that names the tool, not a guess.
+        # Its web search is a separate request; the refusal names the tool.
         search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
         with pytest.raises(anthropic.BadRequestError, match="web_search_20250305"):
             await client.beta.messages.create(
                 model="org/tiny", max_tokens=9, messages=messages[:1], tools=[search]
             )
-        # It compacts once it is told so.
+        # Claude Code compacts when it gets this error.
         long = [{"role": "user", "content": "x" * 5000}]
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d"):
             async with client.beta.messages.stream(**claude_code(long), betas=betas) as stream:
                 await stream.get_final_message()
-        # Titles are asked for with a schema.
+        # It requests titles with a schema.
         schema = {"type": "object", "properties": {"title": {"type": "string"}}}
         await client.beta.messages.create(
             model="org/tiny",

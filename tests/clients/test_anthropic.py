@@ -19,7 +19,7 @@ from support.api.thinking_caller import (
     THOUGHT,
     TOKENIZER,
     WEATHER,
-    playing,
+    thinking_caller,
 )
 
 from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
@@ -28,16 +28,16 @@ MODEL = "org/tiny"
 KEY = "sk-alice-secret"
 USER = {"role": "user", "content": "Hi"}
 THINKING = {"type": "enabled", "budget_tokens": 2000}
-ASKED = {"model": MODEL, "max_tokens": 100, "messages": [USER]}
+BODY = {"model": MODEL, "max_tokens": 100, "messages": [USER]}
 
 
-class Talking(NamedTuple):
+class Connected(NamedTuple):
     server: Running
     client: anthropic.AsyncAnthropic
 
 
 @pytest.fixture
-async def talking() -> AsyncIterator[Talking]:
+async def connected() -> AsyncIterator[Connected]:
     engine = FakeEngine(model_info(), ending("Hello"))
     keys = (ApiKey("alice", digest_of(KEY), KeyLimits(rpm=100)),)
     async with (
@@ -46,67 +46,67 @@ async def talking() -> AsyncIterator[Talking]:
             base_url=server.url, api_key=KEY, max_retries=0, _strict_response_validation=True
         ) as client,
     ):
-        yield Talking(server, client)
+        yield Connected(server, client)
 
 
-async def test_create(talking: Talking) -> None:
-    reply = await talking.client.messages.create(**ASKED, system="Be brief", stop_sequences=["lo"])
+async def test_create(connected: Connected) -> None:
+    reply = await connected.client.messages.create(**BODY, system="Be brief", stop_sequences=["lo"])
     assert reply.content[0].text == "Hel"
     assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "lo")
     assert (reply.model, reply.usage.cache_read_input_tokens) == (MODEL, 0)
     assert reply._request_id
-    # What came out goes in, as it is.
+    # The reply's content can be sent back unchanged.
     turns = [USER, {"role": "assistant", "content": reply.content}, USER]
-    # Agents ask every model to think, and this one cannot.
-    asked = {**ASKED, "messages": turns, "thinking": THINKING}
-    again = await talking.client.messages.create(**asked)
+    # Agents ask every model to think; this model cannot, and ignores it.
+    body = {**BODY, "messages": turns, "thinking": THINKING}
+    again = await connected.client.messages.create(**body)
     assert (again.content[0].text, again.stop_reason) == ("Hello", "end_turn")
-    count = await talking.client.messages.count_tokens(model=MODEL, messages=turns)
+    count = await connected.client.messages.count_tokens(model=MODEL, messages=turns)
     assert count.input_tokens == again.usage.input_tokens
 
 
-async def test_stream(talking: Talking) -> None:
-    async with talking.client.messages.stream(**ASKED) as stream:
+async def test_stream(connected: Connected) -> None:
+    async with connected.client.messages.stream(**BODY) as stream:
         texts = [text async for text in stream.text_stream]
         final = await stream.get_final_message()
     assert texts == list("Hello")
     assert (final.content[0].text, final.stop_reason) == ("Hello", "end_turn")
     assert final.usage.output_tokens == 6
-    raw = await talking.client.messages.create(**ASKED, stream=True)
+    raw = await connected.client.messages.create(**BODY, stream=True)
     kinds = [event.type async for event in raw]
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
 
 
-async def test_errors_are_its_own(talking: Talking) -> None:
-    server, client = talking
+async def test_errors_have_the_clients_own_types(connected: Connected) -> None:
+    server, client = connected
     create = client.messages.create
     image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
     with pytest.raises(anthropic.BadRequestError, match="'image'") as bad:
-        await create(**{**ASKED, "messages": [{"role": "user", "content": [image]}]})
+        await create(**{**BODY, "messages": [{"role": "user", "content": [image]}]})
     assert (bad.value.type, bool(bad.value.request_id)) == ("invalid_request_error", True)
     with pytest.raises(anthropic.AuthenticationError):
-        await client.with_options(api_key="wrong").messages.create(**ASKED)
+        await client.with_options(api_key="wrong").messages.create(**BODY)
     with pytest.raises(anthropic.NotFoundError):
-        await create(**{**ASKED, "model": "claude"})
+        await create(**{**BODY, "model": "claude"})
     server.engine.script = lambda request, index: Scripted([1, 2], "error", error="it broke")
     with pytest.raises(anthropic.InternalServerError):
-        await create(**ASKED)
+        await create(**BODY)
     with pytest.raises(anthropic.APIStatusError, match="it broke"):
-        async with client.messages.stream(**ASKED) as stream:
+        async with client.messages.stream(**BODY) as stream:
             await stream.get_final_message()
     server.service.drain.draining = True
     with pytest.raises(anthropic.ServiceUnavailableError):
-        await create(**ASKED)
+        await create(**BODY)
 
 
-async def test_the_schema_of_an_output_is_held_to(talking: Talking) -> None:
+async def test_an_output_schema_constrains_the_reply(connected: Connected) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    talking.server.engine.script = ending('{"a": 1}')
-    reply = await talking.client.messages.create(
-        **ASKED, output_config={"format": {"type": "json_schema", "schema": schema}}
+    connected.server.engine.script = ending('{"a": 1}')
+    reply = await connected.client.messages.create(
+        **BODY, output_config={"format": {"type": "json_schema", "schema": schema}}
     )
     assert json.loads(reply.content[0].text) == {"a": 1}
-    grammar = talking.server.engine.submitted[0].params.grammar
+    grammar = connected.server.engine.submitted[0].params.grammar
     assert grammar is not None
     assert json.loads(grammar.text) == {**schema, "additionalProperties": False}
 
@@ -117,20 +117,20 @@ TOOL = {"name": WEATHER, "input_schema": PARAMETERS}
 
 
 @pytest.fixture
-async def calling() -> AsyncIterator[Talking]:
+async def calling() -> AsyncIterator[Connected]:
     async with (
-        running(playing(), TOKENIZER) as server,
+        running(thinking_caller(), TOKENIZER) as server,
         anthropic.AsyncAnthropic(
             base_url=server.url, api_key="-", max_retries=0, _strict_response_validation=True
         ) as client,
     ):
-        yield Talking(server, client)
+        yield Connected(server, client)
 
 
-async def test_thoughts_and_calls_go_round(calling: Talking) -> None:
+async def test_thoughts_and_calls_can_be_sent_back(calling: Connected) -> None:
     server, client = calling
-    asked = {**ASKED, "max_tokens": 1000, "tools": [TOOL], "thinking": THINKING}
-    reply = await client.messages.create(**asked)
+    body = {**BODY, "max_tokens": 1000, "tools": [TOOL], "thinking": THINKING}
+    reply = await client.messages.create(**body)
     thought, text, *calls = reply.content
     assert (thought.thinking, text.text, reply.stop_reason) == (THOUGHT, TEXT, "tool_use")
     assert [(call.name, call.input) for call in calls] == [
@@ -154,7 +154,7 @@ async def test_thoughts_and_calls_go_round(calling: Talking) -> None:
         {"role": "assistant", "content": reply.content},
         {"role": "user", "content": results},
     ]
-    answer = await client.messages.create(**{**asked, "messages": turns})
+    answer = await client.messages.create(**{**body, "messages": turns})
     assert (answer.content[0].text, answer.stop_reason) == (ANSWER, "end_turn")
     prompt = TOKENIZER.decode(server.engine.submitted[-1].prompt)
     assert f"<think>{THOUGHT}</think>{TEXT}<tool_call>" in prompt
@@ -162,15 +162,15 @@ async def test_thoughts_and_calls_go_round(calling: Talking) -> None:
     assert prompt.endswith("<|im_end|>\n".join(f"<|im_start|>{said}" for said in roles))
 
 
-async def test_thoughts_and_calls_in_a_stream(calling: Talking) -> None:
-    async with calling.client.messages.stream(**ASKED, tools=[TOOL]) as stream:
+async def test_thoughts_and_calls_in_a_stream(calling: Connected) -> None:
+    async with calling.client.messages.stream(**BODY, tools=[TOOL]) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_message()
-    whole = await calling.client.messages.create(**ASKED, tools=[TOOL])
+    plain = await calling.client.messages.create(**BODY, tools=[TOOL])
     assert [block.type for block in final.content] == ["thinking", "text", "tool_use", "tool_use"]
     ids = {"id": True, "parsed_output": True}
     assert [block.model_dump(exclude=ids) for block in final.content] == [
-        block.model_dump(exclude=ids) for block in whole.content
+        block.model_dump(exclude=ids) for block in plain.content
     ]
     assert final.stop_reason == "tool_use"
     kinds = [event.type for event in events]
@@ -183,23 +183,23 @@ async def test_thoughts_and_calls_in_a_stream(calling: Talking) -> None:
     ]
 
 
-async def test_which_tool_and_whether_to_think_are_chosen(calling: Talking) -> None:
+async def test_tool_choice_and_thinking_are_respected(calling: Connected) -> None:
     server, client = calling
     chosen = {"type": "tool", "name": WEATHER, "disable_parallel_tool_use": True}
     for choice in (chosen, {"type": "any"}):
         reply = await client.messages.create(
-            **ASKED, tools=[TOOL], tool_choice=choice, thinking={"type": "disabled"}
+            **BODY, tools=[TOOL], tool_choice=choice, thinking={"type": "disabled"}
         )
         assert reply.content
         submitted = server.engine.submitted[-1]
         assert submitted.params.grammar is not None
         assert TOKENIZER.decode(submitted.prompt).endswith("<think></think>")
-    await client.messages.create(**ASKED, tools=[TOOL], tool_choice={"type": "none"})
+    await client.messages.create(**BODY, tools=[TOOL], tool_choice={"type": "none"})
     assert WEATHER not in TOKENIZER.decode(server.engine.submitted[-1].prompt)
 
 
-async def test_a_reply_goes_on_from_what_is_put_in_its_mouth(talking: Talking) -> None:
-    begun = [USER, {"role": "assistant", "content": "Well, "}]
-    await talking.client.messages.create(**{**ASKED, "messages": begun})
-    prompt = BYTES.decode(talking.server.engine.submitted[-1].prompt)
+async def test_a_reply_continues_a_prefilled_assistant_message(connected: Connected) -> None:
+    prefilled = [USER, {"role": "assistant", "content": "Well, "}]
+    await connected.client.messages.create(**{**BODY, "messages": prefilled})
+    prompt = BYTES.decode(connected.server.engine.submitted[-1].prompt)
     assert prompt.endswith("<|im_start|>assistant\nWell, ")

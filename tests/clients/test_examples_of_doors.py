@@ -14,11 +14,11 @@ PAGE = ROOT / "docs" / "guides" / "apis.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_examples_of_the_api_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
     async with running(FakeEngine(model_info(), ending("Zermatt"))) as server:
         for example in EXAMPLES:
             code = example.replace("http://127.0.0.1:8000", server.url)
             code = code.replace("SmolLM2-135M-Instruct", "org/tiny")
-            # It ends the client's connections, too, before the event loop does.
+            # close() ends the client's connections before the event loop ends.
             await asyncio.to_thread(exec, f"{code}\nclient.close()\n", {})
     assert capsys.readouterr().out == "Zermatt\n" * 3

@@ -10,7 +10,9 @@ import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from support.api.asked import MODEL, QUESTION
+from support.api.weather_question import MODEL, QUESTION
+
+pytestmark = pytest.mark.system
 
 
 @tool
@@ -21,7 +23,7 @@ def get_weather(city: Literal["Zürich", "Basel"], days: int) -> str:
 
 @pytest.fixture
 async def model(base_url: str) -> AsyncIterator[ChatOpenAI]:
-    # Its own connections would be left open.
+    # LangChain would leave connections of its own open.
     async with httpx.AsyncClient() as connections:
         yield ChatOpenAI(
             model=MODEL,
@@ -37,14 +39,14 @@ async def model(base_url: str) -> AsyncIterator[ChatOpenAI]:
 
 async def test_bound_tools_are_called_and_their_results_answered(model: ChatOpenAI) -> None:
     bound = model.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
-    asked = HumanMessage(QUESTION)
-    called = await bound.ainvoke([asked])
+    question = HumanMessage(QUESTION)
+    called = await bound.ainvoke([question])
     (call,) = called.tool_calls
     assert call["name"] == "get_weather"
     assert called.invalid_tool_calls == []
     result = await get_weather.ainvoke(call)
     assert isinstance(result, ToolMessage)
-    answer = await model.ainvoke([asked, called, result], max_completion_tokens=8)
+    answer = await model.ainvoke([question, called, result], max_completion_tokens=8)
     assert isinstance(answer.content, str)
     assert answer.content
     assert answer.tool_calls == []
@@ -52,16 +54,16 @@ async def test_bound_tools_are_called_and_their_results_answered(model: ChatOpen
 
 async def test_streamed_calls_add_up(model: ChatOpenAI) -> None:
     bound = model.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
-    whole: AIMessageChunk | None = None
+    total: AIMessageChunk | None = None
     pieces = 0
     async for chunk in bound.astream(QUESTION):
         assert isinstance(chunk, AIMessageChunk)
         pieces += bool(chunk.tool_call_chunks)
-        whole = chunk if whole is None else whole + chunk
-    assert whole is not None
+        total = chunk if total is None else total + chunk
+    assert total is not None
     assert pieces > 3
-    (call,) = whole.tool_calls
+    (call,) = total.tool_calls
     assert call["args"]["city"] in ("Zürich", "Basel")
     assert isinstance(call["args"]["days"], int)
-    assert whole.usage_metadata is not None
-    assert whole.usage_metadata["output_tokens"] > 0
+    assert total.usage_metadata is not None
+    assert total.usage_metadata["output_tokens"] > 0

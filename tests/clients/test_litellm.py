@@ -1,4 +1,4 @@
-"""LiteLLM, unmodified: a call, whole and streamed, and its answer."""
+"""LiteLLM, unmodified: a tool call, plain and streamed, and its answer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.api.asked import MODEL, QUESTION, TOOL, WEATHER
+from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
 
-# Else importing it asks the internet for prices.
+# Otherwise importing LiteLLM downloads prices.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import litellm
 from openai import AsyncOpenAI
 
-# It uses pydantic in ways that pydantic warns of.
 pytestmark = [
+    pytest.mark.system,
+    # LiteLLM uses pydantic in ways that pydantic warns about.
     pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning"),
     pytest.mark.filterwarnings("ignore:Accessing the 'model_.*fields' attr:DeprecationWarning"),
 ]
@@ -36,7 +37,7 @@ ASK: dict[str, Any] = {
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
-    """What LiteLLM speaks to OpenAI's API through; its own would be left open."""
+    """The client that LiteLLM uses; it would leave one of its own open."""
     async with AsyncOpenAI(base_url=base_url, api_key="-", max_retries=0) as client:
         yield client
 
@@ -58,7 +59,7 @@ async def test_a_call_and_its_answer(client: AsyncOpenAI) -> None:
 async def test_a_streamed_call(client: AsyncOpenAI) -> None:
     stream = await litellm.acompletion(**ASK, client=client, stream=True)
     chunks = [chunk async for chunk in stream]
-    whole = litellm.stream_chunk_builder(chunks)
-    (call,) = whole.choices[0].message.tool_calls
+    reply = litellm.stream_chunk_builder(chunks)
+    (call,) = reply.choices[0].message.tool_calls
     jsonschema.validate(json.loads(call.function.arguments), WEATHER)
-    assert whole.choices[0].finish_reason == "tool_calls"
+    assert reply.choices[0].finish_reason == "tool_calls"

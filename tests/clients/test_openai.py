@@ -11,9 +11,11 @@ import jsonschema
 import pytest
 from openai import AsyncOpenAI, BadRequestError, pydantic_function_tool
 from pydantic import BaseModel, Field
-from support.api.asked import MODEL, QUESTION, TOOL, WEATHER
+from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
 
-ASK: dict[str, Any] = {
+pytestmark = pytest.mark.system
+
+BODY: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": QUESTION}],
     "max_tokens": 64,
@@ -42,7 +44,7 @@ def check_weather(arguments: str) -> dict[str, Any]:
 
 async def test_a_named_function_is_called(client: AsyncOpenAI) -> None:
     reply = await client.chat.completions.create(
-        **ASK,
+        **BODY,
         tools=[CLOCK, TOOL],
         tool_choice=NAMED,
         temperature=1,
@@ -60,7 +62,7 @@ async def test_a_named_function_is_called(client: AsyncOpenAI) -> None:
 
 async def test_a_required_call_streams_and_its_result_comes_back(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(
-        **ASK, tools=[TOOL], tool_choice="required", temperature=1, parallel_tool_calls=False
+        **BODY, tools=[TOOL], tool_choice="required", temperature=1, parallel_tool_calls=False
     ) as stream:
         deltas = [
             event.arguments_delta
@@ -75,19 +77,19 @@ async def test_a_required_call_streams_and_its_result_comes_back(client: AsyncOp
     assert "".join(deltas) == call.function.arguments
     assert len(deltas) > 3
     messages: list[Any] = [
-        *ASK["messages"],
+        *BODY["messages"],
         message.model_dump(exclude={"parsed"}, exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": f"{found['city']}: sunny"},
     ]
     reply = await client.chat.completions.create(
-        **{**ASK, "messages": messages, "max_tokens": 16}, tools=[TOOL], tool_choice="none"
+        **{**BODY, "messages": messages, "max_tokens": 16}, tools=[TOOL], tool_choice="none"
     )
     assert reply.choices[0].message.content
     assert reply.choices[0].message.tool_calls is None
 
 
-async def test_a_model_may_call_or_not(client: AsyncOpenAI) -> None:
-    reply = await client.chat.completions.create(**ASK, tools=[TOOL], temperature=0)
+async def test_with_tool_choice_auto_the_model_calls_or_replies(client: AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(**BODY, tools=[TOOL], temperature=0)
     for choice in reply.choices:
         for call in choice.message.tool_calls or ():
             check_weather(call.function.arguments)
@@ -111,7 +113,7 @@ class Report(BaseModel):
 
 async def test_arguments_are_parsed(client: AsyncOpenAI) -> None:
     reply = await client.chat.completions.parse(
-        **ASK,
+        **BODY,
         tools=[pydantic_function_tool(Report)],
         tool_choice="required",
         parallel_tool_calls=False,
@@ -122,9 +124,9 @@ async def test_arguments_are_parsed(client: AsyncOpenAI) -> None:
     assert isinstance(call.function.parsed_arguments, Report)
 
 
-async def test_chat_with_everything(client: AsyncOpenAI) -> None:
+async def test_a_chat_stream_with_usage_logprobs_and_choices(client: AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
-        **{**ASK, "max_tokens": 5},
+        **{**BODY, "max_tokens": 5},
         stream=True,
         stream_options={"include_usage": True},
         logprobs=True,
@@ -135,6 +137,6 @@ async def test_chat_with_everything(client: AsyncOpenAI) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 10
     part: Any = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
-    seen: list[Any] = [{"role": "user", "content": [part]}]
+    with_image: list[Any] = [{"role": "user", "content": [part]}]
     with pytest.raises(BadRequestError, match="image_url"):
-        await client.chat.completions.create(model=MODEL, messages=seen)
+        await client.chat.completions.create(model=MODEL, messages=with_image)

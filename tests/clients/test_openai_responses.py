@@ -18,7 +18,7 @@ from support.api.thinking_caller import (
     THOUGHT,
     TOKENIZER,
     WEATHER,
-    playing,
+    thinking_caller,
 )
 
 MODEL = "org/tiny"
@@ -55,7 +55,7 @@ async def test_create_and_go_on(server: Running) -> None:
     assert (await responses.retrieve(second.id)).metadata == {"a": "b"}
     items = [item async for item in responses.input_items.list(second.id, limit=1, order="asc")]
     assert [item.content[0].text for item in items] == ["Hi", "Hello", "Again"]
-    # What came out goes in, as it is.
+    # The output can be sent back unchanged.
     again = await responses.create(model=MODEL, input=[*first.output], store=False)
     assert again.output_text == "Hello"
     with pytest.raises(openai.NotFoundError):
@@ -79,7 +79,7 @@ async def test_stream(server: Running) -> None:
     assert numbers == list(range(len(events)))
 
 
-async def test_a_stream_that_is_cut_and_one_that_fails(server: Running) -> None:
+async def test_an_incomplete_stream_and_a_failed_one(server: Running) -> None:
     server.engine.script = lambda request, index: Scripted(ids("Hel"), "length")
     async with server.openai.responses.stream(model=MODEL, input="Hi") as stream:
         *_, last = [event async for event in stream]
@@ -106,7 +106,7 @@ async def test_structured_output_is_parsed(server: Running) -> None:
     assert reply.text.format.type == "json_object"
 
 
-async def test_errors_are_its_own(server: Running) -> None:
+async def test_errors_of_responses_have_the_clients_own_types(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await server.openai.responses.create(model=MODEL, input="Hi", truncation="auto")
     assert bad.value.param == "truncation"
@@ -126,10 +126,10 @@ TOOL = {"type": "function", "name": WEATHER, "parameters": PARAMETERS, "strict":
 CALLED = [{"city": city} for city in CITIES]
 
 
-async def test_thoughts_and_calls_go_round_by_the_client_and_by_the_server() -> None:
-    async with running(playing(), TOKENIZER) as server:
-        asked = {"model": MODEL, "tools": [TOOL], "include": ["reasoning.encrypted_content"]}
-        first = await server.openai.responses.create(input="Weather?", **asked)
+async def test_thoughts_and_calls_are_kept_by_the_client_or_by_the_server() -> None:
+    async with running(thinking_caller(), TOKENIZER) as server:
+        body = {"model": MODEL, "tools": [TOOL], "include": ["reasoning.encrypted_content"]}
+        first = await server.openai.responses.create(input="Weather?", **body)
         thought, text, *calls = first.output
         assert [part.text for part in thought.content] == [THOUGHT]
         assert text.content[0].text == first.output_text == TEXT
@@ -141,14 +141,14 @@ async def test_thoughts_and_calls_go_round_by_the_client_and_by_the_server() -> 
             for call in calls
         ]
         stored = await server.openai.responses.create(
-            input=results, previous_response_id=first.id, **asked
+            input=results, previous_response_id=first.id, **body
         )
         assert stored.output_text == ANSWER
         by_server = server.engine.submitted[-1].prompt
         stateless = await server.openai.responses.create(
             input=[{"role": "user", "content": "Weather?"}, *first.output, *results],
             store=False,
-            **asked,
+            **body,
         )
         assert stateless.output_text == ANSWER
         assert server.engine.submitted[-1].prompt == by_server
@@ -163,9 +163,9 @@ async def test_thoughts_and_calls_go_round_by_the_client_and_by_the_server() -> 
 
 
 async def test_thoughts_and_calls_in_a_stream() -> None:
-    async with running(playing(), TOKENIZER) as server:
-        asked = {"model": MODEL, "input": "Weather?", "tools": [TOOL]}
-        async with server.openai.responses.stream(**asked) as stream:
+    async with running(thinking_caller(), TOKENIZER) as server:
+        body = {"model": MODEL, "input": "Weather?", "tools": [TOOL]}
+        async with server.openai.responses.stream(**body) as stream:
             events = [event async for event in stream]
             final = await stream.get_final_response()
         assert [item.type for item in final.output] == [
@@ -176,15 +176,15 @@ async def test_thoughts_and_calls_in_a_stream() -> None:
         assert [json.loads(event.arguments) for event in done] == CALLED
         thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
         assert (len(thoughts) > 1, "".join(thoughts)) == (True, THOUGHT)
-        # Each item is begun and ended, one after the other.
+        # Each item is added and done before the next one.
         bounds = [e for e in events if e.type.startswith("response.output_item.")]
         assert [(e.type[21:], e.output_index) for e in bounds] == [
             (end, index) for index in range(4) for end in ("added", "done")
         ]
 
 
-async def test_which_function_and_how_much_thought_are_chosen() -> None:
-    async with running(playing(), TOKENIZER) as server:
+async def test_tool_choice_and_reasoning_effort_are_respected() -> None:
+    async with running(thinking_caller(), TOKENIZER) as server:
         await server.openai.responses.create(
             model=MODEL,
             input="Weather?",

@@ -15,6 +15,8 @@ from support.api.server import GREEDY, SAMPLED, Server
 
 from chairlift.loadtest.schemas import try_schemas
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
@@ -36,7 +38,7 @@ class Range(BaseModel):
 ALPS: Any = [{"role": "user", "content": "Name a mountain range and some of its peaks."}]
 
 
-async def test_parse_gives_what_was_asked_for(client: AsyncOpenAI) -> None:
+async def test_parse_returns_the_requested_model(client: AsyncOpenAI) -> None:
     reply = await client.chat.completions.parse(
         messages=ALPS, response_format=Range, max_tokens=400, **GREEDY
     )
@@ -45,7 +47,7 @@ async def test_parse_gives_what_was_asked_for(client: AsyncOpenAI) -> None:
     assert choice.finish_reason == "stop"
 
 
-async def test_a_stream_is_parsed_as_well(client: AsyncOpenAI) -> None:
+async def test_a_stream_is_parsed_too(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(
         messages=ALPS, response_format=Range, **{**SAMPLED, "max_tokens": 400}, seed=5
     ) as stream:
@@ -55,20 +57,22 @@ async def test_a_stream_is_parsed_as_well(client: AsyncOpenAI) -> None:
     assert isinstance(final.choices[0].message.parsed, Range)
 
 
-async def test_vllms_fields_work_in_its_examples(client: AsyncOpenAI) -> None:
-    async def said(**extra: Any) -> str:
+async def test_the_fields_of_vllms_examples_work(client: AsyncOpenAI) -> None:
+    async def reply_to(**extra: Any) -> str:
         reply = await client.chat.completions.create(
             messages=ALPS, **{**SAMPLED, "max_tokens": 60}, extra_body=extra
         )
         return str(reply.choices[0].message.content)
 
-    assert await said(structured_outputs={"choice": ["Alps", "Andes"]}) in ("Alps", "Andes")
-    assert re.fullmatch("[a-z]{3,9}@[a-z]{2,9}", await said(guided_regex="[a-z]{3,9}@[a-z]{2,9}"))
+    assert await reply_to(structured_outputs={"choice": ["Alps", "Andes"]}) in ("Alps", "Andes")
+    assert re.fullmatch(
+        "[a-z]{3,9}@[a-z]{2,9}", await reply_to(guided_regex="[a-z]{3,9}@[a-z]{2,9}")
+    )
     grammar = 'root ::= "SELECT " col " from " col\ncol ::= "a" | "b"'
-    assert re.fullmatch("SELECT [ab] from [ab]", await said(guided_grammar=grammar))
+    assert re.fullmatch("SELECT [ab] from [ab]", await reply_to(guided_grammar=grammar))
 
 
-async def test_a_json_object_is_one(client: AsyncOpenAI) -> None:
+async def test_a_json_object_reply_is_an_object(client: AsyncOpenAI) -> None:
     ask: Any = [{"role": "user", "content": 'Reply with {"sea": "blue"} and nothing else.'}]
     reply = await client.chat.completions.create(
         messages=ask, response_format={"type": "json_object"}, max_tokens=300, **GREEDY
@@ -78,7 +82,7 @@ async def test_a_json_object_is_one(client: AsyncOpenAI) -> None:
     assert str(reply.choices[0].message.content).startswith("{")
 
 
-async def test_a_schema_that_cannot_be_is_a_bad_request(client: AsyncOpenAI) -> None:
+async def test_an_unsupported_schema_is_a_bad_request(client: AsyncOpenAI) -> None:
     schema = {"type": "object", "dependentRequired": {"a": ["b"]}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     with pytest.raises(openai.BadRequestError, match="dependentRequired") as caught:

@@ -1,4 +1,4 @@
-"""What clients ask of a prompt itself: the official client, and lm-eval-harness by its requests."""
+"""Scores and embeddings of prompts: the official client, and the requests of lm-eval-harness."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.tokenizer import load_tokenizer
 
-SOURCE = ModelSource(DEFAULT_MODEL, "gguf", default_model_path())
+pytestmark = pytest.mark.system
+
 TEXT = (
     "A chairlift never stops: riders board and leave a moving line. Every step runs one batch; "
     "sequences join it and leave it between two steps.\nWas kostet 1 Fahrt? 12,50 €."
 )
-# How far lm-eval's numbers may be from mlx-lm's own.
+# Bound on the difference between lm-eval's scores and mlx-lm's.
 TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Not rounded to bfloat16, where that would be done."""
+    """A server in float32 on every device, so that its results can be compared with mlx-lm's."""
     folder = tmp_path_factory.mktemp("clients")
     with serving(folder, "--dtype", "float32", "--max-step-tokens", "48") as running:
         yield running
@@ -42,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[OpenAI]:
-    """Not strict: then it would refuse OpenAI's own base64, and the null of a first token."""
+    """Not strict: a strict client refuses base64 embeddings and the null score of a first token."""
     with OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=120) as official:
         yield official
 
@@ -55,18 +56,23 @@ def strict(server: Server) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    """As mlx-lm computes it."""
-    return load_model(SOURCE, "float32").model
+def source() -> ModelSource:
+    return ModelSource(DEFAULT_MODEL, "gguf", default_model_path())
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer(SOURCE)
+def model(source: ModelSource) -> Any:
+    """The same model for mlx-lm's own forward pass."""
+    return load_model(source, "float32").model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(source: ModelSource) -> Any:
+    return load_tokenizer(source)
 
 
 def _continuations(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    """Contexts and what they may go on with, as a task with several choices has them."""
+    """Contexts and continuations, as in a task with several choices."""
     context, rest = tokenizer.encode(TEXT[:80]), tokenizer.encode(TEXT[80:])
     return [
         (context, rest),
@@ -75,10 +81,10 @@ def _continuations(tokenizer: Any) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def test_lm_eval_gets_the_logprobs_of_mlx_lms_own_forward(
+def test_lm_evals_requests_get_the_logprobs_of_mlx_lm(
     server: Server, model: Any, tokenizer: Any
 ) -> None:
-    """Its "local-completions" sends the tokens, asks for one more, and leaves that out."""
+    """lm-eval's "local-completions" sends token ids, requests one more token, and ignores it."""
     pairs = _continuations(tokenizer)
     body = {
         "model": DEFAULT_MODEL,
@@ -93,21 +99,21 @@ def test_lm_eval_gets_the_logprobs_of_mlx_lms_own_forward(
     choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
     for (context, continuation), choice in zip(pairs, choices, strict=True):
         tokens = context + continuation
-        told = choice["logprobs"]
-        assert len(told["token_logprobs"]) == len(tokens) + 1
-        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-        scores = told["token_logprobs"][len(context) : -1]
+        logprobs = choice["logprobs"]
+        assert len(logprobs["token_logprobs"]) == len(tokens) + 1
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        scores = logprobs["token_logprobs"][len(context) : -1]
         expected = np.array(solo_logprobs(model, tokens))[len(context) - 1 :]
         chosen = expected[np.arange(len(continuation)), continuation]
         assert np.abs(np.array(scores) - chosen).max() < TOLERANCE
-        best = [max(top.values()) for top in told["top_logprobs"][len(context) : -1]]
+        best = [max(top.values()) for top in logprobs["top_logprobs"][len(context) : -1]]
         assert np.abs(np.array(best) - expected.max(axis=-1)).max() < TOLERANCE
         greedy = [score == top for score, top in zip(scores, best, strict=True)]
         assert greedy == (expected.argmax(axis=-1) == continuation).tolist()
 
 
 def test_lm_eval_itself(server: Server, model: Any, tokenizer: Any) -> None:
-    """Where it is installed; it takes half a gigabyte."""
+    """Runs only if lm-eval is installed, which takes half a gigabyte."""
     completions = pytest.importorskip("lm_eval.models.openai_completions")
     harness = completions.LocalCompletionsAPI(
         base_url=f"{server.url}/v1/completions",
@@ -127,28 +133,28 @@ def test_lm_eval_itself(server: Server, model: Any, tokenizer: Any) -> None:
 def test_echo_with_the_official_client(client: OpenAI, tokenizer: Any) -> None:
     prompts: list[Any] = [TEXT, tokenizer.encode("One, two")]
     for prompt in prompts:
-        asked: dict[str, Any] = {"model": DEFAULT_MODEL, "prompt": prompt, "echo": True}
-        alone = client.completions.create(max_tokens=0, logprobs=2, **asked)
+        body: dict[str, Any] = {"model": DEFAULT_MODEL, "prompt": prompt, "echo": True}
+        alone = client.completions.create(max_tokens=0, logprobs=2, **body)
         assert alone.choices[0].finish_reason == "length"
         text = alone.choices[0].text
         assert text == (TEXT if prompt is TEXT else "One, two")
         assert alone.usage is not None
         assert alone.usage.completion_tokens == 0
-        told: Any = alone.choices[0].logprobs
-        lengths = {len(own) for own in dict(told).values()}
+        echoed: Any = alone.choices[0].logprobs
+        lengths = {len(values) for values in dict(echoed).values()}
         assert lengths == {alone.usage.prompt_tokens}
-        assert {len(top) for top in told.top_logprobs[1:]} == {2}
-        starts = [*told.text_offset, len(text)]
-        whole = [token for token in told.tokens if not token.startswith("bytes:")]
+        assert {len(top) for top in echoed.top_logprobs[1:]} == {2}
+        starts = [*echoed.text_offset, len(text)]
+        complete = [token for token in echoed.tokens if not token.startswith("bytes:")]
         shown = [text[a:b] for a, b in pairwise(starts)]
-        assert set(whole) <= set(shown)
+        assert set(complete) <= set(shown)
         assert "".join(shown) == text
-        more = {"max_tokens": 6, "temperature": 0, "logprobs": 2, **asked}
+        more = {"max_tokens": 6, "temperature": 0, "logprobs": 2, **body}
         [choice] = client.completions.create(**more).choices
         followed: Any = choice.logprobs
-        assert followed.tokens[: len(told.tokens)] == told.tokens
-        assert len(followed.tokens) == len(told.tokens) + 6
-        assert followed.text_offset[len(told.tokens)] == len(text)
+        assert followed.tokens[: len(echoed.tokens)] == echoed.tokens
+        assert len(followed.tokens) == len(echoed.tokens) + 6
+        assert followed.text_offset[len(echoed.tokens)] == len(text)
         streamed = [chunk.choices[0] for chunk in client.completions.create(stream=True, **more)]
         assert "".join(chunk.text for chunk in streamed) == choice.text
         parts: list[Any] = [chunk.logprobs for chunk in streamed if chunk.logprobs is not None]
@@ -156,7 +162,7 @@ def test_echo_with_the_official_client(client: OpenAI, tokenizer: Any) -> None:
         assert [start for part in parts for start in part.text_offset] == followed.text_offset
 
 
-def test_a_completion_of_no_token_needs_an_echo(client: OpenAI) -> None:
+def test_max_tokens_0_needs_an_echo(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.completions.create(model=DEFAULT_MODEL, prompt="x", max_tokens=0)
 
@@ -164,7 +170,7 @@ def test_a_completion_of_no_token_needs_an_echo(client: OpenAI) -> None:
 def test_embeddings_with_the_official_client(
     client: OpenAI, strict: OpenAI, model: Any, tokenizer: Any
 ) -> None:
-    """Thirty-two at once, in several steps; each is what mlx-lm makes of it alone."""
+    """Thirty-two texts at once, in several steps; each embedding equals mlx-lm's."""
     texts = [TEXT[start : start + 7 + 2 * start] for start in range(32)]
     reply = client.embeddings.create(model=DEFAULT_MODEL, input=texts)
     assert [entry.index for entry in reply.data] == list(range(32))
@@ -172,17 +178,17 @@ def test_embeddings_with_the_official_client(
     for text, entry in list(zip(texts, reply.data, strict=True))[::9]:
         mean = np.array(solo_hidden(model, tokenizer.encode(text)).mean(axis=0))
         assert np.allclose(entry.embedding, mean / np.linalg.norm(mean), atol=1e-4)
-    asked: dict[str, Any] = {"model": DEFAULT_MODEL, "input": tokenizer.encode(texts[9])}
-    plain = strict.embeddings.create(encoding_format="float", **asked)
+    body: dict[str, Any] = {"model": DEFAULT_MODEL, "input": tokenizer.encode(texts[9])}
+    plain = strict.embeddings.create(encoding_format="float", **body)
     assert plain.data[0].embedding == pytest.approx(reply.data[9].embedding, abs=1e-5)
     last: Any = client.embeddings.create(
-        dimensions=64, extra_body={"pooling": "last", "normalize": False}, **asked
+        dimensions=64, extra_body={"pooling": "last", "normalize": False}, **body
     )
-    expected = solo_hidden(model, asked["input"])[-1, :64]
+    expected = solo_hidden(model, body["input"])[-1, :64]
     assert mx.allclose(mx.array(last.data[0].embedding), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_embeddings_as_they_are_on_the_wire(server: Server) -> None:
+def test_embeddings_over_plain_http(server: Server) -> None:
     body = {"input": "x", "dimensions": 3, "encoding_format": "base64"}
     reply = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=120).json()
     assert reply["object"] == "list"
@@ -203,21 +209,26 @@ def test_embeddings_as_they_are_on_the_wire(server: Server) -> None:
     assert reply["usage"]["prompt_tokens"] == 5
 
 
-def test_operators_see_embeddings_as_they_see_the_rest(server: Server, client: OpenAI) -> None:
+def test_embeddings_are_in_the_metrics_and_in_openapi(server: Server, client: OpenAI) -> None:
     before = server.metrics()
     client.embeddings.create(model=DEFAULT_MODEL, input=["one two", "three"])
     after = server.metrics()
-    grown = {
+    counters = {
         "vllm:request_success_total": {"finished_reason": "length"},
         "vllm:prompt_tokens_total": {},
         "chairlift_http_requests_total": {"route": "/v1/embeddings", "status": "200"},
     }
-    by = [after.total(name, **own) - before.total(name, **own) for name, own in grown.items()]
-    assert by == [2, 3, 1]
+    increments = [
+        after.total(name, **labels) - before.total(name, **labels)
+        for name, labels in counters.items()
+    ]
+    assert increments == [2, 3, 1]
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     assert "requestBody" in paths["/v1/embeddings"]["post"]
 
 
-def test_the_tokenizer_can_be_the_servers(server: Server, tokenizer: Any, tmp_path: Path) -> None:
-    told = httpx.get(f"{server.url}/tokenizer_info").json()
-    assert told["eos_token"] == tokenizer.eos_token
+def test_clients_can_read_the_servers_tokenizer(
+    server: Server, tokenizer: Any, tmp_path: Path
+) -> None:
+    info = httpx.get(f"{server.url}/tokenizer_info").json()
+    assert info["eos_token"] == tokenizer.eos_token

@@ -1,5 +1,7 @@
-"""Requests as clients make them that are not installed here: guidellm, guidance, outlines and
-instructor. Their forms are as they were recorded; what is asked is our own."""
+"""Recorded requests of clients that are not installed: guidellm, guidance, outlines, instructor.
+
+The fields are those that the clients sent; prompts and schemas are our own.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
-from support.api.asked import MODEL
+from support.api.weather_question import MODEL
 
-ASK: dict[str, Any] = {
+pytestmark = pytest.mark.system
+
+BODY: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Ada is 36 years old and lives in London."}],
     "temperature": 0,
@@ -26,16 +30,16 @@ async def http(base_url: str) -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-async def posted(http: aiohttp.ClientSession, path: str, body: Any) -> Any:
+async def post(http: aiohttp.ClientSession, path: str, body: Any) -> Any:
     async with http.post(path, json=body) as response:
         reply = await response.json()
         assert response.status == 200, reply
         return reply
 
 
-async def said(http: aiohttp.ClientSession, **fields: Any) -> tuple[str, str]:
-    """The reply's text, and how it ended."""
-    reply = await posted(http, "chat/completions", {**ASK, **fields})
+async def chat(http: aiohttp.ClientSession, **fields: Any) -> tuple[str, str]:
+    """The reply's text and finish reason."""
+    reply = await post(http, "chat/completions", {**BODY, **fields})
     (choice,) = reply["choices"]
     return choice["message"]["content"], choice["finish_reason"]
 
@@ -49,7 +53,7 @@ STREAMED = {
     "stop": None,
     "ignore_eos": True,
 }
-BENCHES: list[tuple[str, dict[str, Any]]] = [
+GUIDELLM_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": "One, two,", "max_tokens": 8}),
     (
         "chat/completions",
@@ -61,7 +65,7 @@ BENCHES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), BENCHES)
+@pytest.mark.parametrize(("path", "body"), GUIDELLM_BODIES)
 async def test_guidellm_counts_tokens_in_every_chunk(
     http: aiohttp.ClientSession, path: str, body: dict[str, Any]
 ) -> None:
@@ -84,7 +88,7 @@ async def test_guidellm_counts_tokens_in_every_chunk(
 
 # guidance's client for vLLM, and for SGLang
 
-SERIALIZED = """%llguidance {}
+GUIDANCE_GRAMMAR = """%llguidance {}
 
 start: "Ada is " age " and lives in " TOWN
 
@@ -93,7 +97,7 @@ AGE: /[0-9]{1,2}/
 TOWN: "London"
     | "Paris"
 """
-HELD = re.compile("Ada is [0-9]{1,2} and lives in (London|Paris)")
+SENTENCE = re.compile("Ada is [0-9]{1,2} and lives in (London|Paris)")
 
 
 @pytest.mark.parametrize(
@@ -101,17 +105,17 @@ HELD = re.compile("Ada is [0-9]{1,2} and lives in (London|Paris)")
     [
         {
             "guided_decoding_backend": "guidance",
-            "guided_grammar": SERIALIZED,
-            "structured_outputs": {"grammar": SERIALIZED},
+            "guided_grammar": GUIDANCE_GRAMMAR,
+            "structured_outputs": {"grammar": GUIDANCE_GRAMMAR},
         },
-        {"ebnf": SERIALIZED},
-        {"guided_decoding_backend": "guidance", "guided_regex": HELD.pattern},
-        {"regex": HELD.pattern},
+        {"ebnf": GUIDANCE_GRAMMAR},
+        {"guided_decoding_backend": "guidance", "guided_regex": SENTENCE.pattern},
+        {"regex": SENTENCE.pattern},
     ],
 )
 async def test_guidances_grammars(http: aiohttp.ClientSession, fields: dict[str, Any]) -> None:
-    text, finish = await said(http, max_tokens=40, **fields)
-    assert HELD.fullmatch(text), text
+    text, finish = await chat(http, max_tokens=40, **fields)
+    assert SENTENCE.fullmatch(text), text
     assert finish == "stop"
 
 
@@ -125,23 +129,23 @@ SUMS = """
     | "(" total ")"
 %import common.INT -> NUMBER
 """
-SHORT = """
+TWO_NUMBERS = """
 ?start: item "+" item
 ?item: DIGITS -> digits
 DIGITS: /[1-9][0-9]/
 """
 
 
-@pytest.mark.parametrize("where", ["structured_outputs", "ebnf", "guided_grammar"])
-async def test_outlines_grammars(http: aiohttp.ClientSession, where: str) -> None:
-    held = {"grammar": SHORT} if where == "structured_outputs" else SHORT
-    text, finish = await said(http, max_tokens=20, **{where: held})
+@pytest.mark.parametrize("field", ["structured_outputs", "ebnf", "guided_grammar"])
+async def test_outlines_grammars(http: aiohttp.ClientSession, field: str) -> None:
+    grammar = {"grammar": TWO_NUMBERS} if field == "structured_outputs" else TWO_NUMBERS
+    text, finish = await chat(http, max_tokens=20, **{field: grammar})
     assert re.fullmatch("[1-9][0-9][+][1-9][0-9]", text), text
     assert finish == "stop"
 
 
 async def test_outlines_recursive_grammar(http: aiohttp.ClientSession) -> None:
-    text, _ = await said(http, max_tokens=20, structured_outputs={"grammar": SUMS})
+    text, _ = await chat(http, max_tokens=20, structured_outputs={"grammar": SUMS})
     assert re.fullmatch(r"[0-9+()]+", text), text
 
 
@@ -177,16 +181,16 @@ OTHER = {
         "required": ["name"],
     },
 }
-TOLD = "Reply with JSON of this schema:\n" + json.dumps(PERSON, indent=2)
+INSTRUCTION = "Reply with JSON of this schema:\n" + json.dumps(PERSON, indent=2)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "Person", "schema": PERSON}}
 
 
-def told() -> list[dict[str, str]]:
-    return [{"role": "system", "content": TOLD}, *ASK["messages"]]
+def instructed() -> list[dict[str, str]]:
+    return [{"role": "system", "content": INSTRUCTION}, *BODY["messages"]]
 
 
 def unmentioned(value: Any) -> list[str]:
-    """The properties that the schema does not name, of the person and of its parts."""
+    """Properties of a person and of its parts that the schema does not name."""
     named = {"name", "age", "home", "friend", "town"}
     found = [] if not isinstance(value, dict) else [name for name in value if name not in named]
     inner = value.values() if isinstance(value, dict) else ()
@@ -197,10 +201,10 @@ def unmentioned(value: Any) -> list[str]:
 async def test_instructors_json_schema_ends(
     http: aiohttp.ClientSession, strict: bool | None
 ) -> None:
-    """A reply that fits without end is one that ends: at its last property, or a few after it."""
+    """A schema that allows any number of properties does not make the reply endless."""
     named = {**FORMAT["json_schema"], **({} if strict is None else {"strict": strict})}
     form = {"type": "json_schema", "json_schema": named}
-    text, finish = await said(http, response_format=form, max_tokens=1500)
+    text, finish = await chat(http, response_format=form, max_tokens=1500)
     assert finish == "stop", text
     person = json.loads(text)
     jsonschema.validate(person, PERSON)
@@ -212,12 +216,12 @@ async def test_instructors_json_schema_ends(
 async def test_instructors_tools(http: aiohttp.ClientSession, strict: bool | None) -> None:
     function = {**FUNCTION, **({"strict": True} if strict else {})}
     body = {
-        **ASK,
+        **BODY,
         "max_tokens": 400,
         "tools": [{"type": "function", "function": function}],
         "tool_choice": {"type": "function", "function": {"name": "Person"}},
     }
-    reply = await posted(http, "chat/completions", body)
+    reply = await post(http, "chat/completions", body)
     first = reply["choices"][0]["message"]["tool_calls"][0]["function"]
     assert first["name"] == "Person"
     person = json.loads(first["arguments"])
@@ -227,18 +231,18 @@ async def test_instructors_tools(http: aiohttp.ClientSession, strict: bool | Non
 
 async def test_instructors_parallel_tools(http: aiohttp.ClientSession) -> None:
     body = {
-        **ASK,
+        **BODY,
         "max_tokens": 60,
         "tools": [{"type": "function", "function": one} for one in (FUNCTION, OTHER)],
         "tool_choice": "auto",
     }
-    reply = await posted(http, "chat/completions", body)
+    reply = await post(http, "chat/completions", body)
     assert reply["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
 
 
 async def test_instructors_json(http: aiohttp.ClientSession) -> None:
-    text, finish = await said(
-        http, messages=told(), response_format={"type": "json_object"}, max_tokens=300
+    text, finish = await chat(
+        http, messages=instructed(), response_format={"type": "json_object"}, max_tokens=300
     )
     assert text.startswith("{")
     if finish == "stop":
@@ -247,6 +251,6 @@ async def test_instructors_json(http: aiohttp.ClientSession) -> None:
 
 async def test_instructors_markdown(http: aiohttp.ClientSession) -> None:
     ask = "Return the correct JSON response within a ```json codeblock."
-    messages = [*told(), {"role": "user", "content": ask}]
-    text, finish = await said(http, messages=messages, max_tokens=40)
+    messages = [*instructed(), {"role": "user", "content": ask}]
+    text, finish = await chat(http, messages=messages, max_tokens=40)
     assert (bool(text), finish in ("stop", "length")) == (True, True)

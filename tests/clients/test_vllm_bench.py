@@ -1,5 +1,7 @@
-"""``vllm bench serve``, whose package brings torch and CUDA's libraries, by the requests that it
-sends and how it reads the replies: written anew after vllm/benchmarks/lib of 2026.
+"""The requests of ``vllm bench serve``, and how it reads the replies.
+
+The package itself needs torch and CUDA's libraries; its requests are rewritten here after
+vllm/benchmarks/lib of 2026.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import aiohttp
 import pytest
 from support.api.server import Server, serving
 from support.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.system
 
 OUTPUT = 12
 
@@ -33,7 +37,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass
 class Measured:
-    """What it makes of one reply."""
+    """The benchmark's figures of one reply."""
 
     text: str = ""
     chunks: int = 0
@@ -43,8 +47,8 @@ class Measured:
 
 
 async def _measure(http: aiohttp.ClientSession, url: str, payload: dict[str, Any]) -> Measured:
-    """Events end with an empty line; a comment is skipped; a chunk with choices is a token."""
-    seen, rest = Measured(), ""
+    """Reads a stream as the benchmark does: it skips comments; a chunk with choices is a token."""
+    measured, rest = Measured(), ""
     headers = {"x-request-id": "bench-7", "Content-Type": "application/json"}
     async with http.post(url, json=payload, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
@@ -57,22 +61,24 @@ async def _measure(http: aiohttp.ClientSession, url: str, payload: dict[str, Any
                     continue
                 assert event.startswith("data: ")
                 if (data := event.removeprefix("data: ")) == "[DONE]":
-                    seen.done = True
+                    measured.done = True
                     continue
                 chunk = json.loads(data)
                 if choices := chunk.get("choices"):
-                    seen.chunks += 1
-                    own = choices[0]
-                    text = own["delta"].get("content") if "delta" in own else own.get("text")
-                    seen.text += text or ""
+                    measured.chunks += 1
+                    choice = choices[0]
+                    text = (
+                        choice["delta"].get("content") if "delta" in choice else choice.get("text")
+                    )
+                    measured.text += text or ""
                 elif usage := chunk.get("usage"):
-                    seen.output_tokens = usage["completion_tokens"]
-                    seen.prompt_tokens = usage["prompt_tokens"]
-    return seen
+                    measured.output_tokens = usage["completion_tokens"]
+                    measured.prompt_tokens = usage["prompt_tokens"]
+    return measured
 
 
 async def _first_model(http: aiohttp.ClientSession, server: Server) -> str:
-    """Without --model the server is asked; the tokenizer is the one of ``root``."""
+    """The model that the benchmark uses without --model; its tokenizer is that of ``root``."""
     async with http.get(f"{server.url}/v1/models") as reply:
         [model] = (await reply.json())["data"]
     assert model["root"] == "tiny-llama"
@@ -93,17 +99,19 @@ def _completion(model: str, prompt: str | list[int]) -> dict[str, Any]:
 
 
 async def test_completions(server: Server, http: aiohttp.ClientSession) -> None:
-    """One request to see that it is there, then all at once."""
+    """One request to test the server, then all at once."""
     model = await _first_model(http, server)
     url = f"{server.url}/v1/completions"
     probe = await _measure(http, url, _completion(model, "ready?"))
     assert probe.chunks > 0
     prompts: list[str | list[int]] = ["a" * (5 + i) for i in range(6)]
-    all_ = [_measure(http, url, _completion(model, prompt)) for prompt in (*prompts, [7, 8, 9])]
-    for prompt, seen in zip((*prompts, [7, 8, 9]), await asyncio.gather(*all_), strict=True):
-        assert (seen.output_tokens, seen.prompt_tokens) == (OUTPUT, len(prompt))
-        assert seen.done
-        assert seen.chunks > 1
+    requests = [_measure(http, url, _completion(model, prompt)) for prompt in (*prompts, [7, 8, 9])]
+    for prompt, measured in zip(
+        (*prompts, [7, 8, 9]), await asyncio.gather(*requests), strict=True
+    ):
+        assert (measured.output_tokens, measured.prompt_tokens) == (OUTPUT, len(prompt))
+        assert measured.done
+        assert measured.chunks > 1
 
 
 async def test_chat_completions(server: Server, http: aiohttp.ClientSession) -> None:
@@ -117,10 +125,10 @@ async def test_chat_completions(server: Server, http: aiohttp.ClientSession) -> 
         "ignore_eos": True,
         "temperature": 0.0,
     }
-    seen = await _measure(http, f"{server.url}/v1/chat/completions", payload)
-    assert (seen.output_tokens, seen.done) == (OUTPUT, True)
-    assert seen.prompt_tokens > len("Hello")
-    assert seen.text
+    measured = await _measure(http, f"{server.url}/v1/chat/completions", payload)
+    assert (measured.output_tokens, measured.done) == (OUTPUT, True)
+    assert measured.prompt_tokens > len("Hello")
+    assert measured.text
 
 
 async def test_embeddings(server: Server, http: aiohttp.ClientSession) -> None:
@@ -131,10 +139,10 @@ async def test_embeddings(server: Server, http: aiohttp.ClientSession) -> None:
         assert (await reply.json())["usage"]["prompt_tokens"] == 4
 
 
-async def test_metrics_tell_nothing_of_speculation(
+async def test_metrics_have_no_counters_of_speculation(
     server: Server, http: aiohttp.ClientSession
 ) -> None:
-    """Before and after a run it looks for counters of drafts, and does without."""
+    """The benchmark looks for counters of drafts before and after a run; they are optional."""
     async with http.get(f"{server.url}/metrics") as reply:
         assert reply.status == 200
         lines = (await reply.text()).splitlines()

@@ -1,5 +1,5 @@
-"""Every model file of mlx-lm, tiny and random, in a Chairlift batch and alone: the same logits?
+"""Compares the logits of every mlx-lm model file, tiny and random, in our batch and alone.
 
-A schedule says who joins when and in which chunks; a check runs it twice, once in a batch and once
-alone through mlx-lm's own caches; the report is the table of what differs.
+A schedule says when each sequence joins and in which chunks its prompt is computed. A check runs it
+in a batch and, sequence by sequence, through mlx-lm's own caches. The report lists the differences.
 """

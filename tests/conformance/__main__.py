@@ -23,12 +23,12 @@ TIMEOUT_S = 60
 
 
 def main() -> int:
-    """Exit code 1 if fewer than 95 % of the applicable model files pass."""
+    """Returns 1 if fewer than 95 % of the applicable model files pass."""
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
     parser.add_argument("--only", help="comma-separated model files; writes no report")
     parser.add_argument("--out", type=Path, help="the Markdown file to write")
     parser.add_argument("--jobs", type=int, default=1, help="model files at a time")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # in the subprocess
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # used by the subprocesses
     args = parser.parse_args()
     if args.one:
         print(json.dumps(dataclasses.asdict(check(args.one))))
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _isolated(name: str) -> tuple[Result, float]:
-    """The check in a process of its own, whose crash or hang is a result, and its seconds."""
+    """The result and seconds of a check in a subprocess; a crash or hang is a failed check."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "conformance", "--one", name]
     try:

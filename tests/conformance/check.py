@@ -1,4 +1,4 @@
-"""The check of one model file: is a sequence in a batch what it is alone?"""
+"""The check of one model file: a sequence has the same logits in a batch as alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.weights import tiny_model
 
 Outcome = Literal["passed", "failed", "not applicable"]
 
-# Of the largest logit. Float32 through a few layers is some 1e-6 off; a wrong mask 1e-2 and more.
+# Relative to the largest logit. Rounding in float32 makes errors of some 1e-6, a wrong mask 1e-2.
 TOLERANCE = 2e-3
 SEEDS = (0, 1)
 _OWN_CHUNKS = "mlx-lm alone gives other logits for other chunks of the prompt"
@@ -32,7 +32,7 @@ _OWN_CHUNKS = "mlx-lm alone gives other logits for other chunks of the prompt"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one model file; ``detail`` says why, if it did not pass."""
+    """The outcome of one model file; ``detail`` says why it did not pass."""
 
     name: str
     outcome: Outcome
@@ -42,7 +42,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The first position at which two runs of a sequence differ, and what is different in all."""
+    """The difference between two runs of a sequence.
+
+    Attributes:
+        position: the first position that differs.
+        error: the largest error at any position.
+        tokens: how many greedy tokens differ.
+        layer: the first layer that differs at ``position``, if layers were traced.
+    """
 
     position: int
     error: float
@@ -55,7 +62,7 @@ class _Difference:
 
 @dataclass(slots=True)
 class _Findings:
-    """What all schedules of a model gave."""
+    """Differences and notes of all schedules of a model."""
 
     differences: list[str] = field(default_factory=list)
     notes: set[str] = field(default_factory=set)
@@ -68,22 +75,22 @@ def check(name: str, seeds: tuple[int, ...] = SEEDS) -> Result:
 
 
 def _check(name: str, seeds: tuple[int, ...]) -> Result:
-    known = reason_not_applicable(name)
+    reason = reason_not_applicable(name)
     try:
         model = tiny_model(name)
         unfit = _unfit_for_comparison(model)
     except (Exception, SystemExit) as error:
         model, unfit = None, _where(error)
     caches = _cache_names(model) if model is not None and not unfit else ""
-    if unfit and known:
-        return Result(name, "not applicable", caches, f"{known} ({unfit})")
+    if unfit and reason:
+        return Result(name, "not applicable", caches, f"{reason} ({unfit})")
     if unfit:
         return Result(name, "failed", caches, f"mlx-lm alone: {unfit}")
-    if known:
-        return Result(name, "failed", caches, f"runs after all, although it is said: {known}")
+    if reason:
+        return Result(name, "failed", caches, f"runs, although it is listed as: {reason}")
     findings = _Findings()
     if name in ADAPTED:
-        findings.notes.add("adapted (engine/adapters)")
+        findings.notes.add("adapted (engine/model/adapters)")
     try:
         for seed in seeds:
             _check_schedule(model, seed, findings)
@@ -98,7 +105,7 @@ def _check(name: str, seeds: tuple[int, ...]) -> Result:
 
 
 def _unfit_for_comparison(model: Any) -> str | None:
-    """What makes a model's own logits, alone, worthless to compare with; None if nothing does.
+    """Why a model's own logits cannot serve as a reference; None if they can.
 
     Raises:
         Exception: the model does not run.
@@ -127,7 +134,7 @@ def _check_schedule(model: Any, seed: int, findings: _Findings) -> None:
     solo, together = _both(model, schedule, trace=False)
     if not _differing(solo, together):
         return
-    # Once more, listening to the layers.
+    # Once more, with the outputs of the layers.
     solo, together = _both(model, schedule, trace=True)
     for number, difference in _differing(solo, together).items():
         sequence = schedule.sequences[number]
@@ -140,7 +147,7 @@ def _check_schedule(model: Any, seed: int, findings: _Findings) -> None:
 
 
 def _check_accelerated(model: Any, seed: int, findings: _Findings) -> None:
-    """The batch once more, with what the engine does sooner than mlx-lm on this device."""
+    """Runs the batch once more with the engine's accelerations for this device."""
     schedule = random_schedule(seed, pads=Batch(model).pads)
     solo, _ = _both(model, schedule, trace=False)
     accelerate(model)
@@ -163,26 +170,26 @@ def _differing(solo: list[Record], together: list[Record]) -> dict[int, _Differe
 
 
 def _difference(expected: Record, got: Record) -> _Difference | None:
-    """None where all logits are equal within the tolerance, and so the tokens that are clear."""
-    wanted, found = np.array(expected.logits), np.array(got.logits)
-    assert wanted.shape == found.shape, (wanted.shape, found.shape)
-    wrong = [p for p in range(len(wanted)) if not _error(wanted[p], found[p]) <= TOLERANCE]
+    """None if all logits are equal within the tolerance."""
+    theirs, ours = np.array(expected.logits), np.array(got.logits)
+    assert theirs.shape == ours.shape, (theirs.shape, ours.shape)
+    wrong = [p for p in range(len(theirs)) if not _error(theirs[p], ours[p]) <= TOLERANCE]
     if not wrong:
         return None
     tokens = sum(
-        np.argmax(wanted[p]) != np.argmax(found[p]) and _margin(wanted[p]) > TOLERANCE
-        for p in range(len(wanted))
+        np.argmax(theirs[p]) != np.argmax(ours[p]) and _margin(theirs[p]) > TOLERANCE
+        for p in range(len(theirs))
     )
-    errors = [_error(wanted[p], found[p]) for p in wrong]
+    errors = [_error(theirs[p], ours[p]) for p in wrong]
     return _Difference(wrong[0], float(np.max(errors)), tokens, _first_layer(expected, got, wrong))
 
 
 def _first_layer(expected: Record, got: Record, positions: list[int]) -> int | None:
-    """The first layer that differs at the first of these positions, as far as layers are known."""
+    """The first traced layer that differs at the first of these positions."""
     calls = zip(expected.layers, expected.calls, got.calls, strict=False)
-    for layer, wanted, found in calls:
-        known = min(len(wanted), len(found)) > positions[0]
-        if known and not _error(wanted[positions[0]], found[positions[0]]) <= TOLERANCE / 2:
+    for layer, theirs, ours in calls:
+        traced = min(len(theirs), len(ours)) > positions[0]
+        if traced and not _error(theirs[positions[0]], ours[positions[0]]) <= TOLERANCE / 2:
             return layer
     return None
 
@@ -201,17 +208,17 @@ def _describe(model: Any, schedule: Schedule, number: int, difference: _Differen
     return f"{where}: {difference}"
 
 
-def _error(wanted: np.ndarray, found: np.ndarray) -> float:
-    """The largest absolute difference, relative to the largest value wanted. NaN is not equal."""
-    finite = np.isfinite(wanted)
-    if not np.array_equal(finite, np.isfinite(found)):
+def _error(expected: np.ndarray, actual: np.ndarray) -> float:
+    """The largest absolute difference relative to the largest expected value; inf for NaN."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(actual)):
         return float("inf")
-    scale = max(float(np.abs(wanted[finite]).max(initial=0.0)), 1e-30)
-    return float(np.abs(wanted[finite] - found[finite]).max(initial=0.0)) / scale
+    scale = max(float(np.abs(expected[finite]).max(initial=0.0)), 1e-30)
+    return float(np.abs(expected[finite] - actual[finite]).max(initial=0.0)) / scale
 
 
 def _margin(logits: np.ndarray) -> float:
-    """How clear the largest logit is, relative to it."""
+    """The distance of the two largest logits, relative to the largest absolute logit."""
     second, first = np.sort(logits)[-2:]
     return float((first - second) / np.abs(logits[np.isfinite(logits)]).max())
 
@@ -228,7 +235,7 @@ def _name(cache: Any) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """An exception in one line, with the line of the model file or of a cache that raised it."""
+    """An exception in one line, with the lines of the model file and the cache that raised it."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "mlx_lm" in f.filename or "/cache/" in f.filename]

@@ -1,4 +1,4 @@
-"""All that the checks use of Chairlift's caches, in one place."""
+"""The interface of Chairlift's caches that the checks use."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Batch:
         return self._cache.pads
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Makes room beforehand."""
+        """Reserves rows and columns in advance."""
         self._cache.reserve(Capacity(rows, columns))
         self._cache.check_integrity()
 
     def join(self, state: Any = None, columns: int = 0) -> None:
-        """Adds a row as the last one."""
+        """Adds a row at the end."""
         row = self._cache.join(state, columns=columns)
         assert row == len(self._cache) - 1, (row, len(self._cache))
         self._cache.check_integrity()
@@ -59,7 +59,7 @@ class Batch:
         return self._cache.extract(row)
 
     def leave(self, rows: Collection[int]) -> list[int]:
-        """Removes rows; the former number of each that stays, in the new order."""
+        """Removes rows; returns the old numbers of those that stay, in their new order."""
         order: list[int] = self._cache.leave(rows)
         mx.eval(self._cache.take_moves())
         self._cache.check_integrity()

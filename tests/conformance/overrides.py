@@ -1,6 +1,6 @@
-"""Where the tiny values by field name do not fit an architecture, and which are left out, and why.
+"""Values for architectures that the common tiny values do not fit, and model files left out.
 
-Layers are few, so an override mostly makes each kind of layer of the architecture occur.
+The models have few layers; most overrides make each kind of layer occur among them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from conformance.values import ALTERNATING, HEADS, HIDDEN
 
-# Modules of mlx_lm.models that hold no model.
+# Modules of mlx_lm.models without a model.
 HELPERS = frozenset(
     {
         "activations",
@@ -27,7 +27,7 @@ HELPERS = frozenset(
     }
 )
 
-# Model files that mlx-lm itself does not run here. A check makes sure that this still holds.
+# Model files that mlx-lm itself cannot run here. The check fails if one of them runs.
 NOT_APPLICABLE: dict[str, str] = {
     "bitnet": "its packed ternary layers have a Metal kernel only",
     "muse_spark": "its norm and rotation are a Metal kernel only",
@@ -38,7 +38,7 @@ NOT_APPLICABLE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Text:
-    """The text model in a multimodal wrapper: a model file, its dataclass, and its own values."""
+    """The text model of a multimodal wrapper: its module, dataclass, and values."""
 
     module: str
     args: str = "ModelArgs"
@@ -48,7 +48,7 @@ class Text:
 _KDA = {"kda_layers": [1, 3], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
 _DEFAULT_ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 _ROPE_BY_KIND = {kind: dict(_DEFAULT_ROPE) for kind in dict.fromkeys(ALTERNATING)}
-# Queries are scaled by position: every 8 tokens, so that it is seen.
+# Queries are scaled by position every 8 tokens, so that short prompts notice it.
 _LLAMA4_ROPE = {
     **_DEFAULT_ROPE,
     "llama_4_scaling_beta": 0.3,
@@ -83,7 +83,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "topk_method": "gready",
     },
     "deepseek_v41": {
-        # Layers that make entries and choose among them, choose only, and do neither.
+        # Some layers make index entries and choose among them, some only choose, some do neither.
         "num_hidden_layers": 6,
         "compress_ratios": (0, 4, 4, 4, 0, 4),
         "kv_source_layer_ids": (1, 5),
@@ -158,7 +158,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             {
                 "interleave_moe_layer_step": 2,
                 "num_experts_per_tok": 1,
-                # Chunks shorter than those that prompts come in; queries scaled every 4 tokens.
+                # Chunks shorter than a prompt's prefill steps; queries are scaled every 4 tokens.
                 "attention_chunk_size": 8,
                 "floor_scale": 4,
                 "attn_scale": 0.5,
@@ -236,7 +236,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "blocksparse_block_size": 32,
         "blocksparse_num_local_blocks": 1,
         "blocksparse_vert_stride": 2,
-        "vocab_size": 100_352,  # it writes to the last of its own vocabulary
+        "vocab_size": 100_352,  # it writes to the last entries of its original vocabulary
     },
     "pixtral": {"text_config": Text("llama")},
     "plamo": {"n_shared_head": 2},

@@ -1,4 +1,4 @@
-"""The results as a Markdown document, the same for the same results."""
+"""The results as a Markdown document; equal results give equal text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 
 from conformance.check import TOLERANCE, Result
 
-# Of the model files that are applicable.
-ENOUGH = 0.95
+# The share of applicable model files that has to pass.
+REQUIRED_SHARE = 0.95
 
 
 def passes(results: list[Result]) -> bool:
     """Whether enough of the applicable model files passed."""
     counts = Counter(result.outcome for result in results)
-    return counts["passed"] >= ENOUGH * (counts["passed"] + counts["failed"])
+    return counts["passed"] >= REQUIRED_SHARE * (counts["passed"] + counts["failed"])
 
 
 def report(results: list[Result]) -> str:

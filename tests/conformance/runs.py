@@ -19,25 +19,32 @@ Take = Callable[[], list[LayerOutput]]
 
 @dataclass(slots=True)
 class Record:
-    """What one sequence gave: ``logits[position]``, and per layer call, its output by position."""
+    """The results of one sequence.
+
+    Attributes:
+        fed: its input tokens.
+        logits: by position.
+        calls: for each call of a traced layer, the outputs by position.
+        layers: the layer number of each call.
+    """
 
     fed: list[int] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)
     calls: list[list[np.ndarray]] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
 
-    def add(self, row: int, length: int, logits: mx.array, heard: list[LayerOutput]) -> None:
-        """Takes the first ``length`` positions of a row of one step."""
+    def add(self, row: int, length: int, logits: mx.array, outputs: list[LayerOutput]) -> None:
+        """Adds the first ``length`` positions of a row of one step."""
         self.logits.extend(np.array(logits[row, :length].astype(mx.float32)))
-        self.layers = [output.layer for output in heard]
-        self.calls = self.calls or [[] for _ in heard]
-        for kept, output in zip(self.calls, heard, strict=True):
+        self.layers = [output.layer for output in outputs]
+        self.calls = self.calls or [[] for _ in outputs]
+        for positions, output in zip(self.calls, outputs, strict=True):
             if output.values.shape[0] == logits.shape[0]:
-                kept.extend(output.values[row, :length])
+                positions.extend(output.values[row, :length])
 
 
 def alone(model: Any, sequence: Sequence, take: Take, chunks: list[int]) -> Record:
-    """A sequence by mlx-lm's own caches: its prompt in these chunks, then greedy tokens."""
+    """Runs a sequence in mlx-lm's own caches: its prompt in these chunks, then greedy tokens."""
     record = Record(fed=list(sequence.prompt))
     cache = make_prompt_cache(model)
     rest = len(sequence.prompt) - sum(chunks)
@@ -52,7 +59,7 @@ def alone(model: Any, sequence: Sequence, take: Take, chunks: list[int]) -> Reco
 
 
 def batched(model: Any, schedule: Schedule, fed: list[list[int]], take: Take) -> list[Record]:
-    """All sequences in Chairlift's caches, fed with these tokens (their solo run's)."""
+    """Runs all sequences in Chairlift's caches with the input tokens of their solo runs."""
     run = _BatchedRun(model, schedule, fed, take)
     states = run.prefill()
     run.decode(states)
@@ -68,7 +75,7 @@ class _BatchedRun:
         self.records = [Record(fed=tokens) for tokens in fed]
 
     def prefill(self) -> dict[int, Any]:
-        """Each sequence's state after its chunks; None where it has none."""
+        """Each sequence's state after its chunks; None if it has no chunks."""
         states: dict[int, Any] = {}
         for group in self._schedule.prefills:
             batch = Batch(self._model)
@@ -88,7 +95,7 @@ class _BatchedRun:
         return states
 
     def decode(self, states: dict[int, Any]) -> None:
-        """All sequences join as their schedule says, and leave when they have had their steps."""
+        """Sequences join as scheduled, and leave after their last step."""
         batch = Batch(self._model)
         waiting = sorted(states, key=lambda n: self._schedule.sequences[n].join)
         rows: list[int] = []
@@ -118,6 +125,6 @@ class _BatchedRun:
                 for n, start, length in zip(rows, starts, lengths, strict=True)
             ]
         )
-        heard = self._take()
+        outputs = self._take()
         for row, (n, length) in enumerate(zip(rows, lengths, strict=True)):
-            self.records[n].add(row, length, logits, heard)
+            self.records[n].add(row, length, logits, outputs)

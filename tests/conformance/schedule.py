@@ -1,4 +1,4 @@
-"""Who joins when, how long the prompts are and how they are cut: drawn from a seed, no tensors."""
+"""When sequences join, how long their prompts are, and their chunks: drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from conformance.values import VOCAB, WINDOW
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One sequence: its prompt, and its life in the batch.
+    """One sequence: its prompt, and when it is in the batch.
 
     Args:
         prompt: the prompt's tokens.
-        chunks: what is prefilled at a time. Their sum is the prompt's length, or one less: then the
-            decode batch takes the last token of the prompt.
+        chunks: tokens of each prefill step. Their sum is the prompt's length, or one less: then the
+            decode batch computes the prompt's last token.
         decodes: steps in the decode batch.
         join: the step of the decode batch before which it joins.
-        columns: tokens announced as it joins.
+        columns: the length that is announced when it joins.
     """
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The sequences, and which of them are prefilled together, padded."""
+    """The sequences, and the groups that are prefilled together, with padding."""
 
     sequences: list[Sequence]
     prefills: list[list[int]]
@@ -52,7 +52,7 @@ def random_schedule(seed: int, *, pads: bool) -> Schedule:
         draw.randrange(2 * WINDOW, 3 * WINDOW),
         3 * WINDOW + draw.randrange(4),
     ]
-    # The shortest joins with nothing, the next with one token: fewer than a convolution looks back.
+    # The shortest joins without a state, the next with one token: less than a convolution's tail.
     held_back = [1, 1, *(draw.randrange(2) for _ in lengths[2:])]
     together = draw.sample(range(2, len(lengths)), 2) if pads else []
     width = draw.choice([5, WINDOW + 3])

@@ -1,4 +1,4 @@
-"""What each layer of a model gives, to say where two runs begin to differ."""
+"""Records the outputs of a model's layers, to find where two runs begin to differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class LayerOutput(NamedTuple):
-    """What the layer of that number gave in one call of it: ``[rows, length, ...]``."""
+    """The output ``[rows, length, ...]`` of one call of a layer."""
 
     layer: int
     values: np.ndarray
@@ -19,33 +19,33 @@ class LayerOutput(NamedTuple):
 
 @contextmanager
 def tapped(layers: list[Any]) -> Iterator[Callable[[], list[LayerOutput]]]:
-    """Listens to these layers; the callable it gives returns what came since it was last called."""
-    heard: list[tuple[int, mx.array]] = []
+    """Records these layers; yields a callable that returns the outputs since its last call."""
+    outputs: list[tuple[int, mx.array]] = []
 
     def take() -> list[LayerOutput]:
-        taken = [LayerOutput(layer, np.array(output)) for layer, output in heard]
-        heard.clear()
+        taken = [LayerOutput(layer, np.array(output)) for layer, output in outputs]
+        outputs.clear()
         return taken
 
-    known = [layer for layer in layers if layer is not None]
-    kinds = [type(layer) for layer in known]
-    for number, layer in enumerate(known):
-        object.__setattr__(layer, "__class__", _listening(type(layer), number, heard))
+    present = [layer for layer in layers if layer is not None]
+    kinds = [type(layer) for layer in present]
+    for number, layer in enumerate(present):
+        object.__setattr__(layer, "__class__", _recording(type(layer), number, outputs))
     try:
         yield take
     finally:
-        for layer, kind in zip(known, kinds, strict=True):
+        for layer, kind in zip(present, kinds, strict=True):
             object.__setattr__(layer, "__class__", kind)
 
 
-def _listening(kind: type, number: int, heard: list[tuple[int, mx.array]]) -> type:
-    """A subclass that does as ``kind`` does, and lets its first output be heard."""
+def _recording(kind: type, number: int, outputs: list[tuple[int, mx.array]]) -> type:
+    """A subclass of ``kind`` whose calls record their first output."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = kind.__call__(self, *args, **kwargs)
         first = output[0] if isinstance(output, tuple | list) else output
         if isinstance(first, mx.array):
-            heard.append((number, first))
+            outputs.append((number, first))
         return output
 
     return type(kind.__name__, (kind,), {"__call__": call})

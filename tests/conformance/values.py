@@ -1,4 +1,4 @@
-"""What a tiny model's config says, by the name of the field, whatever the architecture."""
+"""Tiny config values by field name, for all architectures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _all(names: str, value: Any) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
-# A field that is not here keeps its default; one without a default is an error to be resolved here.
+# Other fields keep their defaults. A field without a default is an error until it is added here.
 VALUES: dict[str, Any] = {
     **_all("vocab_size vocab_size_per_layer_input num_vocab", VOCAB),
     # Widths.
@@ -45,8 +45,8 @@ VALUES: dict[str, Any] = {
     **_all("qk_nope_head_dim qk_rope_head_dim", 8),
     **_all("v_head_dim swa_v_head_dim", 16),
     **_all("a_low_rank_dim v_low_rank_dim gate_low_rank_dim decay_low_rank_dim", 8),
-    # A sparse-attention indexer, small enough to drop tokens. Its heads score by ReLU: with few of
-    # them many tokens score 0, and which of these are kept is arbitrary.
+    # A sparse-attention indexer, so small that it drops tokens. Its heads score by ReLU: with few
+    # heads many tokens would score 0, and the choice among them would be arbitrary.
     **_all("index_n_heads", 16),
     **_all("index_head_dim", 16),
     **_all("index_topk", 8),
@@ -55,7 +55,7 @@ VALUES: dict[str, Any] = {
     **_all("loop_window_size attention_chunk_size", WINDOW),
     **_all("sliding_window_pattern full_attention_interval", 2),
     **_all("layer_types", ALTERNATING),
-    # Experts. One group, so that group limits keep all; those who need more override it.
+    # Experts. One group, so that group limits drop none; some architectures override it.
     **_all("num_experts n_routed_experts num_local_experts moe_num_experts", EXPERTS),
     **_all("num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k top_k_experts", 2),
     **_all("n_shared_experts num_shared_experts num_shared_expert", 1),
@@ -76,7 +76,7 @@ VALUES: dict[str, Any] = {
     **_all("scale_depth scale_emb", 1.0),
     **_all("query_pre_attn_scalar", 16),
     **_all("final_logit_softcapping logits_soft_cap attn_logit_softcapping", 30.0),
-    # Norms. The published ones are all about this.
+    # Norms; published models have similar values.
     **_all("rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon", 1e-5),
     "post_norm_eps": 1e-5,
     # Switches without a default.

@@ -1,4 +1,4 @@
-"""Random weights under which a model says something: logits apart, gates neither shut nor open."""
+"""Random weights that give distinct logits, and gates that are neither shut nor open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from conformance.configs import tiny_args
 
-# Of a weight, times 1 / sqrt(fan in): activations big enough that tokens depend on their context.
+# Scale of a weight, times 1 / sqrt(fan in): so large that tokens depend on their context.
 GAIN = 1.5
 
 
@@ -19,7 +19,7 @@ def tiny_model(name: str, seed: int = 0) -> Any:
     mx.random.seed(seed)  # for parameters that a model draws itself
     model = module.Model(args)
     if getattr(args, "tie_word_embeddings", False):
-        model.sanitize({})  # drops the output matrix, as for a checkpoint without one
+        model.sanitize({})  # removes the output matrix, as for a checkpoint without one
     key = mx.random.key(seed)
     weights = []
     for path, old in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):
@@ -39,5 +39,5 @@ def _random_like(path: str, old: mx.array, key: mx.array) -> mx.array:
     if old.ndim > 1 and (name.endswith("weight") or min(old.shape) > 1):
         fan_in = old[0].size if "conv" in path else old.shape[-1]
         return mx.multiply(noise, GAIN / fan_in**0.5)
-    # Norm weights, biases, decay rates: about what the model begins with, but not just that.
+    # Norm weights, biases, decay rates: close to the model's initial values, but not equal.
     return mx.add(old.astype(mx.float32), (0.1 if name == "bias" else 0.2) * noise)

@@ -1,4 +1,4 @@
-"""The examples of docs/guides/cookbook.md, as they stand there, before a real server."""
+"""The examples of docs/guides/cookbook.md, run unchanged against a real server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 COOKBOOK = (ROOT / "docs" / "guides" / "cookbook.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", COOKBOOK, re.MULTILINE))
 ADDRESS = "http://127.0.0.1:8000"
-# What each section prints, whatever the model makes of it.
+# The output of each section, for any reply of the model.
 PRINTED = {
     "openai-python": r"Paris.*\n\d+ tokens\n"
     r"weather +\{.*\"city\".*\n"
@@ -42,12 +42,13 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_has_an_expected_output() -> None:
     assert {name for name in SECTIONS if blocks(name, "python")} == PRINTED.keys()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("section", PRINTED)
-def test_an_example_runs_as_it_stands(section: str, url: str) -> None:
+def test_an_example_runs_unchanged(section: str, url: str) -> None:
     script = "".join(blocks(section, "python"))
     assert ADDRESS in script
     done = subprocess.run(
@@ -62,7 +63,7 @@ def test_an_example_runs_as_it_stands(section: str, url: str) -> None:
     assert re.search(PRINTED[section], done.stdout, re.DOTALL), done.stdout
 
 
-def test_settings_of_other_programs_name_this_server() -> None:
+def test_settings_of_other_programs_have_this_servers_address() -> None:
     (proxy,) = map(yaml.safe_load, blocks("LiteLLM", "yaml"))
     assert proxy["model_list"][0]["litellm_params"]["api_base"] == f"{ADDRESS}/v1"
     (editor,) = map(yaml.safe_load, blocks("Continue", "yaml"))

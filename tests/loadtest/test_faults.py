@@ -6,13 +6,15 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from support.tiny import tiny_model_dir
 
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.faults.__main__ import main
-from chairlift.loadtest.faults.kill import _compared
+from chairlift.loadtest.faults.kill import _compare_replies
 
 
+@pytest.mark.system
 async def test_kill(tmp_path: Path) -> None:
     model, out = tiny_model_dir(tmp_path, "llama"), tmp_path / "figures.json"
     arguments = (
@@ -26,14 +28,14 @@ async def test_kill(tmp_path: Path) -> None:
     assert all(blow["pause_seconds"] > 0.5 for blow in figures["blows"])
 
 
-def test_what_is_lost_or_different_is_found() -> None:
+def test_lost_and_different_replies_are_reported() -> None:
     def reply(text: str, error: str = "") -> Reply:
         return Reply(3, chunk_times=[1.0], text=text, error=error)
 
     alone = [reply("a"), reply("b"), reply("c")]
-    whole, same = _compared(alone, alone)
-    assert whole.passed
+    complete, same = _compare_replies(alone, alone)
+    assert complete.passed
     assert same.passed
-    whole, same = _compared(alone, [reply("a"), reply("x"), reply("c", "HTTP 503")])
-    assert (whole.passed, whole.found) == (False, "2 of 3; HTTP 503")
+    complete, same = _compare_replies(alone, [reply("a"), reply("x"), reply("c", "HTTP 503")])
+    assert (complete.passed, complete.found) == (False, "2 of 3; HTTP 503")
     assert (same.passed, same.found) == (False, "1 of 3")

@@ -1,4 +1,4 @@
-"""A slice of the fuzzing scenario, against the real application around a scripted engine."""
+"""The fuzzing scenario, shortened, against the real application with a scripted engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_bad_requests_get_clear_errors_and_leave_nothing(
     assert bad == []
 
 
-def test_growth_is_that_of_the_last_third() -> None:
+def test_growth_is_measured_over_the_last_third() -> None:
     flat, rising = [5, 900, *[1000] * 4], [1000, 1000, 1000, 1000, 1000, 1100]
     soak = Soak(resident={"flat": flat, "rising": rising, "none": [7]})
     assert soak.growth("flat") == pytest.approx(0)

@@ -1,4 +1,4 @@
-"""The load test's data sets, drawn from a seed, and invalid files."""
+"""The load test's data sets: drawn from a seed, and refused if the file is invalid."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_prefix_repetition_shares_few_beginnings_evenly() -> None:
+async def test_prefix_repetition_shares_its_prefixes_evenly() -> None:
     requests, offsets = await workload(
         dataset_name="prefix_repetition",
         num_prompts=10,
@@ -75,7 +75,7 @@ async def test_prefix_repetition_shares_few_beginnings_evenly() -> None:
     heads = Counter(tuple(request.prompt.split()[:20]) for request in requests)
     assert sorted(heads.values()) == [2, 2, 3, 3]
     assert len({tuple(request.prompt.split()[20:]) for request in requests}) == 10
-    # Shuffled: the same beginning does not come in turns.
+    # Shuffled: the prefixes do not alternate.
     assert [r.prompt.split()[0] for r in requests[:4]] != [
         r.prompt.split()[0] for r in requests[4:8]
     ]
@@ -91,8 +91,8 @@ async def test_sharegpt_takes_the_conversations_that_vllm_takes(files: Path) -> 
     requests, _ = await workload(**flags)
     lengths = {(r.prompt.split()[0], r.prompt_len, r.output_len) for r in requests}
     assert lengths == {("first", 5, 7), ("second", 100, 4), ("third", 1024, 1024)}
-    # Too few are drawn again; a length that is asked for may be any, and then the hasty answer is
-    # fine; 1,024 and 1,025 tokens are too many for it.
+    # If there are too few, conversations repeat. With a fixed output length short answers
+    # ("hasty") are taken, too; prompts of more than 1,024 tokens ("long") are not.
     requests, _ = await workload(**{**flags, "num_prompts": 30}, sharegpt_output_len=2)
     heads = {request.prompt.split()[0] for request in requests}
     assert heads == {"first", "second", "third", "hasty", "both", "silent"}
@@ -129,31 +129,31 @@ async def test_the_same_flags_give_the_same_workload(files: Path, flags: dict[st
     if flags["dataset_name"] in names:
         flags = {**flags, "dataset_path": str(files / names[flags["dataset_name"]])}
     flags = {"num_prompts": 12, **flags}
-    rude = {"cancel_rate": 0.5, "slow_reader_rate": 0.25}
-    once, again = [await workload(**flags, **rude) for _ in "ab"]
+    misbehaving = {"cancel_rate": 0.5, "slow_reader_rate": 0.25}
+    once, again = [await workload(**flags, **misbehaving) for _ in "ab"]
     assert once == again
-    other = await workload(**flags, **rude, seed=1)
+    other = await workload(**flags, **misbehaving, seed=1)
     assert other.requests != once.requests
     # Misbehaving clients change neither the requests nor their arrival times.
-    polite = await workload(**flags)
-    assert polite.offsets == once.offsets
-    assert polite.requests == [request.behaved for request in once.requests]
+    well_behaved = await workload(**flags)
+    assert well_behaved.offsets == once.offsets
+    assert well_behaved.requests == [request.behaved for request in once.requests]
 
 
-async def test_as_many_clients_misbehave_as_are_asked_for() -> None:
+async def test_the_requested_share_of_clients_misbehaves() -> None:
     flags: dict[str, Any] = {"num_prompts": 40, "random_input_len": 4, "random_output_len": 9}
     requests, _ = await workload(**flags, cancel_rate=0.25, slow_reader_rate=0.1)
-    left = [request.cancel_after for request in requests if request.cancel_after is not None]
-    assert len(left) == 10
-    assert all(1 <= after < 9 for after in left)
-    assert len(set(left)) > 2
+    cancelled = [request.cancel_after for request in requests if request.cancel_after is not None]
+    assert len(cancelled) == 10
+    assert all(1 <= after < 9 for after in cancelled)
+    assert len(set(cancelled)) > 2
     assert [r.bytes_per_s for r in requests if r.bytes_per_s is not None] == [512.0] * 4
-    # Nobody can leave in the middle of one token.
+    # A reply of one token cannot be cancelled in the middle.
     requests, _ = await workload(**{**flags, "random_output_len": 1}, cancel_rate=1.0)
     assert all(request == replace(request, cancel_after=None) for request in requests)
 
 
-def _says(text: str) -> Callable[[Path], None]:
+def _writes(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
 
 
@@ -161,23 +161,23 @@ def _says(text: str) -> Callable[[Path], None]:
     ("name", "make", "complaint"),
     [
         ("sharegpt", lambda path: None, "No such file"),
-        ("sharegpt", _says("[{"), "is not a ShareGPT file"),
-        ("sharegpt", _says('{"conversations": []}'), "Expected `array`"),
-        ("sharegpt", _says('[{"conversations": [{"from": 1}]}]'), "$[0].conversations[0]"),
-        ("sharegpt", _says("[]"), "no conversation of two turns"),
+        ("sharegpt", _writes("[{"), "is not a ShareGPT file"),
+        ("sharegpt", _writes('{"conversations": []}'), "Expected `array`"),
+        ("sharegpt", _writes('[{"conversations": [{"from": 1}]}]'), "$[0].conversations[0]"),
+        ("sharegpt", _writes("[]"), "no conversation of two turns"),
         (
             "sharegpt",
-            _says(json.dumps(SHAREGPT[3:7])),
+            _writes(json.dumps(SHAREGPT[3:7])),
             "no conversation with a prompt of 4 to 1024",
         ),
         ("trace", lambda path: None, "No such file"),
-        ("trace", _says(""), "holds no requests"),
-        ("trace", _says('{"arrival": "soon"}\n'), "line 1: no output_tokens"),
-        ("trace", _says("prompt,answer\n1,2\n"), "line 2: no column of arrivals"),
-        ("custom", _says('{"prompt": 5}\n'), ':1: no "prompt" text'),
+        ("trace", _writes(""), "holds no requests"),
+        ("trace", _writes('{"arrival": "soon"}\n'), "line 1: no output_tokens"),
+        ("trace", _writes("prompt,answer\n1,2\n"), "line 2: no column of arrivals"),
+        ("custom", _writes('{"prompt": 5}\n'), ':1: no "prompt" text'),
     ],
 )
-def test_a_file_that_is_no_data_set_is_refused_in_one_line(
+def test_an_invalid_data_set_is_refused_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
@@ -193,7 +193,7 @@ def test_a_file_that_is_no_data_set_is_refused_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_bench_sends_a_trace_with_its_priorities_and_to_its_full_length(files: Path) -> None:
+def test_bench_sends_a_trace_with_its_priorities_and_output_lengths(files: Path) -> None:
     with serving(FakeServer()) as fake:
         flags = ("--dataset-name", "trace", "--dataset-path", str(files / "trace.jsonl"))
         assert bench(fake, *flags, "--duration", "1", "--disable-tqdm") == cli.EXIT_OK

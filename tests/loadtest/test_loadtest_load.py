@@ -20,7 +20,7 @@ from chairlift.loadtest.bench.crosscheck import compare
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.server_metrics import parse_scrape
 from chairlift.loadtest.data.arrivals import Ramp
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.servers.child import free_port
 
 
@@ -39,7 +39,7 @@ def test_a_ramp_climbs_from_one_request_to_the_next(ramp: Ramp, gaps: list[float
     even = ramp.offsets(4000, math.inf, np.random.default_rng(0))
     assert drawn[-1] == pytest.approx(even[-1])
     assert drawn[2000] == pytest.approx(even[2000], rel=0.1)
-    # As many as fit the time: the inverse of the above.
+    # The number of requests that fit a time: the inverse of the offsets.
     assert ramp.count(even[-1]) == pytest.approx(4000, rel=0.001)
 
 
@@ -50,7 +50,7 @@ def test_a_duration_at_a_rate_is_a_number_of_requests() -> None:
         assert len({body["prompt"] for body in fake.bodies}) == 20
         ramp = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "50")
         assert bench(fake, *SMALL, "--duration", "0.2", *ramp, "--ramp-up-end-rps", "200") == 0
-        # On average of 1 / rate: 0.2 s at 108 requests a second.
+        # The mean of 1 / rate over the ramp gives 108 requests a second.
         assert len(fake.bodies) == 20 + 22
 
 
@@ -67,7 +67,7 @@ def test_a_duration_without_a_rate_keeps_all_clients_busy(
     sent = result["num_prompts"]
     assert sent == result["completed"] == result["verify_compared"]
     assert (fake.peak, len(fake.bodies)) == (2, 2 * sent)
-    # Six prompts, one after the other and from the first again.
+    # Six prompts in turn, then from the first again.
     prompts = [body["prompt"] for body in fake.bodies[:sent]]
     assert sent > 6
     assert sorted(set(prompts[:8])) == sorted(set(prompts))
@@ -76,7 +76,7 @@ def test_a_duration_without_a_rate_keeps_all_clients_busy(
     assert f"bench, 0.5 s: {sent} requests in " in capsys.readouterr().err
 
 
-def test_cancelled_requests_are_counted_apart(
+def test_cancelled_requests_are_counted_separately(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = (
@@ -90,12 +90,12 @@ def test_cancelled_requests_are_counted_apart(
     assert (result["completed"], result["failed"], result["cancelled"]) == (6, 0, 4)
     assert result["total_output_tokens"] == 6 * 30
     assert sorted(result["output_lens"]) == [0] * 4 + [30] * 6
-    left = [
+    cancelled = [
         len(itls) + 1
         for itls, n in zip(result["itls"], result["output_lens"], strict=True)
         if not n
     ]
-    assert all(1 <= tokens < 30 for tokens in left)
+    assert all(1 <= tokens < 30 for tokens in cancelled)
     # Cancelled requests have no reply to compare.
     assert result["verify_compared"] == 6
     printed = capsys.readouterr()
@@ -103,23 +103,23 @@ def test_cancelled_requests_are_counted_apart(
     assert ", 4 cancelled" in printed.err
 
 
-async def test_a_client_that_leaves_is_gone_for_the_server() -> None:
+async def test_the_server_sees_that_a_client_disconnected() -> None:
     with serving(FakeServer(token_seconds=0.01)) as fake:
         async with OpenAIClient(fake.base_url) as client:
-            reply = await client.complete(Request("a b", 2, 5000, cancel_after=3))
+            reply = await client.complete(WorkloadRequest("a b", 2, 5000, cancel_after=3))
             assert (reply.cancelled, reply.ok, reply.error) == (True, False, "")
             assert (len(reply.chunk_times), reply.output_tokens) == (3, 0)
             assert reply.text == " a b a"
             await until(lambda: fake.running == 0)
 
 
-async def test_a_slow_reader_takes_no_more_than_its_bytes() -> None:
-    # 8 MB: more than what sockets on the way hold, so that the server must wait for the reader.
-    endless = Request("x" * 20_000, 1, 400)
+async def test_a_slow_reader_keeps_to_its_bytes_per_second() -> None:
+    # 8 MB: more than the sockets' buffers hold, so that the server must wait for the reader.
+    endless = WorkloadRequest("x" * 20_000, 1, 400)
     with serving(FakeServer()) as fake:
         async with OpenAIClient(fake.base_url) as client:
             slow = asyncio.create_task(
-                client.complete(Request("x" * 20_000, 1, 400, bytes_per_s=100_000.0))
+                client.complete(WorkloadRequest("x" * 20_000, 1, 400, bytes_per_s=100_000.0))
             )
             assert (await client.complete(endless)).ok
             await asyncio.sleep(0.3)
@@ -127,18 +127,18 @@ async def test_a_slow_reader_takes_no_more_than_its_bytes() -> None:
             slow.cancel()
             await asyncio.gather(slow, return_exceptions=True)
 
-            # Events have some 70 bytes: 50 of them take more than half a second.
+            # An event has some 70 bytes: 50 of them take more than half a second.
             started = time.perf_counter()
-            reply = await client.complete(Request("word", 1, 50, bytes_per_s=5000.0))
+            reply = await client.complete(WorkloadRequest("word", 1, 50, bytes_per_s=5000.0))
             assert time.perf_counter() - started > 0.5
             assert (reply.ok, reply.slow, reply.output_tokens) == (True, True, 50)
 
 
-def test_slow_readers_count_in_throughput_and_in_no_latency() -> None:
+def test_slow_readers_count_in_throughput_but_not_in_latencies() -> None:
     quick = Reply(10, start=0.0, end=1.0, chunk_times=[0.5, 1.0], usage_tokens=2)
     slow = Reply(10, start=0.0, end=9.0, chunk_times=[8.0, 9.0], usage_tokens=2, slow=True)
-    left = Reply(10, start=0.0, end=9.0, chunk_times=[8.0, 9.0], cancelled=True)
-    metrics = compute_metrics([quick, slow, left], 10.0, {"ttft": 9e9}, [99])
+    cancelled = Reply(10, start=0.0, end=9.0, chunk_times=[8.0, 9.0], cancelled=True)
+    metrics = compute_metrics([quick, slow, cancelled], 10.0, {"ttft": 9e9}, [99])
     assert (metrics.completed, metrics.failed, metrics.cancelled, metrics.slow) == (2, 0, 1, 1)
     assert (metrics.total_input_tokens, metrics.total_output_tokens) == (20, 4)
     assert metrics.latencies["ttft"].percentiles[99] == pytest.approx(500)
@@ -146,7 +146,7 @@ def test_slow_readers_count_in_throughput_and_in_no_latency() -> None:
     assert metrics.request_goodput == pytest.approx(0.1)
 
 
-def test_a_sweep_is_a_run_for_each_value_with_prompts_of_its_own(
+def test_a_sweep_runs_each_value_with_new_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--save-result", "--result-filename", str(tmp_path / "r.json"))
@@ -154,7 +154,7 @@ def test_a_sweep_is_a_run_for_each_value_with_prompts_of_its_own(
         assert bench(fake, *SMALL, "--sweep", "max-concurrency=1,3", *flags) == cli.EXIT_OK
         assert len({body["prompt"] for body in fake.bodies}) == 12
         second = {body["prompt"] for body in fake.bodies[6:]}
-        # The second run is that of the second seed.
+        # The second run of a sweep has the second seed.
         assert bench(fake, *SMALL, "--max-concurrency", "3", "--seed", "1") == cli.EXIT_OK
         assert {body["prompt"] for body in fake.bodies[12:]} == second
     results = [json.loads((tmp_path / f"r-{n}.json").read_text()) for n in (1, 3)]
@@ -207,10 +207,6 @@ def test_wrong_loads_are_refused_in_one_line(
     assert err.count("\n") == 1
 
 
-# ---------------------------------------------------------------------------------------------
-# The server's metrics
-
-
 def _scrape(stop: int, abort: int, prompt: int, generated: int) -> str:
     return (
         "# TYPE vllm:request_success counter\n"
@@ -223,10 +219,10 @@ def _scrape(stop: int, abort: int, prompt: int, generated: int) -> str:
     )
 
 
-def test_what_clients_saw_is_compared_exactly_and_what_they_left_within_bounds() -> None:
-    requests = [Request("a", 9, 20)] * 4
-    whole = Reply(10, chunk_times=[0.1] * 20, usage_tokens=20)
-    left = Reply(9, chunk_times=[0.1] * 6, cancelled=True)
+def test_complete_replies_are_compared_exactly_and_cancelled_ones_within_bounds() -> None:
+    requests = [WorkloadRequest("a", 9, 20)] * 4
+    complete = Reply(10, chunk_times=[0.1] * 20, usage_tokens=20)
+    cancelled = Reply(9, chunk_times=[0.1] * 6, cancelled=True)
     failed = Reply(9, chunk_times=[0.1] * 2, error="it broke off")
     before = parse_scrape(_scrape(5, 5, 500, 500))
 
@@ -234,31 +230,32 @@ def test_what_clients_saw_is_compared_exactly_and_what_they_left_within_bounds()
         checks = compare(before, parse_scrape(after), requests[: len(replies)], replies, prompts)
         return [f"{check.expected}: {check.server:.0f}, {check.holds}" for check in checks]
 
-    exact = verdicts([whole, whole], _scrape(7, 5, 520, 539), {})
+    exact = verdicts([complete, complete], _scrape(7, 5, 520, 539), {})
     assert exact == ["2: 2, True", "2: 2, True", "20: 20, True", "40: 39, False"]
-    bounded = verdicts([whole, left], _scrape(6, 6, 520, 527), {1: 10})
+    bounded = verdicts([complete, cancelled], _scrape(6, 6, 520, 527), {1: 10})
     assert bounded == [
         "at least 1, at most 2: 1, True",
         "2: 2, True",
         "20: 20, True",
         "at least 26, at most 40: 27, True",
     ]
-    # Nobody knows whether the failed one reached the engine, nor its prompt without /tokenize.
-    unsure = verdicts([whole, failed], _scrape(6, 5, 510, 520), {1: 10})
+    # It is unknown whether the failed request reached the engine, and without /tokenize how long
+    # its prompt was.
+    unsure = verdicts([complete, failed], _scrape(6, 5, 510, 520), {1: 10})
     assert unsure == [
         "at least 1, at most 2: 1, True",
         "at least 1, at most 2: 1, True",
         "at least 10, at most 20: 10, True",
         "at least 22, at most 40: 20, False",
     ]
-    assert verdicts([left], _scrape(5, 6, 400, 510), {0: None})[2] == "at least 0: -100, False"
+    assert verdicts([cancelled], _scrape(5, 6, 400, 510), {0: None})[2] == "at least 0: -100, False"
 
 
-def test_disagreement_is_printed_and_an_error_only_where_it_is_asked_for(
+def test_disagreement_is_printed_and_is_an_error_only_with_check_metrics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crosscheck, "_SETTLE_SECONDS", 0.2)
-    # Its counters stand still, whatever it is sent.
+    # The server's counters never change.
     with serving(FakeServer(metrics=_scrape(1, 1, 10, 10))) as fake:
         assert bench(fake, *SMALL) == cli.EXIT_OK
         assert bench(fake, *SMALL, "--check-metrics") == cli.EXIT_FAILED

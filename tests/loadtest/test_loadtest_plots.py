@@ -1,4 +1,4 @@
-"""The HTML report: its arithmetic, and that it needs nothing but itself."""
+"""The HTML report: its axes and figures, and that it loads no other file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from support.api.page_check import check_page
 
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import Check
+from chairlift.loadtest.bench.crosscheck import MetricCheck
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueueSample
@@ -18,7 +18,7 @@ from chairlift.loadtest.plots.page import page
 
 
 def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
-    """``count`` requests, one every tenth of a second; every fifth is left, every seventh fails."""
+    """A run of requests 0.1 s apart; every seventh fails, every fifth of the rest is cancelled."""
     replies = []
     for i in range(count):
         start = 100 + i / 10
@@ -30,7 +30,7 @@ def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
     config = BenchConfig(**{"max_concurrency": 4, **flags})  # type: ignore[arg-type]
     metrics = compute_metrics(replies, 6.0, {}, [99])
     samples = [QueueSample(100 + t, t % 3, 1.0) for t in range(6)]
-    checks = [Check("requests ended", 3, 4, 3), Check("prompt tokens", 9, 9, 8)]
+    checks = [MetricCheck("requests ended", 3, 4, 3), MetricCheck("prompt tokens", 9, 9, 8)]
     moment = datetime(2026, 1, 2, 3, 4)
     return BenchRun(config, "org/model", moment, metrics, replies, samples, checks, None)
 
@@ -49,7 +49,7 @@ def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
         (axis_around([0, 0], "ms"), [0, 0.2, 0.4, 0.6, 0.8, 1]),
     ],
 )
-def test_axes_hold_their_values_and_have_round_ticks(axis: Axis, ticks: list[float]) -> None:
+def test_axes_cover_their_values_and_have_round_ticks(axis: Axis, ticks: list[float]) -> None:
     assert axis.ticks == pytest.approx(ticks)
     places = [axis.position(tick) for tick in axis.ticks]
     assert places == sorted(places)
@@ -62,13 +62,13 @@ def test_numbers_beside_an_axis_are_short() -> None:
     assert [shown(n) for n in (0, 0.5, 1500, 20_000, 3e6)] == ["0", "0.5", "1500", "20k", "3M"]
 
 
-def test_figures_tell_in_words_what_they_show() -> None:
+def test_figures_are_described_in_words() -> None:
     run = bench_run()
-    # 34 of 50 are whole: every seventh failed, and every fifth of the others was left.
+    # 34 of 50 are complete: every seventh failed, every fifth of the others was cancelled.
     assert run.metrics.completed == 34
     ttft = distribution_of("ttft", run)
     assert ttft.description.startswith("Time to First Token of 34 requests: median 7")
-    # Gaps of 0, as between tokens that come together, have no place on a scale of powers of ten.
+    # Tokens that arrive together have gaps of 0, which a logarithmic scale cannot show.
     wide = bench_run()
     for i, reply in enumerate(wide.replies):
         reply.chunk_times = [reply.start, reply.start, reply.start + 0.001 * 2 ** (i % 9)]
@@ -76,8 +76,8 @@ def test_figures_tell_in_words_what_they_show() -> None:
     assert itl.x.log
     assert "68 gaps" in itl.description
     assert itl.description.endswith("The first bar holds 34 below 1 ms, too.")
-    told = "at most 2 rows and 1 in the queue by the server."
-    assert queue_over_time(run).description.endswith(told)
+    reported = "at most 2 rows and 1 in the queue by the server."
+    assert queue_over_time(run).description.endswith(reported)
     unread = queue_over_time(run._replace(samples=[]))
     assert unread.description.endswith("the server's metrics were not read.")
     assert [key.text for key in unread.keys] == ["in flight"]
@@ -85,7 +85,7 @@ def test_figures_tell_in_words_what_they_show() -> None:
     assert requests_over_time(bench_run(1000)).description.startswith("334 of 1000 requests")
 
 
-def test_the_page_is_well_formed_and_needs_nothing_but_itself() -> None:
+def test_the_page_is_well_formed_and_loads_nothing() -> None:
     hostile = "</title><script>alert(1)</script><img src=https://example.com/x>"
     checked = check_page(page([bench_run(label=hostile, text=hostile)]))
     assert hostile in checked.text
@@ -108,7 +108,7 @@ def test_the_page_of_a_sweep_has_its_curves_and_all_runs() -> None:
     assert checked.text.count("2 at once") >= 3
 
 
-def test_the_page_of_a_run_where_all_failed_stands() -> None:
+def test_the_page_of_a_run_where_all_requests_failed_is_complete() -> None:
     run = bench_run()
     replies = [Reply(10, start=1.0, end=1.0, error="refused") for _ in range(3)]
     metrics = compute_metrics(replies, 1.0, {}, [99])

@@ -1,4 +1,4 @@
-"""``chairlift bench`` as it is installed, against a real server with a tiny model."""
+"""The installed command ``chairlift bench``, against a real server with a tiny model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_sweep_with_clients_that_misbehave_agrees_with_the_server(
         result = json.loads((tmp_path / f"r-{value}.json").read_text())
         assert result["metrics_agree"] is True
         assert (result["failed"], result["num_prompts"]) == (0, 20)
-        # A client may have been too late to leave: tokens can come together.
+        # A cancellation may come too late, since several tokens can arrive together.
         assert 0 < result["cancelled"] <= 6
         assert result["completed"] + result["cancelled"] == 20
     checked = check_page(page.read_text())
@@ -68,23 +68,23 @@ def test_a_sweep_with_clients_that_misbehave_agrees_with_the_server(
     assert "in the queue by the server" in checked.text
 
 
-def test_without_misbehaviour_all_numbers_are_exact(url: str, tmp_path: Path) -> None:
+def test_without_misbehaving_clients_all_numbers_are_exact(url: str, tmp_path: Path) -> None:
     texts = [{"from": "human", "value": f"{word} " * 4} for word in ("sea", "ski", "sun")]
-    talk = tmp_path / "talk.json"
-    talk.write_text(json.dumps([{"conversations": [text, text]} for text in texts]))
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([{"conversations": [text, text]} for text in texts]))
     done = bench(
         url,
-        *("--dataset-name", "sharegpt", "--dataset-path", str(talk), "--num-prompts", "6"),
+        *("--dataset-name", "sharegpt", "--dataset-path", str(path), "--num-prompts", "6"),
         *("--endpoint", "/v1/chat/completions", "--request-rate", "30", "--temperature", "0"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # The model may end its replies where it likes; nothing is bounded, and nothing differs.
+    # The model may end its replies anywhere; all figures are exact and equal.
     assert "Client and server agree:" in done.stdout
     assert "requests completed: 6 by the server, 6 by the clients" in done.stdout
     assert "at least" not in done.stdout
 
 
-def test_chats_that_are_left_have_their_prompts_counted(url: str) -> None:
+def test_the_prompts_of_cancelled_chats_are_counted(url: str) -> None:
     done = bench(
         url,
         *("--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "64"),
@@ -95,5 +95,5 @@ def test_chats_that_are_left_have_their_prompts_counted(url: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bench, 1 s: " in done.stderr
     assert re.search(r"Cancelled requests: +[1-9]", done.stdout)
-    # No usage came with those, but their chat's tokens are known: not a bound, a number.
+    # Cancelled chats report no usage, but bench counts their tokens: an exact number, not a bound.
     assert re.search(r"prompt tokens: (\d+) by the server, \1 by the clients", done.stdout)

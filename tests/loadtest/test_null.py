@@ -1,4 +1,4 @@
-"""The null-model benchmark, small: the real server, and what makes a run invalid."""
+"""The null-model benchmark, shortened, on a real server; and replies that make a run invalid."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 from chairlift.loadtest import null
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.metrics import Reply
-from chairlift.loadtest.data.workload import Request
+from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 from chairlift.loadtest.servers import procfs
 
 PROCESSES = ["engine process", "API process", "load generator"]
 
 
+@pytest.mark.system
 def test_it_measures_a_real_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "null.json"
     given = ["--streams", "8", "--output-tokens", "8", "--runs", "2", "--step-ms", "20"]
@@ -38,7 +39,7 @@ def test_it_measures_a_real_server(tmp_path: Path, capsys: pytest.CaptureFixture
         assert sum(run["cpu_us_per_token"][PROCESSES[0]]["user"] for run in figures["runs"]) > 0
 
 
-def whole(count: int) -> Reply:
+def complete_reply(count: int) -> Reply:
     times = [0.1 * step for step in range(count)]
     return Reply(16, chunk_times=times, usage_tokens=count, text=" word" * count)
 
@@ -60,15 +61,15 @@ def failed(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("spoil", [shared_event, lost_text, wrong_usage, failed])
-async def test_a_reply_that_lacks_anything_ends_the_run(spoil: Callable[[Reply], None]) -> None:
+async def test_an_incomplete_reply_ends_the_run(spoil: Callable[[Reply], None]) -> None:
     class Client:
-        async def complete(self, request: Request, on_chunk: Any) -> Reply:
-            reply = whole(request.output_len)
+        async def complete(self, request: WorkloadRequest, on_chunk: Any) -> Reply:
+            reply = complete_reply(request.output_len)
             if request.prompt.startswith(null.WORDS[1]):
                 spoil(reply)
             return reply
 
     client = cast(OpenAIClient, Client())
-    await null.run_streams(client, 1, 4, "whole")
+    await null.run_streams(client, 1, 4, "complete")
     with pytest.raises(ServerError, match=r"HTTP 503|of 4 tokens"):
         await null.run_streams(client, 2, 4, "spoilt")

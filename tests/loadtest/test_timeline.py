@@ -1,4 +1,4 @@
-"""A second of steps, watched."""
+"""Timelines: the wall time and the host's work of each step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from chairlift.loadtest.timeline import Timeline, record
 
 
-def test_what_a_step_waits_is_not_the_hosts_work() -> None:
+def test_waiting_is_not_counted_as_the_hosts_work() -> None:
     timeline = record(lambda: time.sleep(0.02), seconds=0.2)
     assert 3 <= len(timeline.steps) <= 10
     assert all(step.wall_ms >= 20 and step.host_ms < 15 for step in timeline.steps)
@@ -16,7 +16,7 @@ def test_what_a_step_waits_is_not_the_hosts_work() -> None:
     assert starts == sorted(starts)
 
 
-def test_the_summary_has_medians_and_says_what_is_not_known() -> None:
+def test_the_summary_has_medians_and_names_unknown_figures() -> None:
     steps = record(lambda: time.sleep(0.01), seconds=0.05).steps
     assert "the device is busy, %: 90, 100" in Timeline(steps, [90, 100]).summary
     assert "not known" in Timeline(steps, []).summary

@@ -1,4 +1,4 @@
-"""Metrics: every name of the table is set by something, and means what its help says."""
+"""Metrics: every metric of the table is recorded, and counts what its help text says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     for metric in (*SERVER, *MODEL, *ENGINE):
         family = families[metric.name]
         assert family.type == metric.kind
-        # Whatever is listed is set: the one step above moved every counter and histogram.
+        # The calls above moved every counter and histogram.
         total = sum(sample.value for sample in family.samples)
         assert total > 0, metric.name
 
@@ -66,7 +66,7 @@ def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> 
     assert value(recorder, "chairlift_engine_restarts_total", reason="hang") == 0
 
 
-def test_times_of_a_finished_choice(recorder: Recorder) -> None:
+def test_a_finished_choice_records_its_times(recorder: Recorder) -> None:
     # arrival 100, scheduled 101, first token 103, finished 107; 5 tokens
     recorder.record_step(step_stats())
     sums = {
@@ -95,7 +95,7 @@ def test_gauges_and_ratios(recorder: Recorder) -> None:
     assert value(recorder, "vllm:iteration_tokens_total_sum") == 13
 
 
-def test_prefixes_add_up_over_steps_and_their_bytes_are_the_last(recorder: Recorder) -> None:
+def test_prefix_counters_add_up_over_steps_and_bytes_are_the_last_value(recorder: Recorder) -> None:
     steps = [
         StepStats(rows=1, prefill_tokens=100, prefix_queries=100, prefix_bytes=3000),
         StepStats(rows=1, prefill_tokens=20, prefix_queries=100, prefix_hits=80, prefix_bytes=4000),
@@ -108,24 +108,24 @@ def test_prefixes_add_up_over_steps_and_their_bytes_are_the_last(recorder: Recor
     assert value(recorder, "vllm:prefix_cache_queries_total") == 250
     assert value(recorder, "vllm:prefix_cache_hits_total") == 129
     assert value(recorder, "vllm:prompt_tokens_cached_total") == 129
-    # What was computed is the difference, as in vLLM; found tokens are no step's work.
+    # As in vLLM, computed tokens are the difference; cached tokens are not work of a step.
     assert value(recorder, "vllm:prompt_tokens_total") == 120 + 129
     assert value(recorder, "vllm:iteration_tokens_total_sum") == 120
     assert value(recorder, "chairlift_prefix_evictions_total") == 4
     assert value(recorder, "chairlift_kv_bytes", state="prefix") == 900
 
 
-def test_computed_prompt_tokens_of_a_choice_leave_out_the_cached_ones(recorder: Recorder) -> None:
+def test_computed_prompt_tokens_exclude_the_cached_ones(recorder: Recorder) -> None:
     recorder.record_step(step_stats(finished=2))  # prompts of 10 tokens, 4 of them cached
     name = "vllm:request_prefill_kv_computed_tokens"
     assert value(recorder, f"{name}_sum") == 2 * 6
     assert value(recorder, "vllm:request_prompt_tokens_sum") == 2 * 10
-    # The counters come from the step alone: two choices of one prompt are one lookup.
+    # The counters come only from the step: two choices of one prompt are one lookup.
     assert value(recorder, "vllm:prompt_tokens_cached_total") == 4
 
 
 @pytest.mark.parametrize(("bits", "label"), [(None, "none"), (8, "8")])
-def test_the_cache_config_tells_its_bits(bits: int | None, label: str) -> None:
+def test_the_cache_config_has_a_label_for_its_bits(bits: int | None, label: str) -> None:
     recorder = Recorder()
     info = model_info(kv_bits=bits)
     recorder.model_loaded("m", info)
@@ -140,7 +140,7 @@ def test_the_cache_config_tells_its_bits(bits: int | None, label: str) -> None:
     assert value(recorder, "vllm:cache_config_info", **config) == 1
 
 
-def test_a_choice_that_never_ran_has_only_waited(recorder: Recorder) -> None:
+def test_a_choice_that_never_ran_records_only_its_queue_time(recorder: Recorder) -> None:
     stats = step_stats()
     choice = stats.finished[0]
     choice.scheduled = choice.first_token = None
@@ -159,7 +159,7 @@ def test_token_buckets_end_at_the_context() -> None:
     assert token_buckets(1) == (1,)
 
 
-def test_a_replays_step_is_the_machines_and_nobody_elses(recorder: Recorder) -> None:
+def test_a_step_of_a_replay_counts_for_the_batch_but_for_no_request(recorder: Recorder) -> None:
     recorder.record_step(StepStats(rows=1, duration=0.5))
     assert value(recorder, "chairlift_batch_rows_count") == 1
     assert value(recorder, "vllm:iteration_tokens_total_count") == 0

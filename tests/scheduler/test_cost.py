@@ -1,4 +1,4 @@
-"""Steps beside running rows take no longer than they may, once some have been seen."""
+"""The cost model: steps with running rows keep to their time once some were measured."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.chunks import MIN_CHUNK
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Plan, Scheduler
+from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
 def _machine(speed: float) -> Callable[[Work], float]:
-    """Seconds of a step on a machine of some speed (1: as an H200 with a model of 8B)."""
+    """The seconds of a step; speed 1 is an H200 with a model of 8B parameters."""
 
     def seconds(work: Work) -> float:
         rows = 1e-4 * work.rows + 1e-8 * work.context
@@ -44,7 +44,7 @@ def test_costs_are_learned_from_few_steps_of_a_noisy_machine(speed: float) -> No
     assert model.tokens_within(Work(50, 25_000), 0.001 / speed, 0) == 0
 
 
-def test_a_machine_that_becomes_slower_is_followed() -> None:
+def test_the_model_follows_a_machine_that_becomes_slower() -> None:
     model = CostModel()
     for speed in (1.0, 0.25):
         for _ in range(200):
@@ -52,7 +52,7 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     assert model.seconds(Work(10, 5000)) == pytest.approx(_machine(0.25)(Work(10, 5000)), rel=0.1)
 
 
-def test_a_clock_that_stood_still_does_no_harm() -> None:
+def test_a_step_of_zero_seconds_does_no_harm() -> None:
     model = CostModel()
     model.learn(Work(1, 10), 0.0)
     for _ in range(100):
@@ -63,17 +63,17 @@ def test_a_clock_that_stood_still_does_no_harm() -> None:
 def _served(
     limits: Limits,
     seconds: Callable[[Work], float],
-    see: Callable[[Plan], None] = lambda plan: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> list[tuple[Work, float]]:
-    """Forty prompts, a few of them long, behind one that runs; the steps beside rows."""
+    """Serves forty prompts, a few of them long; returns work and seconds of steps with rows."""
     random_, scheduler = random.Random(1), Scheduler(limits)
     for number in range(40):
         prompt = 4_000 if number % 13 == 5 else random_.randrange(50, 700)
         scheduler.add(Sequence(str(number), [1] * prompt, random_.randrange(100, 300)))
-    capacities, in_flight, steps = (NOTHING,), list[Sequence](), list[tuple[Work, float]]()
+    capacities, in_flight, steps = (NO_CAPACITY,), list[Sequence](), list[tuple[Work, float]]()
     while not scheduler.idle or in_flight:
         plan = scheduler.plan(capacities)
-        see(plan)
+        on_plan(plan)
         scheduler.commit(plan)
         capacities = plan.capacities
         took = seconds(plan.work) * random_.uniform(0.95, 1.05)
@@ -101,37 +101,39 @@ def test_steps_beside_rows_keep_to_their_time() -> None:
     assert len(late) <= len(steps) / 100
     assert max(took for _, took in _served(_limits(1e9, 0.0), seconds)) > 0.03
     prompts = [work.tokens for work, _ in steps if work.tokens > 0]
-    assert sum(prompts) / len(prompts) > 300, "the time that there is, is used"
+    assert sum(prompts) / len(prompts) > 300, "prompts use the time that they have"
 
 
 def test_prompts_may_take_as_long_as_the_rows_themselves() -> None:
-    seconds = _machine(0.05)  # rows alone take several times the 20 ms
+    seconds = _machine(0.05)  # rows alone take several times 20 ms
     for work, took in _served(_limits(0.02, 2.0), seconds)[10:]:
         alone = seconds(work._replace(tokens=0, pairs=0))
         assert took <= 1.3 * max(0.02, 2 * alone)
 
 
-def test_a_prompt_comes_forward_however_slow_steps_are() -> None:
+def test_a_prompt_makes_progress_however_slow_steps_are() -> None:
     steps = _served(_limits(1e-6, 0.0), _machine(1.0))
     assert {work.tokens for work, _ in steps[5:] if work.tokens} <= set(range(1, MIN_CHUNK + 1))
     assert any(work.tokens == MIN_CHUNK for work, _ in steps)
 
 
-def test_no_prompt_is_left_with_a_short_rest_where_a_chunk_more_costs_launches() -> None:
+def test_no_prompt_is_left_with_a_short_rest_that_costs_another_chunk() -> None:
     limits = replace(_limits(0.02, 0.0), chunk_multiple=128)
 
-    def rests(whole: bool) -> list[int]:
-        """What chunks leave of their prompts."""
+    def rests(avoid_partial_prefill: bool) -> list[int]:
+        """Tokens of each prompt that are left after a chunk."""
         left: list[int] = []
 
-        def see(plan: Plan) -> None:
+        def on_plan(plan: Plan) -> None:
             for sequence, tokens in plan.chunks.items():
                 left.append(
                     sequence.num_tokens - plan.cached.get(sequence, sequence.computed) - tokens
                 )
 
-        _served(replace(limits, avoid_partial_prefill=whole), _machine(1.0), see)
+        _served(
+            replace(limits, avoid_partial_prefill=avoid_partial_prefill), _machine(1.0), on_plan
+        )
         return [rest for rest in left if rest]
 
-    assert min(rests(whole=False)) < 128
-    assert min(rests(avoid_partial_prefill=True)) >= 128
+    assert min(rests(avoid_partial_prefill=False)) < 128
+    assert min(rests(whole=True)) >= 128

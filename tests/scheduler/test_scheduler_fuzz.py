@@ -1,11 +1,11 @@
-"""A slice of the scheduler's fuzz; SCHEDULER_FUZZ_SEEDS=10000 runs that many seeds."""
+"""Some seeds of the scheduler's fuzz; SCHEDULER_FUZZ_SEEDS=10000 runs that many."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from support.engine.scheduler_fuzz import Counts, Fuzz
+from support.scheduler.fuzz import Counts, Fuzz
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
@@ -14,13 +14,13 @@ from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.machine import StepCost
 from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.trace import TraceRequest
 
 SEEDS = int(os.environ.get("SCHEDULER_FUZZ_SEEDS", "60"))
 COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
 
 
-def test_whatever_comes_no_limit_is_broken_and_nobody_is_lost() -> None:
+def test_random_requests_break_no_limit_and_are_all_served() -> None:
     counts = Counts()
     for seed in range(SEEDS):
         try:
@@ -28,7 +28,7 @@ def test_whatever_comes_no_limit_is_broken_and_nobody_is_lost() -> None:
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
     print(counts)
-    # Else it would prove nothing.
+    # The seeds have to reach every case.
     assert counts.finished > 5 * SEEDS
     assert min(counts.preempted, counts.hits, counts.followers, counts.passed) > 0
     assert min(counts.resumed, counts.aborted, counts.bands, counts.padded) > 0
@@ -36,28 +36,28 @@ def test_whatever_comes_no_limit_is_broken_and_nobody_is_lost() -> None:
 
 def _preemptions(prompt: int, output: int, limits: Limits) -> float:
     simulation = Simulation(limits, COST)
-    list(simulation.run([Request(i * 0.01, prompt, output, output) for i in range(12)]))
+    list(simulation.run([TraceRequest(i * 0.01, prompt, output, output) for i in range(12)]))
     preemptions: float = figures(simulation.measurements, simulation.budget)["preemptions"]
     return preemptions
 
 
 @pytest.mark.parametrize("bands", [1, 4])
-@pytest.mark.parametrize("ahead", [0, 512])
+@pytest.mark.parametrize("lookahead", [0, 512])
 @pytest.mark.parametrize("factor", [1.1, 1.5, 2.0, 3.0, 5.0])
 @pytest.mark.parametrize("length", [128, 512])
 def test_prompts_of_a_multiple_are_preempted_no_more_than_their_neighbours(
-    length: int, factor: float, ahead: int, bands: int
+    length: int, factor: float, lookahead: int, bands: int
 ) -> None:
-    """In small memory and large; outputs are short enough for nobody to be preempted at all."""
+    """In small memory and large; outputs are so short that no request is preempted."""
     geometry = KVGeometry(300, {}, 0, {None: 10})
     base = Limits(8, 608, 1 << 60, geometry)
-    kv = int(base.alone(length + 128) * factor)
+    kv = int(base.bytes_alone(length + 128) * factor)
     for multiple in (1, 128):
         limits = Limits(
             *(8, 608, kv, geometry),
             chunk_multiple=multiple,
             avoid_partial_prefill=True,
-            lookahead_columns=ahead,
+            lookahead_columns=lookahead,
             bands=bands,
             band_bytes=5_000,
         )
@@ -65,8 +65,8 @@ def test_prompts_of_a_multiple_are_preempted_no_more_than_their_neighbours(
         assert set(preemptions.values()) == {0}, (multiple, preemptions)
 
 
-def test_one_that_does_not_fit_beside_what_others_left_begins_anew_in_the_next_step() -> None:
-    """Nobody else is there to give way, and the engine goes on."""
+def test_a_row_that_does_not_fit_beside_leaving_rows_is_preempted_and_begins_again() -> None:
+    """No other request could be preempted."""
     geometry = KVGeometry(100, {}, 40_000, {None: 50})
     limits = Limits(8, 64, 200_000, geometry)
     scheduler = Scheduler(limits)
@@ -80,7 +80,7 @@ def test_one_that_does_not_fit_beside_what_others_left_begins_anew_in_the_next_s
         for joined in plan.joins:
             scheduler.token(joined, 7)
     assert scheduler.running == [sequence]
-    # The states of rows that are about to leave are there until the buffers have moved.
+    # Rows that are about to leave keep their states until the buffers have moved.
     plan = scheduler.plan((Capacity(4, 256),))
     assert (plan.preempted, plan.capacities) == ([sequence], (Capacity(0, 0),))
     scheduler.commit(plan)

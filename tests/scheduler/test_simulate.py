@@ -1,16 +1,12 @@
-"""The scheduler simulated: nobody starves, no limit is broken, no decision gets dear."""
+"""The simulated scheduler: no request starves, no limit is broken, and decisions stay cheap."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,32 +14,31 @@ import pytest
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Scheduler
+from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
 from chairlift.scheduler.sequence import Sequence
-from chairlift.scheduler.simulate.__main__ import main
 from chairlift.scheduler.simulate.machine import MACHINES, StepCost, factors
 from chairlift.scheduler.simulate.measurements import Measurements, Served
 from chairlift.scheduler.simulate.report import figures, text
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request, TraceError, read_trace
+from chairlift.scheduler.simulate.trace import TraceRequest
 from chairlift.scheduler.simulate.traffic import Lengths, Traffic
 
 LIMITS = Limits(8, 64, 2_000_000, KVGeometry(100, {32: 50}))
-# A step takes a second, whatever it computes.
-SECONDS = StepCost(step=1.0, row=0.0, context=0.0, token=0.0, pair=0.0)
+# Every step takes one second.
+ONE_SECOND = StepCost(step=1.0, row=0.0, context=0.0, token=0.0, pair=0.0)
 COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
 SHORT = Traffic(400, rate=20.0, prompts=Lengths(40, 1.0, 300), outputs=Lengths(30, 1.0, 200))
 
 
-def _simulated(simulation: Simulation, requests: list[Request]) -> Simulation:
+def _simulate(simulation: Simulation, requests: list[TraceRequest]) -> Simulation:
     ended = sum(simulation.run(requests))
     assert ended == len(requests)
     return simulation
 
 
-def test_times_are_those_of_steps_planned_one_ahead() -> None:
-    requests = [Request(0.5, 4, 3, 3, "a"), Request(0.6, 4, 1, 1, "b")]
-    simulation = _simulated(Simulation(LIMITS, SECONDS), requests)
+def test_times_follow_from_planning_one_step_ahead() -> None:
+    requests = [TraceRequest(0.5, 4, 3, 3, "a"), TraceRequest(0.6, 4, 1, 1, "b")]
+    simulation = _simulate(Simulation(LIMITS, ONE_SECOND), requests)
     first, second = simulation.measurements.served
     assert (first.queue, first.ttft, first.total) == (0.0, 1.0, 3.0)
     assert first.alone == 3.0
@@ -52,12 +47,12 @@ def test_times_are_those_of_steps_planned_one_ahead() -> None:
     report = figures(simulation.measurements, simulation.budget)
     assert report["gap"] == {"p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
     assert report["seconds"] == 3.5
-    # Rows of 5 and 6 in 64 columns, and in 128 as the other prompt is let in.
+    # Rows of 5 and 6 tokens in 64 columns, then in 128 when the other prompt is admitted.
     assert report["padding_ratio"] == 1 - (5 + 6) / (64 + 128)
 
 
-def test_a_model_that_ends_before_it_must_costs_a_step_that_nobody_reads() -> None:
-    simulation = _simulated(Simulation(LIMITS, SECONDS), [Request(0.0, 4, 3, 100)])
+def test_an_early_end_costs_one_step_whose_token_is_discarded() -> None:
+    simulation = _simulate(Simulation(LIMITS, ONE_SECOND), [TraceRequest(0.0, 4, 3, 100)])
     (served,) = simulation.measurements.served
     assert (served.output_tokens, served.total) == (3, 3.0)
     assert simulation.clock == 4.0, "the fourth step was launched before the third was read"
@@ -74,16 +69,16 @@ def test_a_model_that_ends_before_it_must_costs_a_step_that_nobody_reads() -> No
     ],
     ids=["plenty", "little memory", "paced", "recurrent"],
 )
-def test_everyone_is_served_within_the_limits(limits: Limits) -> None:
+def test_every_simulated_request_is_served_within_the_limits(limits: Limits) -> None:
     traffic = replace(SHORT, requests=150, rate=60.0, outputs=Lengths(150, 0.3, 250))
     requests = list(traffic.draw())
-    simulation = _simulated(Simulation(limits, COST, factors(0.3, 1)), requests)
+    simulation = _simulate(Simulation(limits, COST, factors(0.3, 1)), requests)
     served, budget = simulation.measurements.served, simulation.budget
     fitting = [r for r in requests if r.prompt_tokens + r.max_tokens <= limits.max_context]
     assert len(served) == len(fitting) == len(requests) - simulation.measurements.refused
-    asked = sum(request.output_tokens for request in fitting)
-    assert sum(request.output_tokens for request in served) == asked
-    assert sum(simulation.measurements.gaps.values()) == asked - len(served)
+    expected = sum(request.output_tokens for request in fitting)
+    assert sum(request.output_tokens for request in served) == expected
+    assert sum(simulation.measurements.gaps.values()) == expected - len(served)
     assert 0.5 * limits.max_rows < budget.rows <= limits.max_rows
     assert 0.5 * limits.max_step_tokens < budget.step_tokens <= limits.max_step_tokens
     assert 0 < budget.kv_bytes <= limits.kv_bytes
@@ -94,7 +89,7 @@ def test_everyone_is_served_within_the_limits(limits: Limits) -> None:
 @pytest.mark.parametrize(
     "looser", [{"max_rows": 20}, {"max_step_tokens": 100}, {"kv_bytes": 4_000_000}]
 )
-def test_a_scheduler_that_goes_beyond_a_limit_is_caught(looser: dict[str, int]) -> None:
+def test_a_scheduler_that_breaks_a_limit_is_detected(looser: dict[str, int]) -> None:
     limits = replace(LIMITS, kv_bytes=200_000)
     simulation = Simulation(limits, COST)
     simulation.scheduler = Scheduler(replace(limits, **looser))  # type: ignore[arg-type]
@@ -104,30 +99,32 @@ def test_a_scheduler_that_goes_beyond_a_limit_is_caught(looser: dict[str, int]) 
 
 
 def _overtaken_by(ageing: float) -> float:
-    """How long after one of the lowest class somebody may come and still begin before it (s).
+    """Most seconds that a request arrived after one of the lowest class and still began before it.
 
-    Urgent requests come three times as fast as they can be served.
+    Urgent requests arrive three times as fast as they can be served.
     """
     traffic = replace(SHORT, requests=600, rate=60.0, priorities={0: 0.9, 1: 0.05, 3: 0.05})
     simulation = Simulation(replace(LIMITS, ageing=ageing), COST)
-    served = _simulated(simulation, list(traffic.draw())).measurements.served
-    begun = {request: request.arrival + request.queue for request in served}
+    served = _simulate(simulation, list(traffic.draw())).measurements.served
+    began = {request: request.arrival + request.queue for request in served}
     return max(
         other.arrival - lowest.arrival
         for lowest in served
         if lowest.priority == 3
         for other in served
-        if begun[other] < begun[lowest] - 1e-9
+        if began[other] < began[lowest] - 1e-9
     )
 
 
-def test_nobody_starves_under_constant_urgent_load() -> None:
+def test_no_simulated_request_starves_under_constant_urgent_load() -> None:
     assert 2.5 < _overtaken_by(ageing=1.0) <= 3.0, "three classes below, a second each"
-    assert _overtaken_by(ageing=1000.0) > 8.0, "nobody ages, and all ten seconds' urgent ones pass"
+    assert _overtaken_by(ageing=1000.0) > 8.0, (
+        "without ageing, urgent requests of ten seconds overtake it"
+    )
 
 
-class Counted(Sequence):
-    """A sequence that every comparison with another one calls."""
+class _ComparedInPython(Sequence):
+    """A sequence whose comparisons run Python code, so that they are counted."""
 
     __slots__ = ()
     __hash__ = Sequence.__hash__
@@ -137,7 +134,7 @@ class Counted(Sequence):
 
 
 def _instructions(work: Callable[[], Any]) -> int:
-    """Python instructions that a call takes: what a clock would tell, but always the same."""
+    """Python instructions that a call takes: a measure of time without noise."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -155,17 +152,19 @@ def _instructions(work: Callable[[], Any]) -> int:
     return count
 
 
-def _decision(waiting: int) -> tuple[int, int]:
-    """Instructions and bytes that it takes to plan and launch a step while so many wait."""
+def _decision_cost(waiting: int) -> tuple[int, int]:
+    """Instructions and bytes that planning and committing a step takes with this many waiting."""
     scheduler = Scheduler(LIMITS)
 
-    def add(number: int) -> Counted:
-        sequence = Counted(str(number), [1, 2, 3], 5, arrival=float(number), priority=number % 3)
+    def add(number: int) -> _ComparedInPython:
+        sequence = _ComparedInPython(
+            str(number), [1, 2, 3], 5, arrival=float(number), priority=number % 3
+        )
         scheduler.add(sequence)
         return sequence
 
     queued = [add(number) for number in range(waiting)]
-    capacities = (NOTHING,)
+    capacities = (NO_CAPACITY,)
     for _ in range(3):
         plan = scheduler.plan(capacities)
         scheduler.commit(plan)
@@ -190,22 +189,22 @@ def _decision(waiting: int) -> tuple[int, int]:
     return count, peak
 
 
-def test_what_a_decision_costs_does_not_grow_with_the_queue() -> None:
-    (few, few_bytes), (many, many_bytes) = _decision(100), _decision(100_000)
-    assert few > 1000
-    assert many < 1.1 * few, "instructions"
-    assert many_bytes < few_bytes + 100_000, "a copy of the queue's references is 800,000"
+def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
+    (short, short_bytes), (long, long_bytes) = _decision_cost(100), _decision_cost(100_000)
+    assert short > 1000
+    assert long < 1.1 * short, "instructions"
+    assert long_bytes < short_bytes + 100_000, "a copy of the queue's references is 800,000"
 
 
-def test_the_figures_are_those_of_the_definitions() -> None:
+def test_the_figures_follow_their_definitions() -> None:
     measurements = Measurements(seconds=120.0)
     for number in range(1, 101):
         user, total = ("quick", 1.0) if number % 2 else ("slow", 3.0)
         served = Served(user, number % 2, number, 10, 0.0, number / 10, number / 5, total, 1.0)
         measurements.served.append(served)
     report = figures(measurements, Simulation(LIMITS, COST).budget)
-    everyone, *groups = report["groups"]
-    assert everyone["queue"] == {"p50": 5.0, "p90": 9.0, "p99": 9.9, "max": 10.0}
+    all_requests, *groups = report["groups"]
+    assert all_requests["queue"] == {"p50": 5.0, "p90": 9.0, "p99": 9.9, "max": 10.0}
     assert [group["name"] for group in groups] == [
         *("priority 0", "priority 1"),
         *("prompts 1/4, to 25", "prompts 2/4, to 50", "prompts 3/4, to 75", "prompts 4/4, to 100"),
@@ -219,7 +218,7 @@ def test_the_figures_are_those_of_the_definitions() -> None:
     assert "Jain's index 0.8000 over 2 users" in text(report)
 
 
-def test_traffic_is_what_was_asked_for() -> None:
+def test_traffic_has_the_requested_rates_and_lengths() -> None:
     traffic = Traffic(4000, rate=5.0, users=3, priorities={-1: 1, 2: 3})
     requests = list(traffic.draw())
     assert requests == list(traffic.draw())
@@ -243,136 +242,8 @@ def test_traffic_is_what_was_asked_for() -> None:
     assert deviation(0.25) == pytest.approx(0.4, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        (
-            "ours.jsonl",
-            '{"arrival": 7, "prompt_tokens": 10, "output_tokens": 2}\n\n'
-            '{"arrival": 8.5, "prompt_tokens": 20, "output_tokens": 1}\n',
-        ),
-        ("ours.csv", "arrival,prompt_tokens,output_tokens\n7,10,2\n8.5,20,1\n"),
-        (
-            "mooncake.jsonl",
-            '{"timestamp": 27000, "input_length": 10, "output_length": 2, "hash_ids": [1]}\n'
-            '{"timestamp": 28500, "input_length": 20, "output_length": 1, "hash_ids": [1, 2]}\n',
-        ),
-        (
-            "azure.csv",
-            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
-            "2023-11-16 18:17:03.9799600,10,2\r\n2023-11-16 18:17:05.4799600,20,1\r\n",
-        ),
-        (
-            "azure2024.csv",
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-            "2024-05-10 00:00:00.009930+00:00,10,2\n2024-05-10 00:00:01.509930+00:00,20,1\n",
-        ),
-    ],
-)
-def test_traces_of_each_format_are_read(
-    tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / name
-    path.write_text(content)
-    first, second = read_trace(path)
-    assert first == Request(0.0, 10, 2, 2)
-    assert second._replace(arrival=0.0) == Request(0.0, 20, 1, 1)
-    assert second.arrival == pytest.approx(1.5)
-    assert main(["--trace", str(path), "--machine", "cpu-smollm2-135m"]) == 0
-    assert "2 served" in capsys.readouterr().out
-
-
-def test_a_trace_of_our_own_tells_users_priorities_and_what_was_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    row = {"arrival": 0, "prompt_tokens": 10, "output_tokens": 2}
-    more = {"max_tokens": 9, "user": "ann", "priority": -2}
-    path.write_text(f"{json.dumps(row)}\n{json.dumps(row | more)}\n")
-    assert list(read_trace(path)) == [
-        Request(0.0, 10, 2, 2),
-        Request(0.0, 10, 2, 9, "ann", -2),
-    ]
-
-
-GOOD = '{"arrival": 7, "prompt_tokens": 10, "output_tokens": 2}\n'
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (GOOD + "{7}\n", "line 2: not JSON"),
-        (GOOD + "7\n", "line 2: not a JSON object"),
-        (GOOD + '{"prompt_tokens": 10}\n', "line 2: no column of arrivals"),
-        (GOOD + GOOD.replace("7", "6"), "line 2: arrives before"),
-        (GOOD.replace("7", '"soon"'), "line 1: arrival must be a time, not 'soon'"),
-        (GOOD.replace("7", "NaN"), "line 1: arrival must be a time, not nan"),
-        (GOOD.replace("10", "0"), "line 1: prompt_tokens must be a whole number above 0, not 0"),
-        (GOOD.replace("10", "1.5"), "line 1: prompt_tokens must be a whole number"),
-        (GOOD.replace("2}", '2, "max_tokens": 1}'), "line 1: output of 2 tokens, but max_tokens"),
-        (GOOD.replace("2}", '2, "priority": "high"}'), "line 1: priority must be a whole number"),
-        ("arrival,prompt_tokens\n1,2\n", "line 2: no output_tokens"),
-        ("arrival,prompt_tokens,output_tokens\n1,2,3\n2,x,3\n", "line 3: prompt_tokens must be"),
-        ('arrival,prompt_tokens,output_tokens\n1,"2\n', "line 2: no output_tokens"),
-    ],
-)
-def test_a_line_that_makes_no_sense_is_named(
-    tmp_path: Path, content: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "trace"
-    path.write_text(content)
-    with pytest.raises(TraceError, match=message):
-        list(read_trace(path))
-    assert main(["--trace", str(path)]) == 2
-    assert f"simulate: {path}, {message[:6]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--max-rows 0", "max-rows"),
-        ("--max-step-tokens 10", "max-step-tokens"),
-        ("--kv-bytes 1e6", "kv-memory"),
-        ("--rate 0", "rate must be above 0"),
-        ("--noise 1", "noise must be"),
-        ("--priorities 0:-1", "shares of priorities"),
-        ("--trace /nowhere", "/nowhere"),
-        ("--trace /nowhere --requests 0", "requests must be above 0"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(
-    flags: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(flags.split()) == 2
-    assert message in capsys.readouterr().err
-
-
-def _run(seed: int, folder: Path, hashes: str) -> tuple[bytes, bytes]:
-    """What the command prints and writes, in a process that must do without MLX."""
-    out = folder / f"{seed}-{hashes}.json"
-    script = (
-        "import sys; from chairlift.scheduler.simulate.__main__ import main; assert main() == 0;"
-        "assert not any(name.startswith('mlx') for name in sys.modules)"
-    )
-    flags = ["--requests", "150", "--rate", "12", "--seed", str(seed), "--json", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *flags],
-        capture_output=True,
-        env=os.environ | {"PYTHONHASHSEED": hashes},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, out.read_bytes()
-
-
-def test_the_same_seed_gives_the_same_bytes_and_needs_no_mlx(tmp_path: Path) -> None:
-    once, again, other = _run(3, tmp_path, "1"), _run(3, tmp_path, "2"), _run(4, tmp_path, "1")
-    assert once == again
-    assert once != other
-    printed, written = once
-    assert b"150 served" in printed
-    assert json.loads(written)["finished"] == 150
-
-
-def test_machines_are_within_their_own_limits() -> None:
+def test_the_machines_keep_within_their_own_limits() -> None:
     for machine in MACHINES.values():
         requests = list(Traffic(60, rate=1000.0).draw())
-        simulation = _simulated(Simulation(machine.limits, machine.cost), requests)
+        simulation = _simulate(Simulation(machine.limits, machine.cost), requests)
         assert len(simulation.measurements.served) == 60

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server on a real socket, and the load test pointed at it."""
+"""A small OpenAI-compatible server on a real socket, and a load test of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ from chairlift.loadtest.servers.child import free_port
 
 @dataclass
 class FakeServer:
-    """An OpenAI-compatible server whose replies are made of the prompt's words.
+    """An OpenAI-compatible server whose replies repeat the prompt's words.
 
-    ``batch_dependent``: while others run, replies end in another word. ``fail`` refuses prompts it
-    holds for; ``break_off`` ends their streams in the middle. ``metrics`` is what /metrics says;
-    empty: there is none.
+    Attributes:
+        batch_dependent: replies end in another word while other requests run.
+        fail: refuses the prompts for which it returns True.
+        break_off: ends the streams of the prompts for which it returns True with an error.
+        token_seconds: time between two tokens.
+        metrics: the text of /metrics; empty: 404.
+        stall: a prompt, and the seconds for which its prefill delays all streams.
+        bodies, headers: of the requests so far.
+        running, peak: requests at this moment, and at most.
     """
 
     batch_dependent: bool = False
@@ -83,7 +89,7 @@ class FakeServer:
         words = prompt.split()
         await response.write(b": keep-alive\n\n")
         if prompt == self.stall[0]:
-            # A prefill in one piece: every stream waits for it.
+            # The prefill is one step: every stream waits for it.
             async with self._gate:
                 await asyncio.sleep(self.stall[1])
         if chat:
@@ -112,14 +118,14 @@ class FakeServer:
 
     async def _send(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:
         event = f"data: {json.dumps({'choices': [{'index': 0, **choice}]})}\n\n".encode()
-        # In two writes: a chunk is not an event.
+        # In two writes, so that clients cannot take a chunk for an event.
         await response.write(event[:9])
         await response.write(event[9:])
 
 
 @contextmanager
 def serving(fake: FakeServer) -> Iterator[FakeServer]:
-    """Serves ``fake`` from a thread of its own: the load test under test brings its own loop."""
+    """Serves ``fake`` from a thread, since the load test runs its own event loop."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(fake.app())
 

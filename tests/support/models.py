@@ -1,4 +1,4 @@
-"""Test models on disk: the default model, and tiny GGUF files made from ``tiny``'s weights."""
+"""Models on disk: the default model, and tiny GGUF files with the weights of ``support.tiny``."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _GEMMA3_STEMS = _STEMS | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-# GGUF's writer leaves out empty arrays, so the tokenizer has one merge and one token for it.
+# GGUF's writer omits empty arrays, so the tokenizer has one merge and its token.
 MERGED = "th"
 GGUF_VOCAB_SIZE = VOCAB_SIZE + 1
 
 
 def default_model_path() -> Path:
-    """SmolLM2-135M-Instruct's file in the user's cache, fetched if need be."""
+    """The file of SmolLM2-135M-Instruct in the user's cache, downloaded if it is missing."""
     return fetch_default_model()
 
 
@@ -57,22 +57,27 @@ def write_tiny_gguf(
 ) -> nn.Module:
     """Writes a ``tiny_model`` as llama.cpp's converter would, matrices as ``type_``.
 
-    ``metadata`` overrides keys (None leaves one out); ``tensors`` adds float32 ones. The model's
-    own matrices are replaced by what the quantization left of them; it is returned. To run text
-    through it, give the model a ``vocab_size`` of GGUF_VOCAB_SIZE.
+    Args:
+        model: gets its matrices back as quantization has rounded them. To run text through it, it
+            needs a ``vocab_size`` of GGUF_VOCAB_SIZE.
+        metadata: overrides keys; None removes one.
+        tensors: further tensors in float32.
+
+    Returns:
+        ``model``.
     """
     config = tiny_config(kind)
     writer = gguf.GGUFWriter(path, kind)
     values = _metadata(kind, config) | _tokenizer_metadata() | (metadata or {})
     for key, value in values.items():
         _add(writer, key, value)
-    kept: list[tuple[str, mx.array]] = []
+    rounded: list[tuple[str, mx.array]] = []
     for name, array in tree_flatten(model.parameters()):
         data = np.array(array)
         if data.ndim == 2:
             quantized = gguf.quantize(data, type_)
-            left = gguf.dequantize(quantized, type_).reshape(data.shape)
-            kept.append((name, mx.array(left)))
+            dequantized = gguf.dequantize(quantized, type_).reshape(data.shape)
+            rounded.append((name, mx.array(dequantized)))
             if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
                 quantized = _interleave(quantized, config["head_dim"])
             writer.add_tensor(_gguf_name(kind, name), quantized, raw_dtype=type_)
@@ -85,7 +90,7 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model.load_weights(kept, strict=False)
+    model.load_weights(rounded, strict=False)
     return model
 
 

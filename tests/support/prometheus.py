@@ -30,7 +30,7 @@ scrape_configs:
 
 
 def tool(name: str) -> Path:
-    """``prometheus`` or ``promtool``; skips the test where there is none."""
+    """The path of ``prometheus`` or ``promtool``; skips the test if it is not installed."""
     found = shutil.which(name, path=str(_UNPACKED)) or shutil.which(name)
     if found is None:
         pytest.skip(f"no {name}: `make test` brings Debian's; elsewhere install Prometheus")
@@ -51,12 +51,12 @@ def promtool(*arguments: str | Path, text: str | None = None) -> subprocess.Comp
 
 @dataclass
 class Prometheus:
-    """A server that runs."""
+    """A running server."""
 
     url: str
 
     def get(self, path: str, **query: str) -> Any:
-        """The data of an API call that succeeds."""
+        """The data of an API call, which has to succeed."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
@@ -67,13 +67,13 @@ class Prometheus:
         return answer["data"]
 
     def values(self, expression: str) -> list[float]:
-        """The values of all series that an expression gives now."""
+        """The current values of all series of an expression."""
         return [
             float(series["value"][1]) for series in self.get("query", query=expression)["result"]
         ]
 
     def wait_for(self, expression: str) -> None:
-        """Until an expression gives something."""
+        """Waits until an expression has a value."""
         deadline = time.monotonic() + PATIENCE
         while not self.values(expression):
             assert time.monotonic() < deadline, expression

@@ -37,9 +37,9 @@ def tiny_config(
 ) -> dict[str, Any]:
     """The config.json of a tiny model: 64 wide, 4 heads of 16, 2 KV heads, context 4096.
 
-    gemma3 has 6 layers, two sliding-window ones to each global one; lfm2 4, every other one a short
-    convolution, whose state is recurrent; the others have 2 layers.
-    ``tied`` False gives an output matrix of its own.
+    gemma3 has 6 layers, two sliding-window ones to each global one. lfm2 has 4; every other one is
+    a short convolution with a recurrent state. The others have 2 layers.
+    With ``tied`` False the output matrix is separate from the embedding.
     """
     config: dict[str, Any] = {
         "model_type": kind,
@@ -99,19 +99,19 @@ def tiny_model(
     module = _MODULES[kind]
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     if kind == "gemma3" and tied:
-        model.sanitize({})  # drops the output matrix, as for a checkpoint without one
+        model.sanitize({})  # removes the output matrix, as for a checkpoint without one
     key = mx.random.key(seed)
     weights = []
     for name, old in tree_flatten(model.parameters()):
         key, sub = mx.random.split(key)
         noise = mx.random.normal(old.shape, key=sub)
         if "norm" in name:
-            # Away from 1 (gemma3: 0), so that a norm forgotten or shifted is seen.
+            # Not 1 (gemma3: 0), so that a missing or shifted norm changes the output.
             new = 0.2 * noise + (0.0 if kind == "gemma3" else 1.0)
         elif name.endswith("bias"):
             new = 0.3 * noise
         else:
-            # 1.5 / sqrt(fan-in): activations big enough that tokens depend on their context.
+            # 1.5 / sqrt(fan-in): activations so large that tokens depend on their context.
             new = noise * (1.5 / old.shape[-1] ** 0.5)
         weights.append((name, new))
     model.update(tree_unflatten(weights))

@@ -1,9 +1,10 @@
-// The batch as a chairlift: one chair a row, who generates sits in it, who waits stands in the queue.
+// Draws the batch as a chairlift: a chair is a row, a rider is a generating choice, and waiting
+// choices stand in the queue.
 
 const SVG = "http://www.w3.org/2000/svg";
 const JACKETS = 5;
-const MANY = 64;
-const MOST_IN_QUEUE = 40;
+const CROWDED_ROWS = 64;
+const MAX_QUEUE_SHOWN = 40;
 
 function shape(name, attributes) {
   const element = document.createElementNS(SVG, name);
@@ -60,12 +61,12 @@ export class Chairs {
   }
 
   build(rows) {
-    this.line.dataset.crowd = rows > MANY ? "many" : "few";
+    this.line.dataset.crowd = rows > CROWDED_ROWS ? "many" : "few";
     this.line.replaceChildren(...Array.from({ length: rows }, seat));
     this.riders = [];
   }
 
-  // Who sits stays where they are; a newcomer takes the first free chair.
+  // Riders keep their chairs; a new rider takes the first free one.
   board(riders, rows) {
     const here = new Set(riders.map((rider) => rider.id));
     const seated = new Set();
@@ -82,7 +83,7 @@ export class Chairs {
   }
 
   wait(waiting) {
-    const shown = Math.min(waiting, MOST_IN_QUEUE);
+    const shown = Math.min(waiting, MAX_QUEUE_SHOWN);
     const label = document.createElement("b");
     label.textContent = waiting ? `${waiting}` : "empty";
     this.queue.replaceChildren(

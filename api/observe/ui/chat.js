@@ -1,4 +1,4 @@
-// A conversation with the model, kept in memory only.
+// The chat with the model. The conversation is in memory only.
 
 import { count, pace, seconds } from "./format.js";
 import { call, events } from "./server.js";
@@ -6,25 +6,25 @@ import { call, events } from "./server.js";
 const element = (id) => document.getElementById(id);
 const number = (id) => (element(id).value === "" ? undefined : element(id).valueAsNumber);
 
-// One reply's tokens and times. Until the server has told the tokens, its pieces are counted.
+// The token count and the times of a reply. Until the server sends usage, it counts the chunks.
 class Speed {
   constructor() {
     this.started = performance.now();
     this.first = this.last = undefined;
-    this.pieces = 0;
+    this.chunks = 0;
     this.tokens = undefined;
   }
 
-  piece() {
+  addChunk() {
     this.last = performance.now();
     this.first ??= this.last;
-    this.pieces += 1;
+    this.chunks += 1;
   }
 
   get text() {
     if (this.first === undefined) return "no token yet";
     const about = this.tokens === undefined ? "about " : "";
-    const tokens = this.tokens ?? this.pieces;
+    const tokens = this.tokens ?? this.chunks;
     const took = (this.last - this.first) / 1000;
     const speed = took && tokens > 1 ? `, ${pace((tokens - 1) / took)} tokens/s` : "";
     const first = seconds((this.first - this.started) / 1000);
@@ -36,14 +36,14 @@ export class Chat {
   constructor(onUnauthorized) {
     this.onUnauthorized = onUnauthorized;
     this.messages = [];
-    this.running = undefined; // the AbortController of the reply that is coming
+    this.running = undefined; // the AbortController of the running reply
     this.log = element("conversation");
-    this.empty = element("empty"); // what stands there while nothing is said
+    this.empty = element("empty"); // the text shown before the first message
     element("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
     });
-    // What is wrong must be seen to be put right.
+    // Open the settings if one is invalid, so that the user sees it.
     element("settings").addEventListener("invalid", () => (element("settings").open = true), true);
     element("prompt").addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -89,11 +89,11 @@ export class Chat {
     }
     if (reply.textContent) messages.push({ role: "assistant", content: reply.textContent });
     else {
-      // What nothing answered is no part of the conversation, and can be sent again.
+      // Without a reply, remove the question from the conversation, so that it can be sent again.
       messages.pop();
       if (messages === this.messages) element("prompt").value ||= text;
     }
-    tell(reply, "note", [speed.text, note].filter(Boolean).join("; "));
+    addLine(reply, "note", [speed.text, note].filter(Boolean).join("; "));
     element("readout").textContent = "";
     this.running = undefined;
     this.busy(false);
@@ -115,7 +115,7 @@ export class Chat {
       if (choice.finish_reason === "length") note = "cut at the most tokens";
       const { content, reasoning_content: thought } = choice.delta;
       if (!content && !thought) continue;
-      speed.piece();
+      speed.addChunk();
       const follows = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
       if (thought) thoughtOf(reply).append(thought);
       if (content) reply.append(content);
@@ -126,7 +126,7 @@ export class Chat {
   }
 
   fail(reply, error) {
-    tell(reply, "error", error.message);
+    addLine(reply, "error", error.message);
     if (error.status === 401) this.onUnauthorized();
   }
 
@@ -142,7 +142,7 @@ export class Chat {
     return text;
   }
 
-  // While a reply comes the log is busy, so that it is read out once, when it is whole.
+  // While a reply is streamed the log is busy, so that screen readers read it once, when complete.
   busy(is) {
     this.log.setAttribute("aria-busy", `${is}`);
     const focused = document.activeElement;
@@ -154,7 +154,7 @@ export class Chat {
   }
 }
 
-// Where the thought before a reply is shown. It is no part of the conversation.
+// The box with the reasoning before a reply, which is not part of the conversation.
 function thoughtOf(reply) {
   const above = reply.previousElementSibling;
   if (above.className === "thought") return above;
@@ -169,7 +169,7 @@ function thoughtOf(reply) {
 }
 
 // Adds a line below a reply.
-function tell(reply, kind, text) {
+function addLine(reply, kind, text) {
   const line = document.createElement("div");
   line.className = kind;
   line.textContent = text;

@@ -1,4 +1,4 @@
-// The numbers beside the line, and the table of recent requests.
+// The numbers beside the chairs, and the table of recent requests.
 
 import { ago, bytes, count, pace, seconds, share } from "./format.js";
 
@@ -9,7 +9,7 @@ const element = (id) => document.getElementById(id);
 
 export function put(id, text) {
   const target = element(id);
-  // What has not changed is not told again by a screen reader.
+  // Screen readers would read an unchanged text again if it were set again.
   if (target.textContent !== text) target.textContent = text;
 }
 
@@ -32,10 +32,10 @@ export class Gauges {
     this.paces = [...this.paces, generated].slice(-CURVE_POINTS);
     put("pace", pace(generated));
     put("prefill", `prompts: ${pace(prefilled)} tokens/s`);
-    const most = Math.max(1, ...this.paces);
+    const highest = Math.max(1, ...this.paces);
     const first = CURVE_POINTS - this.paces.length;
     const points = this.paces.map((value, index) => {
-      const height = (CURVE_HEIGHT - 3) * (1 - value / most) + 1.5;
+      const height = (CURVE_HEIGHT - 3) * (1 - value / highest) + 1.5;
       return `${first + index} ${height.toFixed(1)}`;
     });
     const line = points.join("L");

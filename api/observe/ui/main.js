@@ -1,16 +1,16 @@
-// Watches the server and shows what it tells; asks for a key where one is needed.
+// Shows the server's snapshots, and asks for an API key if the server needs one.
 
 import { Chairs } from "./chairs.js";
 import { Chat } from "./chat.js";
 import { Gauges, put } from "./gauges.js";
 import { call, events, keep } from "./server.js";
 
-const AGAIN_MS = 2000;
+const RETRY_MS = 2000;
 
 const element = (id) => document.getElementById(id);
 const chairs = new Chairs(element("chairs"), element("queue"));
 const gauges = new Gauges();
-let given = () => {}; // wakes the watcher that waits for a key
+let onKey = () => {}; // called when the user has entered a key
 
 function state(kind, text) {
   element("state").dataset.state = kind;
@@ -36,7 +36,7 @@ function askForKey(error) {
 element("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   keep(element("key").value);
-  given();
+  onKey();
 });
 
 async function watch() {
@@ -51,12 +51,12 @@ async function watch() {
       if (error.status === 401) {
         state("waiting", "Waiting for an API key");
         askForKey(error.message);
-        await new Promise((resolve) => (given = resolve));
+        await new Promise((resolve) => (onKey = resolve));
         continue;
       }
       state("lost", error.status ? error.message : "The server cannot be reached; trying again …");
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
 

@@ -1,4 +1,4 @@
-// Calls to the server this page came from, with its key if it wants one.
+// Calls the server that this page came from, with the API key if there is one.
 
 const KEY = "chairlift-key";
 
@@ -13,7 +13,7 @@ export function keep(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-// A reply that is a success; everything else is thrown, with what the server says.
+// Returns a successful response; throws a ServerError with the server's message otherwise.
 export async function call(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
@@ -37,7 +37,7 @@ async function failure(response) {
   }
 }
 
-// The objects of an event stream. EventSource cannot send a key, so it is read by hand.
+// Yields the objects of an event stream. EventSource cannot send a key, so this parses the stream.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,4 +1,4 @@
-"""Classes of requests over HTTP: the field, the header, and what a full queue tells each."""
+"""Priorities over HTTP: the field, the header, and the wait that a full queue announces."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def server() -> AsyncIterator[Running]:
         ({"priority": 2}, {"X-Priority": "urgent"}, 2),
     ],
 )
-async def test_the_class_reaches_the_engine_and_the_body_wins(
+async def test_the_priority_reaches_the_engine_and_the_body_overrides_the_header(
     server: Running,
     path: str,
     field: dict[str, int | None],
@@ -80,8 +80,8 @@ async def test_the_header_is_documented(server: Running) -> None:
     assert "parameters" not in document["paths"]["/tokenize"]["post"]
 
 
-class Still(BaseEngineClient):
-    """The real client around an engine that computes nothing but what a test says."""
+class ManualClient(BaseEngineClient):
+    """The real client of an engine that the test plays."""
 
     def __init__(self, **facts: Any) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class Still(BaseEngineClient):
         arrival = time.monotonic() - ago
         self.submit(Submit(name, [5] * prompt, params, arrival=arrival, priority=priority))
 
-    def measured(self, prompt_seconds: float, row_seconds: float) -> None:
-        """Steps in which a prompt token, and a row's token, took so long."""
+    def report_costs(self, prompt_seconds: float, row_seconds: float) -> None:
+        """Reports steps in which a prompt token and a row's token took these times."""
         for tokens in (0, 50):
             seconds = tokens * prompt_seconds + 4 * row_seconds
             stats = StepStats(ended_prefill_tokens=tokens, ended_rows=4, ended_seconds=seconds)
@@ -116,10 +116,10 @@ async def _refused(server: Running, path: str, **headers: str) -> tuple[int, str
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_full_queue_tells_each_class_its_own_wait(path: str) -> None:
-    engine = Still()
-    engine.measured(0.01, 0.5)
-    # Two run; of the others one is urgent, and one of a low class has waited for long.
+async def test_a_full_queue_announces_a_wait_for_each_priority(path: str) -> None:
+    engine = ManualClient()
+    engine.report_costs(0.01, 0.5)
+    # Two run; one of the others is urgent, and one of low priority has waited for 35 s.
     engine.queue("runs", 0, 100, 20)
     engine.queue("runs too", 5, 100, 10)
     engine.queue("urgent", -1, 100, 40)
@@ -132,36 +132,36 @@ async def test_a_full_queue_tells_each_class_its_own_wait(path: str) -> None:
         running_seconds = (19 + 9) * 0.5
         waits = {"-2": 0, "-1": 21, "0": 21 + 31 + 51, "2": 21 + 31 + 51, "3": 21 + 31 + 51 + 41}
         for priority, seconds in waits.items():
-            told, message = await _refused(server, path, **{"X-Priority": priority})
-            assert told == running_seconds + seconds
-            assert f"one of priority {priority} would wait for about {told} s" in message
+            wait, message = await _refused(server, path, **{"X-Priority": priority})
+            assert wait == running_seconds + seconds
+            assert f"one of priority {priority} would wait for about {wait} s" in message
             assert "6 requests are unfinished and 6 is the limit" in message
-        told, _ = await _refused(server, path)
-        assert told == running_seconds + waits["0"]
+        wait, _ = await _refused(server, path)
+        assert wait == running_seconds + waits["0"]
 
 
-async def test_the_wait_told_is_bounded_and_shrinks_as_work_is_done() -> None:
-    engine = Still()
+async def test_the_announced_wait_is_bounded_and_shrinks_as_work_is_done() -> None:
+    engine = ManualClient()
     for number in range(6):
         engine.queue(str(number), 0, 10, 500)
     async with running(engine) as server:  # type: ignore[arg-type]
         assert (await _refused(server, "/v1/completions"))[0] == 1, "nothing is known"
-        engine.measured(0.0, 10.0)
+        engine.report_costs(0.0, 10.0)
         assert (await _refused(server, "/v1/completions"))[0] == MAX_RETRY_AFTER
         done = [TokenOutput(str(number), 0, [7] * 491) for number in range(6)]
         engine.receive(StepOutput(done, StepStats()))
-        told, _ = await _refused(server, "/v1/completions")
-        assert told == 6 * 9 * 10
-        # One of them ends early, and there is room.
+        wait, _ = await _refused(server, "/v1/completions")
+        assert wait == 6 * 9 * 10
+        # One of them ends early, which makes room.
         engine.receive(StepOutput([TokenOutput("0", 0, [7], finish="stop")], StepStats()))
         engine.queue("next", 0, 10, 1)
         assert (await _refused(server, "/v1/completions"))[0] == 5 * 9 * 10 + 10
 
 
-async def test_the_client_refuses_what_memory_could_never_hold() -> None:
+async def test_the_client_refuses_a_request_that_never_fits_in_memory() -> None:
     limits = Limits(8, 64, 100_000, KVGeometry(100, {32: 50}))
     longest = limits.max_context
-    engine = Still(max_context=longest, limits=limits)
+    engine = ManualClient(max_context=longest, limits=limits)
     engine.queue("fits", 0, longest - 5, 5)
     with pytest.raises(PromptTooLong) as refusal:
         engine.queue("does not", 0, longest - 5, 6)

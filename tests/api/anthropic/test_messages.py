@@ -1,4 +1,4 @@
-"""POST /v1/messages over HTTP: events, stop reasons, errors and refusals."""
+"""/v1/messages over HTTP: events, stop reasons, errors and refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.api.api_server import TOKENIZER, Running, ending, ids, running
+from support.api.api_server import (
+    TOKENIZER,
+    Running,
+    ending,
+    engine_replying,
+    ids,
+    last_prompt,
+    running,
+)
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
@@ -21,12 +29,8 @@ KEY = "sk-alice-secret"
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    async with running(FakeEngine(model_info(), ending("Hello"))) as server:
+    async with running(engine_replying("Hello")) as server:
         yield server
-
-
-def prompt(server: Running) -> str:
-    return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
 
 
 async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
@@ -42,7 +46,7 @@ async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
     message = events[0]["message"]
     prompt_tokens = len(server.engine.submitted[0].prompt)
     assert (message["content"], message["stop_reason"]) == ([], None)
-    # As Anthropic counts: what was cached is no part of the input.
+    # NOTE: As Anthropic counts, input_tokens do not contain the cached ones.
     assert message["usage"]["input_tokens"] == prompt_tokens - 5
     assert message["usage"]["cache_read_input_tokens"] == 5
     assert "".join(event["delta"]["text"] for event in events[2:7]) == "Hello"
@@ -50,7 +54,7 @@ async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
     assert events[-2]["usage"]["output_tokens"] == 6
 
 
-async def test_why_it_stopped() -> None:
+async def test_stop_reasons() -> None:
     engine = FakeEngine(model_info(max_context=64), ending("one STOP two"))
     async with running(engine) as server:
         _, reply = await server.post(PATH, {**BODY, "max_tokens": 20, "stop_sequences": ["STOP"]})
@@ -65,7 +69,7 @@ async def test_why_it_stopped() -> None:
         )
         _, reply = await server.post(PATH, {**BODY, "max_tokens": 3})
         assert (reply["stop_reason"], reply["usage"]["output_tokens"]) == ("max_tokens", 3)
-        # Agents ask for more than any context has left, as Anthropic lets them.
+        # Agents request more tokens than the context has left, which Anthropic allows.
         _, reply = await server.post(PATH, {**BODY, "max_tokens": 32_000})
         assert reply["stop_reason"] == "model_context_window_exceeded"
         assert reply["usage"]["output_tokens"] == 64 - reply["usage"]["input_tokens"]
@@ -86,19 +90,19 @@ async def test_turns_become_the_prompt(server: Running) -> None:
             {"role": "user", "content": "f"},
         ],
     }
-    said = [
+    turns = [
         *(("system", "Be brief"), ("user", "a\n\nb"), ("assistant", "c")),
         *(("user", "d"), ("system", "e"), ("user", "f")),
     ]
-    turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
+    prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
     status, _ = await server.post(PATH, {**BODY, **body})
-    assert (status, prompt(server)) == (200, f"{turns}<|im_start|>assistant\n")
+    assert (status, last_prompt(server)) == (200, f"{prompt}<|im_start|>assistant\n")
     status, count = await server.post(f"{PATH}/count_tokens", body)
     assert (status, count) == (200, {"input_tokens": len(server.engine.submitted[0].prompt)})
     assert len(server.engine.submitted) == 1
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"),
@@ -137,7 +141,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_fields_are_named(server: Running) -> None:
-    for change, named in BAD:
+    for change, named in BAD_FIELDS:
         status, body = await server.post(PATH, {**BODY, **change})
         assert (status, body["error"]["type"]) == (400, "invalid_request_error"), change
         assert named in body["error"]["message"], change
@@ -151,7 +155,7 @@ async def test_bad_fields_are_named(server: Running) -> None:
 
 
 async def test_errors_have_anthropics_form_everywhere_below_the_path() -> None:
-    engine = FakeEngine(model_info(), ending("Hello"))
+    engine = engine_replying("Hello")
     keys = (ApiKey("alice", digest_of(KEY), KeyLimits(rpm=3)),)
     async with running(engine, keys=keys, max_body_bytes=1000) as server:
 
@@ -177,7 +181,7 @@ async def test_errors_have_anthropics_form_everywhere_below_the_path() -> None:
         engine.first_step_seconds = 0.5
         assert await error("POST", PATH, late) == (504, "timeout_error")
         assert await error("POST", PATH, BODY) == (429, "rate_limit_error")
-        # Everywhere else they have OpenAI's.
+        # Other endpoints use OpenAI's form.
         async with server.http.get(f"{server.url}/v1/messagesx") as response:
             assert set((await response.json())["error"]) >= {"param", "code"}
 
@@ -199,8 +203,8 @@ async def test_a_silent_stream_is_kept_alive_with_pings() -> None:
         assert first == {"type": "ping"}
 
 
-async def test_it_is_a_door_like_the_others() -> None:
-    engine = FakeEngine(model_info(), ending("Hello"))
+async def test_keys_priority_and_salt_work_as_in_the_other_apis() -> None:
+    engine = engine_replying("Hello")
     keys = (ApiKey("alice", digest_of(KEY), NO_LIMITS),)
     async with running(engine, keys=keys) as server:
         headers = {"X-Api-Key": KEY, "X-Priority": "-7"}
@@ -214,12 +218,12 @@ async def test_it_is_a_door_like_the_others() -> None:
         )
 
 
-async def test_a_prompt_that_is_too_long_says_so_in_anthropics_words(server: Running) -> None:
+async def test_the_error_for_a_long_prompt_has_anthropics_wording(server: Running) -> None:
     context = server.service.model().info.max_context
     form = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 
-    async def told(length: int, path: str = PATH, **fields: Any) -> tuple[int, int] | None:
-        """The numbers of the refusal; None if there is room."""
+    async def refusal(length: int, path: str = PATH, **fields: Any) -> tuple[int, int] | None:
+        """The numbers in the error; None if the prompt fits."""
         messages = [{"role": "user", "content": "x" * length}]
         status, body = await server.post(path, {**BODY, "messages": messages, **fields})
         if status == 200:
@@ -232,18 +236,18 @@ async def test_a_prompt_that_is_too_long_says_so_in_anthropics_words(server: Run
     _, count = await server.post(f"{PATH}/count_tokens", BODY)
     frame = count["input_tokens"] - len("Hi")
     room = context - frame  # what fills the context to the last token
-    assert await told(room - 1) is None
-    assert await told(room) == (context, context - 1)
+    assert await refusal(room - 1) is None
+    assert await refusal(room) == (context, context - 1)
     for more in (1, 2, 500):
-        assert await told(room + more) == (context + more, context)
-        assert await told(room + more, max_tokens=1) == (context + more, context)
-    # What is not even tokenized: no fewer tokens than these.
+        assert await refusal(room + more) == (context + more, context)
+        assert await refusal(room + more, max_tokens=1) == (context + more, context)
+    # A prompt that is too long to be tokenized: the number is a lower bound.
     for path in (PATH, f"{PATH}/count_tokens"):
-        numbers = await told(100_000, path)
+        numbers = await refusal(100_000, path)
         assert numbers is not None
         assert context < numbers[0] <= 100_000 + frame
         assert numbers[1] == context
-    # Everywhere else it is said in OpenAI's.
+    # Other endpoints use OpenAI's wording.
     chat = {"messages": [{"role": "user", "content": "x" * room}]}
     status, body = await server.post("/v1/chat/completions", chat)
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
@@ -251,7 +255,7 @@ async def test_a_prompt_that_is_too_long_says_so_in_anthropics_words(server: Run
 
 
 async def test_a_401_names_the_header_that_anthropics_clients_send() -> None:
-    engine = FakeEngine(model_info(), ending("Hello"))
+    engine = engine_replying("Hello")
     keys = (ApiKey("alice", digest_of(KEY), NO_LIMITS),)
     async with running(engine, keys=keys) as server:
         for headers in ({}, {"X-Api-Key": "wrong"}, {"Authorization": "Bearer wrong"}):
@@ -261,7 +265,7 @@ async def test_a_401_names_the_header_that_anthropics_clients_send() -> None:
                 assert "invalid x-api-key" in body["error"]["message"]
 
 
-async def test_the_place_of_the_format_is_the_betas_or_todays(server: Running) -> None:
+async def test_the_format_is_read_from_the_beta_field_or_the_new_one(server: Running) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     format = {"type": "json_schema", "schema": schema}
     grammars = []
@@ -276,7 +280,7 @@ async def test_the_place_of_the_format_is_the_betas_or_todays(server: Running) -
         grammars.append(server.engine.submitted[-1].params.grammar)
     assert grammars[0] is not None
     assert grammars[0] == grammars[1] == grammars[2]
-    # An error names the place that was taken.
+    # An error names the field that was read.
     bad = {"type": "json_schema", "schema": {"type": "no type"}}
     for fields, place in (
         ({"output_format": bad}, "output_format:"),

@@ -1,7 +1,7 @@
-"""Requests as agents' frameworks send them, and replies as they read them: what they cannot bear.
+"""Requests as agent frameworks send them, and replies as the frameworks parse them.
 
-The bodies are written anew after what semantic-kernel, autogen, smolagents, haystack and instructor
-send. The model has no format for calls, and its tags are no tokens.
+The bodies follow those that semantic-kernel, autogen, smolagents, haystack and instructor send. The
+model has no native format for calls, and the tags are not tokens in its vocabulary.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 import pytest
-from support.api.api_server import TOKENIZER, Running, chosen, running, tool
-from support.api.cut_doors import no_check, writing
+from support.api.api_server import TOKENIZER, chosen, last_prompt, running, tool
+from support.api.tool_calls import skip_grammar_check, truncating_engine
 
 PATH = "/v1/chat/completions"
 SEARCH = {
@@ -21,17 +21,9 @@ SEARCH = {
 }
 
 
-def form(name: str, **arguments: Any) -> str:
+def json_call(name: str, **arguments: Any) -> str:
     encoded = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{encoded}\n</tool_call>"
-
-
-def prompt(server: Running) -> str:
-    return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
-
-
-def held(server: Running) -> None:
-    server.service.model().vocabulary.grammars.check = no_check  # type: ignore[method-assign]
 
 
 async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
@@ -47,11 +39,12 @@ async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
         "max_tokens": 400,
         "stream_options": {"include_usage": True},
     }
-    text = f"Let me see.\n{form('web-search', query='Zürich')}\n{form('web-search', query='Bern')}"
-    async with running(writing(TOKENIZER, text)) as server:
-        held(server)
+    searches = [json_call("web-search", query=query) for query in ("Zürich", "Bern")]
+    text = "\n".join(["Let me see.", *searches])
+    async with running(truncating_engine(TOKENIZER, text)) as server:
+        skip_grammar_check(server)
         chunks = await server.chunks(PATH, body)
-        # The client merges calls by index; a name may come only once, and ids must not change.
+        # The client merges calls by index, so a name and an id must be sent only once.
         calls: dict[int, dict[str, str]] = {}
         content, reasons = "", []
         for chunk in chunks[:-1]:
@@ -71,7 +64,7 @@ async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
             {"query": "Bern"},
         ]
         assert {call["name"] for call in calls.values()} == {"web-search"}
-        made = [
+        past_calls = [
             {
                 "id": call["id"],
                 "type": "function",
@@ -83,15 +76,15 @@ async def test_semantic_kernel_streams_calls_and_sends_their_results() -> None:
             {"role": "tool", "tool_call_id": call["id"], "content": f"found {number}"}
             for number, call in calls.items()
         ]
-        said = {"role": "assistant", "content": content, "tool_calls": made}
-        await server.chunks(PATH, {**body, "messages": [*body["messages"], said, *results]})
-        shown = prompt(server)
-        assert form("web-search", query="Bern") in shown
-        assert shown.index("found 0") < shown.index("found 1")
+        turn = {"role": "assistant", "content": content, "tool_calls": past_calls}
+        await server.chunks(PATH, {**body, "messages": [*body["messages"], turn, *results]})
+        prompt = last_prompt(server)
+        assert json_call("web-search", query="Bern") in prompt
+        assert prompt.index("found 0") < prompt.index("found 1")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_autogen_demands_a_call_of_a_model_that_does_not_end(stream: bool) -> None:
+async def test_autogen_requires_a_call_of_a_model_that_repeats_itself(stream: bool) -> None:
     body = {
         "model": "org/tiny",
         "messages": [
@@ -102,9 +95,9 @@ async def test_autogen_demands_a_call_of_a_model_that_does_not_end(stream: bool)
         "tools": [tool("search", SEARCH, description="", strict=False)],
         "tool_choice": "required",
     }
-    once = form("search", query="cats", pages=1)
-    async with running(writing(TOKENIZER, "\n".join([once] * 20))) as server:
-        held(server)
+    call_text = json_call("search", query="cats", pages=1)
+    async with running(truncating_engine(TOKENIZER, "\n".join([call_text] * 20))) as server:
+        skip_grammar_check(server)
         if stream:
             chunks = await server.chunks(PATH, body)
             deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -118,12 +111,12 @@ async def test_autogen_demands_a_call_of_a_model_that_does_not_end(stream: bool)
             (call,) = choice["message"]["tool_calls"]
             arguments = call["function"]["arguments"]
             assert choice["finish_reason"] == "tool_calls"
-            # The second call ends the reply where it proves to be the first one again.
-            assert reply["usage"]["completion_tokens"] < 2 * len(once)
+            # The reply ends at the point where the second call proves to repeat the first.
+            assert reply["usage"]["completion_tokens"] < 2 * len(call_text)
         assert json.loads(arguments) == {"query": "cats", "pages": 1}
 
 
-async def test_smolagents_reads_a_call_in_the_text_if_there_is_none_beside_it() -> None:
+async def test_smolagents_parses_the_text_if_there_is_no_call() -> None:
     body = {
         "model": "org/tiny",
         "messages": [
@@ -136,24 +129,24 @@ async def test_smolagents_reads_a_call_in_the_text_if_there_is_none_beside_it() 
         "tool_choice": "required",
         "stop": ["Observation:", "Calling tools:"],
     }
-    call = form("final_answer", query="Observation: 4")
-    async with running(writing(TOKENIZER, call)) as server:
-        held(server)
-        for most in range(1, len(call)):
-            status, reply = await server.post(PATH, {**body, "max_tokens": most})
+    call = json_call("final_answer", query="Observation: 4")
+    async with running(truncating_engine(TOKENIZER, call)) as server:
+        skip_grammar_check(server)
+        for limit in range(1, len(call)):
+            status, reply = await server.post(PATH, {**body, "max_tokens": limit})
             assert status == 200
             (choice,) = reply["choices"]
             assert choice["finish_reason"] == "length"
             assert not choice["message"]["content"]
         _, reply = await server.post(PATH, body)
         (choice,) = reply["choices"]
-        # Its stop strings are not looked for in calls.
-        (made,) = choice["message"]["tool_calls"]
-        assert json.loads(made["function"]["arguments"]) == {"query": "Observation: 4"}
+        # Stop strings do not apply to calls.
+        (parsed,) = choice["message"]["tool_calls"]
+        assert json.loads(parsed["function"]["arguments"]) == {"query": "Observation: 4"}
         assert choice["message"]["content"] is None
 
 
-async def test_haystack_drops_calls_that_are_not_json_and_shows_the_text() -> None:
+async def test_haystack_gets_complete_calls_or_text() -> None:
     body = {
         "model": "org/tiny",
         "messages": [{"role": "user", "content": "Weather?"}],
@@ -161,31 +154,31 @@ async def test_haystack_drops_calls_that_are_not_json_and_shows_the_text() -> No
         "n": 1,
         "max_completion_tokens": 1,
     }
-    text = f"One moment: {form('weather', query='Zürich')}"
+    text = f"One moment: {json_call('weather', query='Zürich')}"
     size = len(TOKENIZER.encode(text, add_special_tokens=False)) + 1
-    async with running(writing(TOKENIZER, text)) as server:
-        held(server)
-        for most in range(1, size + 1):
-            chunks = await server.chunks(PATH, {**body, "max_completion_tokens": most})
+    async with running(truncating_engine(TOKENIZER, text)) as server:
+        skip_grammar_check(server)
+        for limit in range(1, size + 1):
+            chunks = await server.chunks(PATH, {**body, "max_completion_tokens": limit})
             deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
             content = "".join(delta.get("content", "") for delta in deltas)
             assert "One moment:".startswith(content.rstrip())
             parts = [call for delta in deltas for call in delta.get("tool_calls", ())]
             assert all(("id" in part) == (number == 0) for number, part in enumerate(parts))
-        whole = "".join(part["function"]["arguments"] for part in parts)
-        assert json.loads(whole) == {"query": "Zürich"}
+        arguments = "".join(part["function"]["arguments"] for part in parts)
+        assert json.loads(arguments) == {"query": "Zürich"}
 
 
-async def test_instructor_names_a_function_and_takes_the_only_call() -> None:
+async def test_instructor_names_a_function_and_gets_one_call() -> None:
     body = {
         "model": "org/tiny",
         "messages": [{"role": "user", "content": "Jason is 25 years old"}],
         "tools": [tool("Person", SEARCH, description="Correctly extracted `Person`", strict=True)],
         "tool_choice": chosen("Person"),
     }
-    calls = "\n".join(form("Person", query=f"Jason {number}") for number in range(20))
-    async with running(writing(TOKENIZER, calls)) as server:
-        held(server)
+    calls = "\n".join(json_call("Person", query=f"Jason {number}") for number in range(20))
+    async with running(truncating_engine(TOKENIZER, calls)) as server:
+        skip_grammar_check(server)
         _, reply = await server.post(PATH, body)
         (choice,) = reply["choices"]
         (call,) = choice["message"]["tool_calls"]

@@ -42,19 +42,19 @@ calls = st.lists(
 
 
 @given(calls, st.integers(1, 6), st.integers(1, 3), cuts)
-def test_calls_up_to_the_first_one_that_is_too_many(
-    made: list[tuple[str, str]], most: int, same: int, sizes: list[int]
+def test_calls_pass_up_to_the_first_that_exceeds_a_limit(
+    written: list[tuple[str, str]], max_calls: int, max_repeats: int, sizes: list[int]
 ) -> None:
     seen: Counter[tuple[str, str]] = Counter()
     expected = []
-    for call in made:
+    for call in written:
         seen[call] += 1
-        if len(expected) == most or seen[call] > same:
+        if len(expected) == max_calls or seen[call] > max_repeats:
             break
         expected.append(call)
-    limited = LimitedCalls(CallLimits(most, same))
+    limited = LimitedCalls(CallLimits(max_calls, max_repeats))
     passed: list[CallDelta] = []
-    for number, (name, arguments) in enumerate(made):
+    for number, (name, arguments) in enumerate(written):
         passed += limited.add([CallDelta(number, CallOpening(str(number), name), "")])
         for part in parts(arguments, sizes):
             passed += limited.add([CallDelta(number, None, part)])
@@ -69,11 +69,11 @@ def test_calls_up_to_the_first_one_that_is_too_many(
     ]
     assert found == expected
     assert limited.count == len(expected)
-    assert limited.exceeded == (len(expected) < len(made))
+    assert limited.exceeded == (len(expected) < len(written))
     assert [delta.number for delta in passed] == sorted(delta.number for delta in passed)
 
 
-def test_a_call_that_differs_is_passed_on_at_once() -> None:
+def test_a_new_call_is_passed_on_at_once() -> None:
     limited = LimitedCalls(CallLimits(9, 1))
     limited.add([CallDelta(0, CallOpening("0", "f"), '{"a": 1}')])
     assert limited.add([CallDelta(1, CallOpening("1", "g"), "")])
@@ -83,29 +83,29 @@ def test_a_call_that_differs_is_passed_on_at_once() -> None:
 
 
 @given(objects, st.booleans(), cuts, st.sampled_from(["", "}", "}\n</tool_call>", ' "}{']))
-def test_where_an_object_ends(
+def test_the_end_of_an_object_is_found(
     value: dict[str, Any], ascii: bool, sizes: list[int], after: str
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii)
-    follower = ObjectText()
-    assert "".join(map(follower.add, parts(text + after, sizes))) == text
-    assert follower.ended
+    object_text = ObjectText()
+    assert "".join(map(object_text.add, parts(text + after, sizes))) == text
+    assert object_text.ended
     assert all(is_complete_object(text[:end]) == (end == len(text)) for end in range(len(text) + 1))
 
 
-def begins(part: Any, whole: Any) -> bool:
+def is_beginning(part: Any, whole: Any) -> bool:
     """Whether a value may be the beginning of a complete one."""
     if isinstance(whole, dict) and isinstance(part, dict):
         last = len(part) - 1
         return list(part) == list(whole)[: len(part)] and all(
-            part[key] == whole[key] or (place == last and begins(part[key], whole[key]))
+            part[key] == whole[key] or (place == last and is_beginning(part[key], whole[key]))
             for place, key in enumerate(part)
         )
     if isinstance(whole, list) and isinstance(part, list):
         return part == whole[: len(part)] or (
             0 < len(part) <= len(whole)
             and part[:-1] == whole[: len(part) - 1]
-            and begins(part[-1], whole[len(part) - 1])
+            and is_beginning(part[-1], whole[len(part) - 1])
         )
     if isinstance(whole, str) and isinstance(part, str):
         return whole.startswith(part)
@@ -113,13 +113,13 @@ def begins(part: Any, whole: Any) -> bool:
 
 
 @given(objects, st.booleans())
-def test_what_the_beginning_of_an_object_says(value: dict[str, Any], ascii: bool) -> None:
+def test_a_partial_object_is_a_beginning_of_the_object(value: dict[str, Any], ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii)
     for end in range(len(text)):
-        assert begins(partial_object(text[:end]), value), text[:end]
+        assert is_beginning(partial_object(text[:end]), value), text[:end]
 
 
-def test_beginnings_that_cannot_be_read_are_empty() -> None:
+def test_unreadable_beginnings_give_an_empty_object() -> None:
     assert partial_object('{"a": "\\ud83d", "b": "c') == {}
     assert partial_object('{"a": ' + "[" * 5000) == {}
     assert partial_object("") == {}

@@ -1,18 +1,17 @@
-"""Reasoning: separated from replies, sent back, bounded; and how a conversation may end."""
+"""Reasoning is separated from replies, sent back and bounded; a message can be continued."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from support.api.api_server import MESSAGES, Running, running, tool
+from support.api.api_server import MESSAGES, last_prompt, running, tool
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
-from support.api.tool_calls import PATH, both, writing
+from support.api.tool_calls import PATH, engine_writing, reply_both_ways, skip_grammar_check
 
 from chairlift.engine.messages import Thinking
 
-# A template like Qwen3's: it begins the thought only where it is told to, and can close it.
+# A template like Qwen3's: it opens or closes the thought in the prompt, if told to.
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
@@ -28,25 +27,21 @@ OPENED = {"chat_template_kwargs": {"opened": True}}
 BODY = {"messages": MESSAGES}
 
 
-def prompt_of(server: Running, tokenizer: TokenizerWrapper = TOKENIZER) -> str:
-    return str(tokenizer.decode(server.engine.submitted[-1].prompt))
-
-
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("opened", [True, False])
-async def test_a_thought_is_told_apart(opened: bool, chunk: int) -> None:
+async def test_a_thought_is_separated_from_the_reply(opened: bool, chunk: int) -> None:
     text = "\nWell, é.\n\n  Hm \n</think>\n\n  Hello \n"
     body = {**BODY, **OPENED} if opened else BODY
     async with running(
-        writing(TOKENIZER, text if opened else "<think>" + text, chunk), TOKENIZER
+        engine_writing(TOKENIZER, text if opened else "<think>" + text, chunk), TOKENIZER
     ) as server:
-        reply = await both(server, body)
+        reply = await reply_both_ways(server, body)
         assert reply.reasoning == "Well, é.\n\n  Hm"
         assert reply.content == "  Hello \n"
         assert reply.finish == "stop"
-        assert prompt_of(server).endswith("<think>\n") == opened
-        _, whole = await server.post(PATH, body)
-        details = whole["usage"]["completion_tokens_details"]
+        assert last_prompt(server, TOKENIZER).endswith("<think>\n") == opened
+        _, unstreamed = await server.post(PATH, body)
+        details = unstreamed["usage"]["completion_tokens_details"]
         tokens = len(TOKENIZER.encode(text.split("\n\n  Hello")[0], add_special_tokens=False))
         assert details == {"reasoning_tokens": tokens + (not opened)}
         _, hello = await server.post(PATH, {**body, "logprobs": True, "stop": ["He", "Well"]})
@@ -58,34 +53,36 @@ async def test_a_thought_is_told_apart(opened: bool, chunk: int) -> None:
 
 async def test_a_thought_that_never_ends_and_one_that_never_begins() -> None:
     async with running(
-        writing(TOKENIZER, "so so", ended_by_token=False, finish="length"), TOKENIZER
+        engine_writing(TOKENIZER, "so so", ended_by_token=False, finish="length"), TOKENIZER
     ) as server:
-        reply = await both(server, {**BODY, **OPENED})
+        reply = await reply_both_ways(server, {**BODY, **OPENED})
         assert (reply.reasoning, reply.content, reply.finish) == ("so so", "", "length")
-        reply = await both(server, {**BODY, "chat_template_kwargs": {"enable_thinking": False}})
+        reply = await reply_both_ways(
+            server, {**BODY, "chat_template_kwargs": {"enable_thinking": False}}
+        )
         assert (reply.reasoning, reply.content) == ("", "so so")
 
 
-async def test_tags_that_are_spelt_are_text_where_they_are_tokens() -> None:
-    spelt = [*b"a <think> b"]
-    tokens = [TOKENIZER.encode(chr(byte), add_special_tokens=False)[0] for byte in spelt]
+async def test_spelled_out_tags_are_text_if_the_tags_are_tokens() -> None:
+    text = b"a <think> b"
+    tokens = [TOKENIZER.encode(chr(byte), add_special_tokens=False)[0] for byte in text]
     engine = FakeEngine(
         model_info(vocab_size=len(TOKENIZER)), lambda *_: Scripted(tokens, finish="length")
     )
     async with running(engine, TOKENIZER) as server:
-        reply = await both(server, BODY)
+        reply = await reply_both_ways(server, BODY)
         assert (reply.content, reply.reasoning) == ("a <think> b", "")
 
 
 async def test_tags_of_several_tokens() -> None:
     tokenizer = byte_tokenizer(_TEMPLATE, special=["<|channel>", "<channel|>"])
     text = "<|channel>thought\nHm<channel|>Hello <|channel>x"
-    async with running(writing(tokenizer, text, 3), tokenizer) as server:
-        reply = await both(server, BODY)
+    async with running(engine_writing(tokenizer, text, 3), tokenizer) as server:
+        reply = await reply_both_ways(server, BODY)
         assert (reply.reasoning, reply.content) == ("Hm", "Hello <|channel>x")
-        # The engine cannot wait for such a tag, so the thought is begun in the prompt.
-        await both(server, {**BODY, "thinking_token_budget": 5})
-        assert prompt_of(server, tokenizer).endswith("assistant\n<|channel>thought")
+        # The engine cannot detect a tag of several tokens, so the prompt opens the thought.
+        await reply_both_ways(server, {**BODY, "thinking_token_budget": 5})
+        assert last_prompt(server, tokenizer).endswith("assistant\n<|channel>thought")
         end = tokenizer.convert_tokens_to_ids("<channel|>")
         assert server.engine.submitted[-1].params.thinking == Thinking((end,), 5)
 
@@ -96,8 +93,8 @@ async def test_a_call_in_or_after_a_thought() -> None:
     tokenizer = byte_tokenizer(template, special=special)
     call = "<|tool_call_start|>[f()]<|tool_call_end|>"
     for text in (f"<think>a\n{call}", f"<think>a\n</think>\n\n{call}\n"):
-        async with running(writing(tokenizer, text), tokenizer) as server:
-            reply = await both(server, {**BODY, "tools": [tool("f")]})
+        async with running(engine_writing(tokenizer, text), tokenizer) as server:
+            reply = await reply_both_ways(server, {**BODY, "tools": [tool("f")]})
             assert (reply.reasoning, reply.content) == ("a", "")
             assert [call["name"] for call in reply.calls] == ["f"]
 
@@ -118,43 +115,38 @@ async def test_a_call_in_or_after_a_thought() -> None:
         ({"thinking_token_budget": 7, "reasoning_effort": "none"}, None),
     ],
 )
-async def test_what_the_engine_is_told_of_the_thought(
+async def test_the_engine_gets_the_limits_of_the_thought(
     fields: dict[str, Any], thinking: Thinking | None
 ) -> None:
-    async with running(writing(TOKENIZER, "x"), TOKENIZER) as server:
-        vocabulary = server.service.model().vocabulary
-        vocabulary.grammars.check = _no_check  # type: ignore[method-assign]
+    async with running(engine_writing(TOKENIZER, "x"), TOKENIZER) as server:
+        skip_grammar_check(server)
         status, _ = await server.post(PATH, {**BODY, **fields})
         assert status == 200
         assert server.engine.submitted[0].params.thinking == thinking
 
 
-async def _no_check(grammar: object) -> None:
-    """Does nothing: another test covers it."""
-
-
-async def test_thoughts_come_back_through_the_history_and_settings_reach_the_template() -> None:
-    async with running(writing(TOKENIZER, "x"), TOKENIZER) as server:
+async def test_thoughts_in_the_history_and_settings_reach_the_template() -> None:
+    async with running(engine_writing(TOKENIZER, "x"), TOKENIZER) as server:
         for name in ("reasoning_content", "reasoning"):
-            said = {"role": "assistant", "content": "Hello", name: "Hm"}
-            body = {"messages": [*MESSAGES, said, *MESSAGES], "reasoning_effort": "low"}
-            await both(server, body)
-            assert "<think>\nHm\n</think>\n\nHello<|im_end|>" in prompt_of(server)
-            assert prompt_of(server).endswith("assistant\nlow")
+            turn = {"role": "assistant", "content": "Hello", name: "Hm"}
+            body = {"messages": [*MESSAGES, turn, *MESSAGES], "reasoning_effort": "low"}
+            await reply_both_ways(server, body)
+            assert "<think>\nHm\n</think>\n\nHello<|im_end|>" in last_prompt(server, TOKENIZER)
+            assert last_prompt(server, TOKENIZER).endswith("assistant\nlow")
         status, reply = await server.post("/tokenize", {**BODY, **OPENED})
         assert status == 200
         assert TOKENIZER.decode(reply["tokens"]).endswith("<think>\n")
 
 
 async def test_the_final_message_is_continued() -> None:
-    async with running(writing(TOKENIZER, " is Paris"), TOKENIZER) as server:
-        said = {"role": "assistant", "content": "The capital"}
-        body = {"messages": [*MESSAGES, said], "continue_final_message": True}
-        reply = await both(server, body)
+    async with running(engine_writing(TOKENIZER, " is Paris"), TOKENIZER) as server:
+        turn = {"role": "assistant", "content": "The capital"}
+        body = {"messages": [*MESSAGES, turn], "continue_final_message": True}
+        reply = await reply_both_ways(server, body)
         assert reply.content == " is Paris"
-        assert prompt_of(server).endswith("<|im_start|>assistant\nThe capital")
-        said["content"] = "<think>The capital"
-        reply = await both(server, body)
+        assert last_prompt(server, TOKENIZER).endswith("<|im_start|>assistant\nThe capital")
+        turn["content"] = "<think>The capital"
+        reply = await reply_both_ways(server, body)
         assert (reply.reasoning, reply.content) == (" is Paris", "")
         for change in (
             {"add_generation_prompt": True},
@@ -166,11 +158,13 @@ async def test_the_final_message_is_continued() -> None:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-async def test_developers_are_systems_where_the_template_does_not_know_them(knows: bool) -> None:
+async def test_developer_messages_become_system_ones_if_the_template_lacks_the_role(
+    knows: bool,
+) -> None:
     template = _TEMPLATE + ("{# developer #}" if knows else "")
     tokenizer = byte_tokenizer(template, special=TAGS)
-    async with running(writing(tokenizer, "x"), tokenizer) as server:
+    async with running(engine_writing(tokenizer, "x"), tokenizer) as server:
         message = {"role": "developer", "content": [{"type": "text", "text": "Brief"}]}
-        await both(server, {"messages": [message, *MESSAGES]})
+        await reply_both_ways(server, {"messages": [message, *MESSAGES]})
         role = "developer" if knows else "system"
-        assert prompt_of(server, tokenizer).startswith(f"<|im_start|>{role}\nBrief<|im_end|>")
+        assert last_prompt(server, tokenizer).startswith(f"<|im_start|>{role}\nBrief<|im_end|>")

@@ -20,23 +20,25 @@ from support.api.tool_calls import (
     TOKENIZERS,
     WEATHER,
     Family,
-    arguments,
-    both,
-    writing,
+    arguments_of,
+    engine_writing,
+    reply_both_ways,
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 async def test_calls_of_every_family(family: Family) -> None:
     tokenizer = TOKENIZERS[family.parser]
-    for before, chunk in ((family.text + "\n", 1), ("", 7)):
-        async with running(writing(tokenizer, before + family.reply, chunk), tokenizer) as server:
+    for text, chunk in ((family.text + "\n", 1), ("", 7)):
+        async with running(
+            engine_writing(tokenizer, text + family.reply, chunk), tokenizer
+        ) as server:
             assert server.service.model().vocabulary.format.calls.parser_name == family.parser
-            reply = await both(server, {"messages": MESSAGES, "tools": [WEATHER, CLOCK]})
-            assert reply.content == before.strip()
+            reply = await reply_both_ways(server, {"messages": MESSAGES, "tools": [WEATHER, CLOCK]})
+            assert reply.content == text.strip()
             (call,) = reply.calls
             assert call["name"] == "get_weather"
-            assert arguments(call) == {"city": "Zürich", "days": 3}
+            assert arguments_of(call) == {"city": "Zürich", "days": 3}
             assert reply.finish == "tool_calls"
             prompt = tokenizer.decode(server.engine.submitted[0].prompt)
             assert '"get_weather"' in prompt
@@ -62,10 +64,10 @@ _CALL = "<|tool_call_start|>[{}]<|tool_call_end|>"
 )
 async def test_a_malformed_call_is_text(call: str) -> None:
     text = _CALL.format(call)
-    engine = writing(PYTHONIC, f"So: {text} ", chunk=100)
+    engine = engine_writing(PYTHONIC, f"So: {text} ", chunk=100)
     engine.info = model_info(max_context=1 << 19, vocab_size=len(PYTHONIC))
     async with running(engine, PYTHONIC) as server:
-        reply = await both(server, BODY)
+        reply = await reply_both_ways(server, BODY)
         assert reply.content == f"So: {text} "
         assert reply.calls == []
         assert reply.finish == "stop"
@@ -79,10 +81,10 @@ async def test_a_malformed_call_is_text(call: str) -> None:
         ("glm47", "<tool_call>", "<arg_key>a</arg_key>"),
     ],
 )
-async def test_parsers_are_not_given_for_ever(parser: str, start: str, part: str) -> None:
+async def test_the_time_of_a_parser_is_limited(parser: str, start: str, part: str) -> None:
     tokenizer = TOKENIZERS[parser]
     text = start + part * (60_000 // len(part))
-    engine = writing(tokenizer, text, 1000)
+    engine = engine_writing(tokenizer, text, 1000)
     engine.info = model_info(max_context=1 << 19, vocab_size=len(tokenizer))
     async with running(engine, tokenizer) as server:
         started = time.monotonic()
@@ -94,62 +96,66 @@ async def test_parsers_are_not_given_for_ever(parser: str, start: str, part: str
 
 async def test_a_call_that_the_length_cuts_off_is_left_out() -> None:
     text = "So:\n<|tool_call_start|>[get_weather(city='Zür"
-    engine = writing(PYTHONIC, text, ended_by_token=False, finish="length")
+    engine = engine_writing(PYTHONIC, text, ended_by_token=False, finish="length")
     async with running(engine, PYTHONIC) as server:
-        reply = await both(server, {**BODY, "logprobs": True})
+        reply = await reply_both_ways(server, {**BODY, "logprobs": True})
         assert (reply.content, reply.calls, reply.finish) == ("So:", [], "length")
         assert reply.scored == ["S", "o", ":"]
 
 
-async def test_one_call_at_most_also_of_a_list() -> None:
-    engine = writing(PYTHONIC, _CALL.format("get_weather(city='a'), clock()") + " And")
+async def test_without_parallel_calls_only_the_first_of_a_list_counts() -> None:
+    engine = engine_writing(PYTHONIC, _CALL.format("get_weather(city='a'), clock()") + " And")
     async with running(engine, PYTHONIC) as server:
-        reply = await both(server, {**BODY, "parallel_tool_calls": False})
+        reply = await reply_both_ways(server, {**BODY, "parallel_tool_calls": False})
         assert [call["name"] for call in reply.calls] == ["get_weather"]
         assert (reply.content, reply.finish) == ("", "tool_calls")
 
 
-async def test_a_free_model_that_repeats_a_call_without_end_is_stopped() -> None:
-    again = _CALL.format("clock()")
-    for text in (f"Hm {_CALL.format('get_weather(city=1)')}" + f"\n{again}" * 50, again * 9):
-        engine = writing(PYTHONIC, text)
+async def test_an_unconstrained_model_that_repeats_a_call_is_stopped() -> None:
+    repeated = _CALL.format("clock()")
+    for text in (f"Hm {_CALL.format('get_weather(city=1)')}" + f"\n{repeated}" * 50, repeated * 9):
+        engine = engine_writing(PYTHONIC, text)
         async with running(engine, PYTHONIC) as server:
-            reply = await both(server, BODY)
+            reply = await reply_both_ways(server, BODY)
             names = [call["name"] for call in reply.calls]
             assert names.count("clock") == len(names) - names.count("get_weather") == 3
             assert reply.finish == "tool_calls"
             assert len(engine.stopped) == 2
 
 
-async def test_several_calls_text_between_them_and_only_the_first_if_not_parallel() -> None:
+async def test_several_calls_with_text_between_them() -> None:
     one, two = _CALL.format("clock()"), _CALL.format("get_weather(city='a'), clock()")
-    engine = writing(PYTHONIC, f"First {one}\nthen\n{two}\n")
+    engine = engine_writing(PYTHONIC, f"First {one}\nthen\n{two}\n")
     async with running(engine, PYTHONIC) as server:
-        reply = await both(server, BODY)
+        reply = await reply_both_ways(server, BODY)
         assert [call["name"] for call in reply.calls] == ["clock", "get_weather", "clock"]
         assert len({call["id"] for call in reply.calls}) == 3
         assert reply.content == "Firstthen"
         engine.stopped.clear()
-        reply = await both(server, {**BODY, "parallel_tool_calls": False})
+        reply = await reply_both_ways(server, {**BODY, "parallel_tool_calls": False})
         assert [call["name"] for call in reply.calls] == ["clock"]
         assert (reply.content, reply.finish) == ("First", "tool_calls")
         assert len(engine.stopped) == 2
 
 
-async def test_without_tools_tags_are_what_they_always_were() -> None:
-    async with running(writing(PYTHONIC, "a " + _CALL.format("clock()")), PYTHONIC) as server:
+async def test_without_tools_tags_are_ordinary_tokens() -> None:
+    async with running(
+        engine_writing(PYTHONIC, "a " + _CALL.format("clock()")), PYTHONIC
+    ) as server:
         for body in ({"messages": MESSAGES}, {**BODY, "tool_choice": "none"}):
-            reply = await both(server, body)
+            reply = await reply_both_ways(server, body)
             assert (reply.content, reply.calls, reply.finish) == ("a [clock()]", [], "stop")
             assert "get_weather" not in PYTHONIC.decode(server.engine.submitted[-1].prompt)
-        reply = await both(server, {"messages": MESSAGES, "skip_special_tokens": False})
+        reply = await reply_both_ways(server, {"messages": MESSAGES, "skip_special_tokens": False})
         assert reply.content == "a " + _CALL.format("clock()")
 
 
-async def test_log_probabilities_and_stop_strings_are_those_of_the_text() -> None:
+async def test_log_probabilities_and_stop_strings_apply_to_the_text_only() -> None:
     text = "Aé " + _CALL.format("clock()") + " B, C"
-    async with running(writing(PYTHONIC, text), PYTHONIC) as server:
-        reply = await both(server, {**BODY, "logprobs": True, "n": 1, "stop": [",", "clock"]})
+    async with running(engine_writing(PYTHONIC, text), PYTHONIC) as server:
+        reply = await reply_both_ways(
+            server, {**BODY, "logprobs": True, "n": 1, "stop": [",", "clock"]}
+        )
         assert reply.content == "Aé B"
         assert reply.scored == ["A", "bytes:\\xc3", "bytes:\\xa9", " ", "B"]
         assert [call["name"] for call in reply.calls] == ["clock"]
@@ -157,9 +163,9 @@ async def test_log_probabilities_and_stop_strings_are_those_of_the_text() -> Non
         assert status == 200
         assert [len(choice["message"]["tool_calls"]) for choice in many["choices"]] == [1, 1, 1]
     async with running(
-        writing(PYTHONIC, "A " + _CALL.format("clock()") + " \n"), PYTHONIC
+        engine_writing(PYTHONIC, "A " + _CALL.format("clock()") + " \n"), PYTHONIC
     ) as server:
-        reply = await both(server, {**BODY, "logprobs": True})
+        reply = await reply_both_ways(server, {**BODY, "logprobs": True})
         assert (reply.content, reply.scored) == ("A", ["A"])
 
 
@@ -167,8 +173,8 @@ async def test_log_probabilities_and_stop_strings_are_those_of_the_text() -> Non
 
 
 async def test_calls_in_the_history_are_objects_for_templates() -> None:
-    async with running(writing(JSON, "Sunny."), JSON) as server:
-        reply = await both(server, {**BODY, "messages": [*MESSAGES, CALLED, RESULT]})
+    async with running(engine_writing(JSON, "Sunny."), JSON) as server:
+        reply = await reply_both_ways(server, {**BODY, "messages": [*MESSAGES, CALLED, RESULT]})
         assert reply.content == "Sunny."
         prompt = JSON.decode(server.engine.submitted[0].prompt)
         call = '{"name": "get_weather", "arguments": {"city": "Zürich"}}'
@@ -176,12 +182,12 @@ async def test_calls_in_the_history_are_objects_for_templates() -> None:
         assert "<|im_start|>tool\nsunny" in prompt
 
 
-async def test_calls_in_the_history_are_text_for_templates_that_want_it() -> None:
+async def test_calls_in_the_history_are_text_for_templates_that_expect_it() -> None:
     tokenizer = byte_tokenizer(
         _TURN.replace("@CALL@", "<tool_call>\n<function={{ '' + tool_call.arguments }}"),
         plain=["<tool_call>", "</tool_call>"],
     )
-    async with running(writing(tokenizer, "Sunny."), tokenizer) as server:
-        await both(server, {**BODY, "messages": [*MESSAGES, CALLED, RESULT]})
+    async with running(engine_writing(tokenizer, "Sunny."), tokenizer) as server:
+        await reply_both_ways(server, {**BODY, "messages": [*MESSAGES, CALLED, RESULT]})
         prompt = tokenizer.decode(server.engine.submitted[0].prompt)
         assert '<function={"city": "Zürich"}' in prompt

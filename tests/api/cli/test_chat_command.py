@@ -1,4 +1,4 @@
-"""``chairlift chat`` against the real application: in a terminal, through pipes, and refused."""
+"""``chairlift chat`` against the real application: in a terminal, with pipes, and its errors."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ async def chat(*arguments: str, piped: str = "", **environment: str) -> Done:
 
 
 class Terminal:
-    """The other end of a terminal in which the command runs."""
+    """The other end of the terminal in which the command runs."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._shown = ""
 
     async def shows(self, text: str) -> None:
-        """Waits until ``text`` is shown, and forgets all up to it."""
+        """Waits until ``text`` is shown, and discards the output up to it."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(30):
             while text not in self._shown:
@@ -73,10 +73,10 @@ class Terminal:
 async def in_terminal(
     *arguments: str,
 ) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
-    ours, its = pty.openpty()
+    ours, theirs = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, "chat", *arguments, stdin=its, stdout=its, stderr=its
+            *COMMAND, "chat", *arguments, stdin=theirs, stdout=theirs, stderr=theirs
         )
         try:
             yield Terminal(ours), process
@@ -85,7 +85,7 @@ async def in_terminal(
                 process.kill()
                 await process.wait()
     finally:
-        os.close(its)
+        os.close(theirs)
         os.close(ours)
 
 
@@ -93,47 +93,50 @@ def prompt_of(request: Submit) -> str:
     return str(TOKENIZER.decode(request.prompt))
 
 
-async def test_a_conversation_goes_on_after_a_reply_was_stopped() -> None:
+async def test_a_conversation_continues_after_a_stopped_reply() -> None:
     replies = iter(["Hello\x1b[2J", "x" * 5000, "Bye"])
     engine = FakeEngine(
         model_info(),
         lambda request, index: Scripted([*ids(next(replies)), END], ended_by_token=True),
         step_seconds=0.002,
     )
-    async with running(engine) as server, in_terminal("--base-url", server.url) as (terminal, it):
+    async with (
+        running(engine) as server,
+        in_terminal("--base-url", server.url) as (terminal, command),
+    ):
         await terminal.shows("org/tiny")
         await terminal.shows("> ")
         terminal.type("One\n")
-        # What would clear the screen has lost its escape character.
+        # The escape character of a control sequence is removed.
         await terminal.shows("Hello[2J")
         await terminal.shows("tokens/s")
         await terminal.shows("> ")
         terminal.type("Two\n")
         await terminal.shows("xxxx")
-        it.send_signal(signal.SIGINT)
+        command.send_signal(signal.SIGINT)
         await terminal.shows("stopped")
         await terminal.shows("> ")
         await until(lambda: engine.closed == [engine.submitted[1].request_id])
-        it.send_signal(signal.SIGINT)  # at the prompt: only that line
+        command.send_signal(signal.SIGINT)  # at the prompt it only discards the line
         await terminal.shows("> ")
         terminal.type("Three\n")
         await terminal.shows("Bye")
         await terminal.shows("> ")
         terminal.type("\x04")
-        assert await asyncio.wait_for(it.wait(), 30) == 0
+        assert await asyncio.wait_for(command.wait(), 30) == 0
     last = prompt_of(engine.submitted[2])
-    assert [last.find(said) > 0 for said in ("One", "Hello", "Two", "xxxx", "Three")] == [True] * 5
+    assert [last.find(text) > 0 for text in ("One", "Hello", "Two", "xxxx", "Three")] == [True] * 5
 
 
-async def test_one_question_prints_the_reply_alone_and_the_speed_apart() -> None:
+async def test_one_question_prints_the_reply_to_stdout_and_the_speed_to_stderr() -> None:
     engine = FakeEngine(model_info(), ending("Paris"))
     async with running(engine) as server:
         flags = ["--base-url", f"{server.url}/v1/", "--system", "Be brief", "--temperature", "0"]
-        asked = await chat("Capital?", *flags, "--max-tokens", "9")
+        argument = await chat("Capital?", *flags, "--max-tokens", "9")
         piped = await chat("--base-url", server.url, piped="From a pipe")
-    assert (asked.code, asked.out) == (0, "Paris\n")
-    assert asked.err.startswith("6 tokens, first token after 0.")
-    assert "Traceback" not in asked.err
+    assert (argument.code, argument.out) == (0, "Paris\n")
+    assert argument.err.startswith("6 tokens, first token after 0.")
+    assert "Traceback" not in argument.err
     first, second = engine.submitted
     assert (first.params.temperature, first.params.max_tokens) == (0, 9)
     assert 0 < prompt_of(first).find("Be brief") < prompt_of(first).find("Capital?")
@@ -154,7 +157,7 @@ async def test_the_key_comes_from_the_environment_or_a_flag() -> None:
     assert (by_environment.out, by_flag.out) == ("Yes\n", "Yes\n")
 
 
-async def test_what_goes_wrong_is_one_line() -> None:
+async def test_every_error_is_one_line() -> None:
     broken = FakeEngine(model_info(), lambda *_: Scripted(ids("Half"), "error", error="it broke"))
     async with running(broken) as server:
         cut, unknown, empty = await asyncio.gather(

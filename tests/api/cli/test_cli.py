@@ -1,4 +1,4 @@
-"""The command line: it is quick, builds the settings, and fails with one clear line."""
+"""The command line imports little, builds the settings, and fails with one clear line."""
 
 from __future__ import annotations
 
@@ -75,13 +75,17 @@ def test_a_shell_completes_all_commands_and_their_flags(
         assert word in script
 
 
-def test_bash_takes_the_script_and_completes_with_it() -> None:
+def test_bash_completes_with_the_script() -> None:
     script = chairlift("completion", "bash").stdout
-    ask = (
+    complete = (
         "COMP_WORDS=(chairlift serve --max-r); COMP_CWORD=2; _shtab_chairlift; echo ${COMPREPLY[@]}"
     )
     done = subprocess.run(
-        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, timeout=30
+        ["bash", "-c", f"{script}\n{complete}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
     )
     assert done.stdout.split() == ["--max-rows"]
 
@@ -101,7 +105,7 @@ def test_the_reference_has_all_flags_and_no_others() -> None:
     assert sorted(listed) == sorted(parser._option_string_actions)
 
 
-def test_without_flags_the_settings_are_the_defaults() -> None:
+def test_without_flags_the_defaults_apply() -> None:
     assert config_of() == EngineConfig()
 
 
@@ -183,7 +187,7 @@ def test_bad_flags_of_the_caches_are_named(
         ({"prefix_cache_bytes": 0, "prefix_cache_dir": Path("x")}, "needs the prefix cache"),
     ],
 )
-def test_settings_that_cannot_be_served_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_conflicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineConfig(**settings)
 

@@ -1,4 +1,4 @@
-"""Values of ``serve``: a flag wins over the environment, that over the file, that over defaults."""
+"""Sources of the settings of ``serve``: flags, environment, file, defaults, in this order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sources(result: Resolved) -> dict[str, str]:
     return {setting.key: setting.source for setting in result.settings}
 
 
-def test_each_source_wins_over_the_ones_below_it(tmp_path: Path) -> None:
+def test_each_source_overrides_those_after_it(tmp_path: Path) -> None:
     file = tmp_path / "chairlift.toml"
     file.write_text(
         'model = "in/file"\nport = 1\nmax-rows = 1\nmax-queue = 1\nkv-memory = "1G"\n'
@@ -35,7 +35,7 @@ def test_each_source_wins_over_the_ones_below_it(tmp_path: Path) -> None:
     )
     options, given = result.options, sources(result)
     assert (options.port, given["port"]) == (3, "flag")
-    # Abbreviated, as argparse allows.
+    # An abbreviated flag, as argparse allows.
     assert (options.max_rows, given["max-rows"]) == (3, "flag")
     assert (options.max_queue, given["max-queue"]) == (2, "CHAIRLIFT_MAX_QUEUE")
     assert (options.model, given["model"]) == ("in/environment", "CHAIRLIFT_MODEL")
@@ -45,13 +45,12 @@ def test_each_source_wins_over_the_ones_below_it(tmp_path: Path) -> None:
     )
     assert (options.kv_memory, given["kv-memory"]) == (1 << 30, str(file))
     assert (options.host, given["host"]) == ("127.0.0.1", "default")
-    # A list is replaced as a whole.
+    # A list is replaced, not extended.
     assert options.cors_origin == ["https://c.org"]
     assert engine_config(options).kv_memory == 1 << 30
 
 
-def test_every_flag_of_serve_can_be_set_in_each_way() -> None:
-    """Also those to come: what is printed is a file that sets the same."""
+def test_every_flag_of_serve_is_a_setting() -> None:
     result = resolved("--log-level", "debug", MAX_STEP_MS="40", CORS_ORIGIN="https://a.org,*")
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
@@ -60,7 +59,7 @@ def test_every_flag_of_serve_can_be_set_in_each_way() -> None:
     assert result.options.cors_origin == ["https://a.org", "*"]
 
 
-def test_what_is_printed_sets_the_same(
+def test_the_printed_configuration_can_be_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CHAIRLIFT_OTLP_ENDPOINT", "http://me:secret-word@127.0.0.1:4318")
@@ -76,13 +75,13 @@ def test_what_is_printed_sets_the_same(
     file.write_text(printed)
     monkeypatch.delenv("CHAIRLIFT_OTLP_ENDPOINT")
     again = resolved("--config", str(file))
-    # Everything that had a value stands in it.
+    # Every setting that had a value is in the file.
     assert set(sources(again).values()) == {str(file), "default", "flag"}
     assert (again.options.max_rows, again.options.prefix_cache_dir) == (7, Path("x y"))
     assert tomllib.loads(as_toml(again.settings)) == tomllib.loads(printed)
 
 
-def test_a_switch_that_turns_something_off(tmp_path: Path) -> None:
+def test_a_negative_switch(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--no-page", dest="page", action="store_false")
     parser.add_argument("--config", type=Path)
@@ -114,7 +113,7 @@ def test_a_switch_that_turns_something_off(tmp_path: Path) -> None:
         ("port = ", "not valid TOML"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_a_file_names_the_key(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -122,7 +121,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
-def test_what_is_wrong_elsewhere_is_named(
+def test_an_error_names_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"no\.toml: No such file"):

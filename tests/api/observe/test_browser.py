@@ -1,4 +1,4 @@
-"""The page at / in a real browser, before a real server with the default model."""
+"""The page at / in a real browser, served by a real server with the default model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, chromium, opened
+from support.api.browser import PATIENCE_MS, chromium, open_page
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 pytestmark = pytest.mark.system
-
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 KEY = "sk-of-the-test"
 ROWS = 4
@@ -41,7 +40,7 @@ def url(browser: Browser) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    with opened(browser, url, KEY, viewport=WIDE) as page:
+    with open_page(browser, url, KEY, viewport=WIDE) as page:
         expect(page.locator("#state")).to_have_text("Serving")
         yield page
 
@@ -51,17 +50,17 @@ def press(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def focused(page: Page, name: str) -> None:
+def expect_focus(page: Page, name: str) -> None:
     expect(page.locator(f"#{name}")).to_be_focused()
 
 
-def test_a_key_is_asked_for_and_kept(browser: Browser, url: str) -> None:
-    with opened(browser, url, viewport=WIDE) as page:
-        focused(page, "key")
+def test_the_page_asks_for_a_key_and_keeps_it(browser: Browser, url: str) -> None:
+    with open_page(browser, url, viewport=WIDE) as page:
+        expect_focus(page, "key")
         page.keyboard.type("sk-of-somebody-else")
         press(page, "Enter")
         expect(page.locator("#key-error")).to_contain_text("API key")
-        focused(page, "key")
+        expect_focus(page, "key")
         press(page, "Control+a")
         page.keyboard.type(KEY)
         press(page, "Enter")
@@ -75,20 +74,20 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     press(page, "Tab")
     expect(page.locator(":focus")).to_have_text("Skip to the chat")
     press(page, "Enter")
-    focused(page, "prompt")
+    expect_focus(page, "prompt")
     press(page, "Tab")
-    focused(page, "send")
+    expect_focus(page, "send")
     press(page, "Tab", "Enter", "Tab")
-    focused(page, "system")
+    expect_focus(page, "system")
     press(page, "Tab")
-    focused(page, "temperature")
+    expect_focus(page, "temperature")
     page.keyboard.type("7")
     press(page, "Shift+Tab", "Shift+Tab", "Shift+Tab", "Shift+Tab")
-    focused(page, "prompt")
+    expect_focus(page, "prompt")
     page.keyboard.type("What is the capital of France?")
     press(page, "Enter")
-    # What is wrong is where the cursor goes, and nothing was sent.
-    focused(page, "temperature")
+    # The cursor moves to the invalid field, and nothing is sent.
+    expect_focus(page, "temperature")
     expect(page.locator(".message")).to_have_count(0)
     press(page, "Control+a")
     page.keyboard.type("0")
@@ -99,18 +98,18 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     expect(page.locator("#recent tr td:nth-child(4)")).to_have_text(["200"])
 
 
-def test_a_reply_is_stopped_and_its_chair_is_free(page: Page) -> None:
+def test_a_stopped_reply_frees_its_chair(page: Page) -> None:
     page.locator("#prompt").fill("Tell a long story of a chairlift <b>that</b> never stops.")
     press(page, "Enter")
     expect(page.locator(".seat.taken")).to_have_count(1)
     expect(page.locator("#readout")).to_contain_text("about")
-    # Tab by tab to the button, as one without a mouse.
+    # To the button by keyboard.
     press(page, "Tab", "Space")
     expect(page.locator(".note")).to_contain_text("; stopped")
     expect(page.locator(".seat.taken")).to_have_count(0)
     expect(page.locator("#summary")).to_have_text(f"0 of {ROWS} chairs taken")
     expect(page.locator(".message.user")).to_contain_text("<b>that</b>")
-    focused(page, "prompt")
+    expect_focus(page, "prompt")
     page.locator("#prompt").fill("Another one.")
     press(page, "Enter")
     expect(page.locator("#readout")).to_contain_text("about")
@@ -146,10 +145,10 @@ def test_seats_fill_and_empty_under_a_load(page: Page, url: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
-def test_axe_finds_nothing(
+def test_axe_finds_no_violations(
     browser: Browser, url: str, scheme: Literal["light", "dark"], viewport: dict[str, int]
 ) -> None:
-    with opened(browser, url, KEY, color_scheme=scheme, viewport=viewport) as page:
+    with open_page(browser, url, KEY, color_scheme=scheme, viewport=viewport) as page:
         page.locator("summary").click()
         page.locator("#max-tokens").fill("8")
         page.locator("#prompt").fill("What is snow?")

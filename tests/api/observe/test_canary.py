@@ -1,4 +1,4 @@
-"""The canary: finds rows whose tokens are others alone, and is in nobody's way."""
+"""The canary finds rows whose tokens differ without a batch, and delays no user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from chairlift.metrics.recorder import Recorder
 
 INTERVAL = 0.05
 PROMPT = list(range(5, 60))
-OF_USERS = (
+# Statistics that count users' requests only.
+USER_COUNTS = (
     *("running", "waiting", "finished", "prefill_tokens", "decode_tokens", "prefix_queries"),
     *("first_token_latencies", "inter_token_latencies"),
 )
@@ -47,8 +48,13 @@ async def tokens_of(stream: TokenStream) -> dict[int, list[int]]:
     return tokens
 
 
-class Watched:
-    """A real engine with a canary, and what both tell."""
+class WatchedEngine:
+    """A real engine with a canary.
+
+    Attributes:
+        steps: the engine's statistics of each step.
+        sent: the requests that the engine was given.
+    """
 
     def __init__(self, client: LocalClient) -> None:
         self.client = client
@@ -59,12 +65,12 @@ class Watched:
         client.on_step = self.steps.append
         send = client.send
 
-        def note(message: Any) -> None:
+        def record(message: Any) -> None:
             if isinstance(message, Submit):
                 self.sent.append(message)
             send(message)
 
-        client.send = note  # type: ignore[method-assign]
+        client.send = record  # type: ignore[method-assign]
 
     def count(self, what: str) -> float:
         value = self.recorder.registry.get_sample_value(f"chairlift_canary_rows_{what}_total")
@@ -82,11 +88,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def watched(model: Path) -> AsyncIterator[Watched]:
+async def watched_engine(model: Path) -> AsyncIterator[WatchedEngine]:
     config = EngineConfig(max_rows=4, max_queue=1, kv_memory=64 << 20)
     client = LocalClient(config, ModelSource("tiny", "directory", model))
     await client.start()
-    engine = Watched(client)
+    engine = WatchedEngine(client)
     running = asyncio.create_task(engine.canary.run())
     try:
         yield engine
@@ -99,30 +105,32 @@ async def watched(model: Path) -> AsyncIterator[Watched]:
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "n": 3, "logprobs": 2}]
 )
-async def test_a_row_from_a_batch_is_the_same_alone(model: Path, params: dict[str, Any]) -> None:
-    async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+async def test_a_row_from_a_batch_equals_its_replay(model: Path, params: dict[str, Any]) -> None:
+    async with watched_engine(model) as engine:
+        await until(lambda: engine.canary._row_future)
         n = params.pop("n", 1)
-        asked = [
+        requests = [
             request(f"r{i}", n, PROMPT[i:], seed=i, **params) for i in range(4 if n == 1 else 1)
         ]
-        given = await asyncio.gather(*(tokens_of(engine.canary.submit(each)) for each in asked))
+        tokens = await asyncio.gather(*(tokens_of(engine.canary.submit(each)) for each in requests))
         await until(lambda: engine.count("checked"))
         assert engine.count("diverged") == 0
         (replay,) = engine.replays
-        of = next(each for each in asked if each.prompt == replay.prompt)
-        seeds = {of.params.seed + i: tokens for i, tokens in given[asked.index(of)].items()}
-        assert replay.params.max_tokens == len(seeds[replay.params.seed])
+        number, original = next(
+            (i, each) for i, each in enumerate(requests) if each.prompt == replay.prompt
+        )
+        by_seed = {original.params.seed + i: row for i, row in tokens[number].items()}
+        assert replay.params.max_tokens == len(by_seed[replay.params.seed])
 
 
-async def test_another_token_is_counted_and_logged_by_its_position(
+async def test_a_different_token_is_counted_and_logged_with_its_position(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with watched(model) as engine:
+    async with watched_engine(model) as engine:
         submit = engine.client.submit
 
         def tampered(request: Submit) -> TokenStream:
-            # As if the batch had changed the sixth token: alone, that one is banned.
+            # Simulates a batch that changed the sixth token: the replay must not choose it.
             if request.replay:
                 params = replace(request.params, logit_bias={row[5]: -100.0})
                 request = replace(request, params=params)
@@ -130,7 +138,7 @@ async def test_another_token_is_counted_and_logged_by_its_position(
 
         row: list[int] = (await tokens_of(submit(request("first"))))[0]
         engine.client.submit = tampered  # type: ignore[method-assign, assignment]
-        await until(lambda: engine.canary._wanted)
+        await until(lambda: engine.canary._row_future)
         REQUEST_ID.set("theirs")
         await tokens_of(engine.canary.submit(request("second")))
         await until(lambda: engine.count("checked"))
@@ -141,9 +149,9 @@ async def test_another_token_is_counted_and_logged_by_its_position(
         assert line.__dict__["prompt_tokens"] == len(PROMPT)
 
 
-async def test_it_counts_in_no_metric_of_the_users_and_leaves_no_prefix(model: Path) -> None:
-    async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+async def test_a_replay_is_in_no_user_metric_and_leaves_no_prefix(model: Path) -> None:
+    async with watched_engine(model) as engine:
+        await until(lambda: engine.canary._row_future)
         await tokens_of(engine.canary.submit(request("theirs")))
         steps = len(engine.steps)
         prefix = engine.steps[-1].prefix_bytes
@@ -152,32 +160,31 @@ async def test_it_counts_in_no_metric_of_the_users_and_leaves_no_prefix(model: P
         assert sum(stats.rows for stats in replay) > 0
         for stats in replay:
             counted = msgspec.structs.asdict(stats)
-            assert not any(counted[name] for name in OF_USERS)
+            assert not any(counted[name] for name in USER_COUNTS)
             assert stats.prefix_bytes == prefix
 
 
-async def test_it_gives_way_and_a_full_engine_takes_as_many(model: Path) -> None:
-    async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+async def test_a_replay_gives_way_to_users_and_takes_no_place_in_the_queue(model: Path) -> None:
+    async with watched_engine(model) as engine:
+        await until(lambda: engine.canary._row_future)
         await tokens_of(engine.canary.submit(request("theirs", max_tokens=MAX_TOKENS)))
         for attempt in range(ATTEMPTS):
-            await until(lambda: any(s.replay for s in engine.client._streams.values()))
-            assert len(engine.replays) == attempt + 1
+            await until(lambda number=attempt + 1: len(engine.replays) == number)
             engine.client.check_room(5, 0)
-            # All rows and all of the queue are the users', though a replay was running.
+            # Users get all rows and the whole queue, though a replay was running.
             streams = [engine.canary.submit(request(f"r{attempt}-{i}")) for i in range(5)]
             assert engine.client.unfinished == 5
             await asyncio.gather(*map(tokens_of, streams))
-        # That row is let go, and another one wanted.
-        await until(lambda: engine.canary._wanted and not engine.canary._wanted.done())
+        # The canary gives up on that row and waits for another one.
+        await until(lambda: engine.canary._row_future and not engine.canary._row_future.done())
         assert engine.count("checked") == 0
         await tokens_of(engine.canary.submit(request("short")))
         await until(lambda: engine.count("checked"))
 
 
-async def test_who_leaves_is_not_replayed_and_the_next_row_is_taken(model: Path) -> None:
-    async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+async def test_an_aborted_row_is_not_replayed_and_the_next_row_is(model: Path) -> None:
+    async with watched_engine(model) as engine:
+        await until(lambda: engine.canary._row_future)
         leaves = engine.canary.submit(request("leaves", max_tokens=500))
         async for _ in leaves:
             break
@@ -188,21 +195,22 @@ async def test_who_leaves_is_not_replayed_and_the_next_row_is_taken(model: Path)
         assert [replay.prompt for replay in engine.replays] == [[7, 8, 9]]
 
 
-async def test_it_waits_until_nobody_else_runs(model: Path) -> None:
-    async with watched(model) as engine:
-        await until(lambda: engine.canary._wanted)
+async def test_a_replay_waits_until_no_user_runs(model: Path) -> None:
+    async with watched_engine(model) as engine:
+        await until(lambda: engine.canary._row_future)
         others = engine.client.submit(request("others", max_tokens=2000))
         busy = asyncio.create_task(tokens_of(others))
         await tokens_of(engine.canary.submit(request("theirs")))
-        assert engine.canary._wanted is not None
+        assert engine.canary._row_future is not None
         await asyncio.sleep(3 * POLL_SECONDS)
         assert not busy.done()
         assert not engine.replays
-        await busy
+        busy.cancel()
+        others.close()
         await until(lambda: engine.count("checked"))
 
 
-def test_a_kept_row_is_bounded() -> None:
+def test_a_recorded_row_is_bounded() -> None:
     assert FinishedRow(request("a"), "id", 0, [1, 2]).divergence([1, 2]) is None
     row = FinishedRow(request("a", max_tokens=10**6), "id", 0, [5] * MAX_TOKENS)
     replay = row.replay()
@@ -211,7 +219,7 @@ def test_a_kept_row_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
-def test_a_preempted_replay_is_no_preemption(swap: int) -> None:
+def test_a_preempted_replay_does_not_count_as_a_preemption(swap: int) -> None:
     model = tiny_model("llama", seed=2)
     measured = Bench(model)
     kv = 500 * measured.core.limits.geometry.bytes_per_token

@@ -1,4 +1,4 @@
-"""The page at /: what it may load, who is let in, and what its events tell."""
+"""The page at /: its files, access to it, and the events that it shows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.api.api_server import CHAT, Running, ending, running, until
-from support.api.fake_engine import FakeEngine, model_info, step_stats
+from support.api.api_server import CHAT, Running, ending, engine_replying, running, until
+from support.api.fake_engine import FakeEngine, step_stats
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
 from chairlift.api.cli.network_flags import add_arguments, network_settings
@@ -32,15 +32,11 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 SECRET = "the river runs on"
 
 
-def engine(text: str = "Hello", **settings: Any) -> FakeEngine:
-    return FakeEngine(model_info(), ending(text), **settings)
-
-
 @asynccontextmanager
 async def watching(server: Running, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """The events, as somebody who watches is told them."""
+    """Watches the server; gives its events as they arrive."""
 
-    async def told() -> AsyncIterator[dict[str, Any]]:
+    async def events() -> AsyncIterator[dict[str, Any]]:
         async for line in response.content:
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
@@ -48,14 +44,14 @@ async def watching(server: Running, **headers: str) -> AsyncIterator[AsyncIterat
     async with server.http.get(server.url + page.EVENTS, headers=headers) as response:
         assert response.status == 200
         assert response.headers["Content-Type"].startswith("text/event-stream")
-        yield told()
+        yield events()
 
 
 # The files
 
 
 class Markup(HTMLParser):
-    """``page`` is checked for what a browser would forgive."""
+    """Parses a page, and asserts rules that browsers do not enforce."""
 
     VOID = frozenset({"meta", "link", "input", "path"})
 
@@ -108,7 +104,7 @@ def test_the_page_is_well_formed_and_every_field_has_a_label() -> None:
     assert markup.tags["main"] == markup.tags["header"] == markup.tags["h1"] == 1
 
 
-def test_what_the_scripts_look_up_is_on_the_page() -> None:
+def test_the_page_has_every_id_that_the_scripts_look_up() -> None:
     ids = set(re.findall(r'id="([^"]+)"', (UI / "index.html").read_text()))
     for script in UI.glob("*.js"):
         named = re.findall(r'\b(?:element|put|fill|number)\("([^"]+)"', script.read_text())
@@ -116,7 +112,7 @@ def test_what_the_scripts_look_up_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_nothing_comes_from_elsewhere_and_nothing_is_put_in_as_markup(path: Path) -> None:
+def test_no_file_loads_from_other_sites_or_inserts_markup(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|//[a-z]|@import|url\(|data:\w+/", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
@@ -124,18 +120,18 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_put_in_as_markup(path: Path
         assert (UI / name).is_file()
 
 
-def test_the_page_is_for_light_and_dark_and_for_those_who_want_no_motion() -> None:
+def test_the_page_has_light_and_dark_themes_and_respects_reduced_motion() -> None:
     style = (UI / "style.css").read_text()
     assert "prefers-color-scheme: dark" in style
     assert "prefers-reduced-motion: reduce" in style
     assert ":focus-visible" in style
 
 
-# The doors
+# Access
 
 
 async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> None:
-    async with running(engine(), keys=KEYS) as server:
+    async with running(engine_replying("Hello"), keys=KEYS) as server:
         for path in ("/", *(f"/ui/{file.name}" for file in FILES if file.name != "index.html")):
             async with server.http.get(server.url + path) as response:
                 assert response.status == 200, path
@@ -158,17 +154,17 @@ async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> No
 
 
 async def test_events_need_a_key_where_there_are_keys() -> None:
-    async with running(engine(), keys=KEYS) as server:
+    async with running(engine_replying("Hello"), keys=KEYS) as server:
         assert (await server.get(page.EVENTS))[0] == 401
-        async with watching(server, **BEARER) as told:
-            assert (await anext(told))["status"] == "ok"
+        async with watching(server, **BEARER) as events:
+            assert (await anext(events))["status"] == "ok"
 
 
-async def test_there_need_not_be_a_page() -> None:
-    async with running(engine(), ui=False) as server:
+async def test_the_page_can_be_turned_off() -> None:
+    async with running(engine_replying("Hello"), ui=False) as server:
         for path in ("/", page.EVENTS, "/ui/main.js"):
             assert (await server.get(path))[0] == 404
-    async with running(engine()) as server:
+    async with running(engine_replying("Hello")) as server:
         assert (await server.http.get(server.url)).status == 200
 
 
@@ -179,12 +175,12 @@ def test_the_flag() -> None:
     assert not network_settings(parser.parse_args(["--no-ui"]), KeyLimits())["ui"]
 
 
-# What is told
+# Events
 
 
-async def test_events_tell_what_the_engine_does() -> None:
-    async with running(engine()) as server, watching(server) as told:
-        first = await anext(told)
+async def test_events_describe_the_engine() -> None:
+    async with running(engine_replying("Hello")) as server, watching(server) as events:
+        first = await anext(events)
         assert first["model"]["name"] == "org/tiny"
         assert first["model"]["max_rows"] == 8
         assert (first["running"], first["riders"], first["ttft"], first["requests"]) == (
@@ -194,30 +190,30 @@ async def test_events_tell_what_the_engine_does() -> None:
             [],
         )
         server.engine.on_step(step_stats([0.1] * 98 + [4.0] * 2))
-        event = await anext(told)
+        event = await anext(events)
     assert (event["running"], event["waiting"]) == (3, 2)
     assert event["ttft"]["p50"] == pytest.approx(0.3, rel=0.05)
     assert event["itl"]["p50"] == event["itl"]["p95"] == pytest.approx(0.1, rel=0.05)
     assert event["itl"]["p99"] == pytest.approx(4.0, rel=0.05)
     assert event["kv"] == {"used": 512, "reserved": 4096, "prefixes": 256, "limit": 1 << 20}
     assert event["prefixes"] == {"queried": 14, "hit": 4}
-    # 101 tokens and 10 of a prompt, in the half second to a second that was watched.
+    # 101 generated and 10 prefilled tokens, watched for half a second to a second.
     assert 100 < event["generated_pace"] <= 202
     assert 10 <= event["prefilled_pace"] <= 20
 
 
-async def test_who_rides_and_who_has_left_and_never_what_they_said() -> None:
-    slow = engine(SECRET * 6, step_seconds=0.01)
-    async with running(slow) as server, watching(server) as told:
-        await anext(told)
+async def test_events_list_requests_without_their_text() -> None:
+    slow = engine_replying(SECRET * 6, step_seconds=0.01)
+    async with running(slow) as server, watching(server) as events:
+        await anext(events)
         body = {**CHAT, "messages": [{"role": "user", "content": SECRET}], "n": 2}
         headers = {"X-Request-Id": "words-of-a-client"}
         stream = asyncio.create_task(server.events("/v1/chat/completions", body))
         status, _ = await server.post("/v1/completions", {"prompt": SECRET, "n": -1}, **headers)
         assert status == 400
-        seen = [await anext(told), await anext(told)]
+        seen = [await anext(events), await anext(events)]
         while len(seen[-1]["requests"]) < 2:
-            seen.append(await anext(told))
+            seen.append(await anext(events))
         chunks = await stream
     completion = json.loads(chunks[0].removeprefix("data: "))["id"]
     riders = seen[0]["riders"]
@@ -234,52 +230,52 @@ async def test_who_rides_and_who_has_left_and_never_what_they_said() -> None:
     assert "words-of-a-client" not in json.dumps(seen)
 
 
-async def test_events_tell_why_nothing_can_be_served() -> None:
+async def test_events_say_why_the_server_is_unavailable() -> None:
     absent = FakeEngine(None, ending(""))
-    async with running(absent) as server, watching(server) as told:
+    async with running(absent) as server, watching(server) as events:
         server.service.progress = "loading the weights"
-        await anext(told)
-        event = await anext(told)
+        await anext(events)
+        event = await anext(events)
         assert (event["status"], event["reason"]) == ("unavailable", "loading the weights")
         assert event["model"] is None
-    async with running(engine()) as server, watching(server) as told:
+    async with running(engine_replying("Hello")) as server, watching(server) as events:
         server.engine.unhealthy = "the engine is started anew"
-        await anext(told)
-        event = await anext(told)
+        await anext(events)
+        event = await anext(events)
         assert event["reason"] == "the engine is started anew"
         assert event["model"]["name"] == "org/tiny"
         server.engine.unhealthy = None
         server.service.drain.draining = True
-        await anext(told)
-        assert (await anext(told))["reason"].startswith("draining")
+        await anext(events)
+        assert (await anext(events))["reason"].startswith("draining")
 
 
-async def test_nothing_is_computed_while_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_watchers_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered: list[StepStats] = []
     snapshots = 0
     original, gather = live.Live.snapshot, live._Watched.add_step
 
-    def counted(self: live.Live, service: Any) -> live.Snapshot:
+    def count_snapshot(self: live.Live, service: Any) -> live.Snapshot:
         nonlocal snapshots
         snapshots += 1
         return original(self, service)
 
-    def gathering(self: live._Watched, stats: StepStats) -> None:
+    def count_step(self: live._Watched, stats: StepStats) -> None:
         gathered.append(stats)
         gather(self, stats)
 
-    monkeypatch.setattr(live.Live, "snapshot", counted)
-    monkeypatch.setattr(live._Watched, "add_step", gathering)
+    monkeypatch.setattr(live.Live, "snapshot", count_snapshot)
+    monkeypatch.setattr(live._Watched, "add_step", count_step)
     monkeypatch.setattr(live, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(page, "PERIOD_SECONDS", 0.01)
-    async with running(engine()) as server:
+    async with running(engine_replying("Hello")) as server:
         server.engine.on_step(step_stats())
         await server.post("/v1/chat/completions", CHAT)
         assert (snapshots, gathered) == (0, [])
         assert server.service.live._watched is None
-        async with watching(server) as told:
-            event = await anext(told)
-            # The state is there at once; what is counted begins now.
+        async with watching(server) as events:
+            event = await anext(events)
+            # The state is sent at once; counts begin now.
             assert (event["running"], event["itl"], event["requests"]) == (3, None, [])
             server.engine.on_step(step_stats())
             assert len(gathered) == 1
@@ -288,25 +284,25 @@ async def test_nothing_is_computed_while_nobody_watches(monkeypatch: pytest.Monk
         server.engine.on_step(step_stats())
         await asyncio.sleep(0.05)
         assert (snapshots, len(gathered)) == (before, 1)
-        # To close the page is no client lost.
+        # Closing the page does not count as a lost client.
         assert server.metric("chairlift_client_disconnects_total") == 0
 
 
-async def test_there_is_a_limit_to_those_who_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_watchers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_WATCHERS", 1)
-    async with running(engine()) as server:
-        async with watching(server) as told:
-            await anext(told)
+    async with running(engine_replying("Hello")) as server:
+        async with watching(server) as events:
+            await anext(events)
             status, refused = await server.get(page.EVENTS)
             assert (status, refused["error"]["code"]) == (429, "too_many_watchers")
         await until(lambda: server.service.live._watched is None)
-        async with watching(server) as told:
-            await anext(told)
+        async with watching(server) as events:
+            await anext(events)
 
 
-async def test_the_end_of_the_server_ends_the_events() -> None:
+async def test_the_events_end_with_the_server() -> None:
     async with aiohttp.ClientSession() as client:
-        async with running(engine()) as server:
+        async with running(engine_replying("Hello")) as server:
             response = await client.get(server.url + page.EVENTS)
             await response.content.readline()
         assert (await response.text()).endswith("data: [DONE]\n\n")
@@ -315,13 +311,13 @@ async def test_the_end_of_the_server_ends_the_events() -> None:
 # The window
 
 
-def test_percentiles_are_those_of_the_window() -> None:
+def test_percentiles_cover_the_window() -> None:
     values = Percentiles(seconds=60)
     assert values.at((0.5,), now=0) is None
     values.add([float(n) for n in range(1, 101)], now=0)
     values.add([1000.0] * 300, now=50)
     assert values.at((0.25, 1), now=50) == pytest.approx([100, 1000], rel=0.025)
-    # The first hundred are a minute old now.
+    # The first hundred are a minute old and no longer count.
     assert values.at((0, 0.25), now=60) == pytest.approx([1000, 1000], rel=0.025)
     values.add([0.0], now=100)
     assert values.at((0.5,), now=109.9) == pytest.approx([1000], rel=0.025)

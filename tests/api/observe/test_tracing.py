@@ -1,4 +1,4 @@
-"""Traces, by OpenTelemetry's in-memory exporter and by OTLP to a collector on the loopback."""
+"""Traces, read from OpenTelemetry's in-memory exporter and from an OTLP collector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from chairlift.engine.model.tokenizer import load_tokenizer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 COMPLETION = {"prompt": "Where is", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-# All names of OpenTelemetry's conventions that there are.
+# All attribute names of OpenTelemetry's conventions.
 CONVENTIONS = {
     value
     for module in (gen_ai_attributes, http_attributes, error_attributes)
@@ -56,7 +56,7 @@ async def server(exporter: InMemorySpanExporter) -> AsyncIterator[Running]:
 
 
 def spans_of(exporter: InMemorySpanExporter) -> dict[str, list[ReadableSpan]]:
-    """Spans by name, those of the model without its name."""
+    """Spans by the first word of their name, which the model's name follows."""
     spans: dict[str, list[ReadableSpan]] = {}
     for span in exporter.get_finished_spans():
         spans.setdefault(span.name.split()[0], []).append(span)
@@ -99,13 +99,13 @@ async def test_a_request_is_a_tree_of_spans_on_the_wall_clock(
     assert first.timestamp == prefill.start_time
     assert (first.attributes or {})["chairlift.chunk.tokens"] == reply["usage"]["prompt_tokens"] - 1
     assert (second.attributes or {})["chairlift.chunk.tokens"] == 1
-    # A millisecond for what is between the reading of two clocks.
+    # Two clocks are read at slightly different times: allow a millisecond.
     times = [started - 10**6, queue.start_time, prefill.start_time, decode.start_time]
     times += [decode.end_time, ended + 10**6]
     assert times == sorted(times, key=lambda each: each or 0)
 
 
-async def test_every_door_has_its_spans(server: Running, exporter: InMemorySpanExporter) -> None:
+async def test_every_api_has_its_spans(server: Running, exporter: InMemorySpanExporter) -> None:
     for path, body, operation in (
         ("/v1/responses", {"input": "Hi"}, "chat"),
         ("/v1/messages", {**CHAT, "max_tokens": 9}, "chat"),
@@ -118,7 +118,7 @@ async def test_every_door_has_its_spans(server: Running, exporter: InMemorySpanE
         assert (request.attributes or {})["http.route"] == path
 
 
-async def test_what_is_not_sampled_or_generates_nothing_has_no_spans(
+async def test_unsampled_and_other_requests_have_no_spans(
     server: Running, exporter: InMemorySpanExporter
 ) -> None:
     unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
@@ -127,7 +127,7 @@ async def test_what_is_not_sampled_or_generates_nothing_has_no_spans(
     assert not exporter.get_finished_spans()
 
 
-async def test_refused_and_failed_requests_say_so(
+async def test_spans_of_refused_and_failed_requests(
     server: Running, exporter: InMemorySpanExporter
 ) -> None:
     await server.post("/v1/completions", {"prompt": 5})
@@ -146,7 +146,7 @@ async def test_refused_and_failed_requests_say_so(
     assert failed.status.status_code is StatusCode.ERROR
 
 
-async def test_a_real_engines_chunks_reach_a_collector(tmp_path: Path) -> None:
+async def test_chunks_of_a_real_engine_reach_a_collector(tmp_path: Path) -> None:
     received: list[ExportTraceServiceRequest] = []
 
     async def collect(request: web.Request) -> web.Response:
@@ -194,14 +194,14 @@ async def test_a_real_engines_chunks_reach_a_collector(tmp_path: Path) -> None:
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in spans)
 
 
-def test_without_the_extra_the_flag_says_what_to_install(
+def test_without_the_extra_the_flag_names_the_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "opentelemetry.sdk")
     with pytest.raises(SystemExit):
         main(["serve", "--otlp-endpoint", "http://127.0.0.1:4318"])
-    assert "pip install 'chairlift[otel]'" in capsys.readouterr().err
+    assert "pip install opentelemetry-sdk opentelemetry-exporter" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", "--otlp-endpoint", "127.0.0.1:4317"])
     assert "is not an http:// or https:// address" in capsys.readouterr().err

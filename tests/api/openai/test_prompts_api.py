@@ -1,4 +1,4 @@
-"""What the API makes of what the engine tells of a prompt: embeddings, and an echo's logprobs."""
+"""Results computed from the prompt alone: embeddings, and the log-probabilities of an echo."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 from support.api.api_server import END, ending, ids, running, until
-from support.api.fake_engine import VECTOR, FakeEngine, Scripted, model_info
+from support.api.fake_engine import VECTOR, FakeEngine, FakeStream, Scripted, model_info
 
 from chairlift.api.admission.keys import KeyLimits
 from chairlift.engine.messages import Submit
 
 
-def nothing(request: Submit, index: int) -> Scripted:
-    """Only the prompt is computed."""
+def empty_reply(request: Submit, index: int) -> Scripted:
+    """A script that generates empty_reply, so that only the prompt is computed."""
     return Scripted([], finish="length")
 
 
-async def test_an_embedding_is_a_prompt_that_nothing_follows() -> None:
-    async with running(FakeEngine(model_info(), nothing), embedding_pooling="last") as server:
+async def test_an_embedding_computes_only_the_prompt() -> None:
+    async with running(FakeEngine(model_info(), empty_reply), embedding_pooling="last") as server:
         body = {"input": ["ab", "c"], "cache_salt": "tenant"}
         status, reply = await server.post("/v1/embeddings", body)
         assert status == 200
@@ -37,11 +37,11 @@ async def test_an_embedding_is_a_prompt_that_nothing_follows() -> None:
             "usage": {"prompt_tokens": 3, "total_tokens": 3},
             "object": "list",
         }
-        asked = [
+        submitted = [
             (s.prompt, s.params.max_tokens, s.pooling, s.cache_salt)
             for s in server.engine.submitted
         ]
-        assert asked == [(ids("ab"), 0, "last", "tenant"), (ids("c"), 0, "last", "tenant")]
+        assert submitted == [(ids("ab"), 0, "last", "tenant"), (ids("c"), 0, "last", "tenant")]
         plain = {"input": [[65, 66]], "pooling": "mean", "normalize": False, "dimensions": 3}
         _, reply = await server.post("/v1/embeddings", {**plain, "encoding_format": "base64"})
         assert server.engine.submitted[-1].pooling == "mean"
@@ -52,23 +52,18 @@ async def test_an_embedding_is_a_prompt_that_nothing_follows() -> None:
         assert reply["usage"]["prompt_tokens"] == 2
 
 
-async def test_more_texts_than_there_are_rows_come_one_after_the_other() -> None:
-    """Eight at a time; LangChain sends a thousand in one request."""
-    engine = FakeEngine(model_info(), nothing)
-    open_at_most = 0
+async def test_more_texts_than_rows_are_computed_in_turn() -> None:
+    """At most eight run at a time; LangChain sends a thousand in one request."""
+    engine = FakeEngine(model_info(), empty_reply)
     submit = engine.submit
+    streams: list[FakeStream] = []
+    max_running = 0
 
-    def watched(request: Submit) -> Any:
-        nonlocal open_at_most
-        open_at_most = max(open_at_most, len(engine.submitted) + 1 - ended())
-        return submit(request)
-
-    def ended() -> int:
-        return sum(choice.finish is not None for choice in generations())
-
-    def generations() -> list[Any]:
-        riding = server.service.live._open
-        return [choice for generation in riding for choice in generation.choices]
+    def watched(request: Submit) -> FakeStream:
+        nonlocal max_running
+        streams.append(submit(request))
+        max_running = max(max_running, sum(bool(stream.running) for stream in streams))
+        return streams[-1]
 
     engine.submit = watched  # type: ignore[method-assign]
     async with running(engine) as server:
@@ -78,7 +73,7 @@ async def test_more_texts_than_there_are_rows_come_one_after_the_other() -> None
         assert [one["index"] for one in reply["data"]] == list(range(100))
         assert reply["usage"]["prompt_tokens"] == 100
     assert [s.prompt for s in engine.submitted] == [ids(text) for text in texts]
-    assert open_at_most == 8
+    assert max_running == 8
 
 
 @pytest.mark.parametrize(
@@ -97,23 +92,23 @@ async def test_more_texts_than_there_are_rows_come_one_after_the_other() -> None
         ({"truncate_prompt_tokens": 0}, {}, "truncate_prompt_tokens"),
     ],
 )
-async def test_embeddings_that_cannot_be_had(
+async def test_bad_embedding_requests_are_refused(
     change: dict[str, Any], info: dict[str, Any], param: str
 ) -> None:
-    async with running(FakeEngine(model_info(**info), nothing)) as server:
+    async with running(FakeEngine(model_info(**info), empty_reply)) as server:
         status, reply = await server.post("/v1/embeddings", {"input": "x", **change})
         assert (status, reply["error"]["param"]) == (400, param)
         assert not server.engine.submitted
 
 
-async def test_embeddings_fail_and_end_as_other_requests_do() -> None:
+async def test_failures_and_limits_of_embeddings() -> None:
     def broken(request: Submit, index: int) -> Scripted:
         return Scripted([], finish="error", error="not finite")
 
     async with running(FakeEngine(model_info(), broken)) as server:
         status, reply = await server.post("/v1/embeddings", {"input": "x"})
         assert (status, reply["error"]["message"]) == (500, "not finite")
-    slow = FakeEngine(model_info(), nothing, first_step_seconds=30)
+    slow = FakeEngine(model_info(), empty_reply, first_step_seconds=30)
     async with running(slow, anonymous=KeyLimits(None, 4, None)) as server:
         body = {"input": ["ab", "cd"], "timeout": 0.2}
         status, reply = await server.post("/v1/embeddings", body)
@@ -121,47 +116,47 @@ async def test_embeddings_fail_and_end_as_other_requests_do() -> None:
         assert len(slow.closed) == 2
         status, reply = await server.post("/v1/embeddings", {"input": "abc"})
         assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
-    async with running(FakeEngine(model_info(), nothing, first_step_seconds=30)) as server:
+    async with running(FakeEngine(model_info(), empty_reply, first_step_seconds=30)) as server:
         asking = asyncio.create_task(server.post("/v1/embeddings", {"input": "x"}))
         await until(lambda: server.engine.submitted)
         asking.cancel()
         await until(lambda: server.engine.closed)
 
 
-async def test_an_echo_has_its_logprobs_and_the_token_that_ends_it() -> None:
-    """Who wants the prompt's leaves out the last one, whatever it is."""
+async def test_an_echo_has_the_logprobs_of_the_prompt_and_of_the_end_token() -> None:
+    """Clients that want only the prompt's log-probabilities drop the last entry."""
 
     def script(request: Submit, index: int) -> Scripted:
         return Scripted([*ids("!"), END][: request.params.max_tokens], ended_by_token=True)
 
-    asked = {"prompt": "héé", "echo": True, "logprobs": 2, "max_tokens": 2}
+    body = {"prompt": "héé", "echo": True, "logprobs": 2, "max_tokens": 2}
     async with running(FakeEngine(model_info(), script)) as server:
-        _, reply = await server.post("/v1/completions", asked)
+        _, reply = await server.post("/v1/completions", body)
         [choice] = reply["choices"]
         assert choice["text"] == "héé!"
-        told = choice["logprobs"]
+        logprobs = choice["logprobs"]
         a, b = "bytes:\\xc3", "bytes:\\xa9"
-        assert told["tokens"] == ["h", a, b, a, b, "!", "<|im_end|>"]
-        assert told["token_logprobs"] == [None, *[-0.25] * 4, -0.5, -0.5]
-        assert told["text_offset"] == [0, 1, 1, 2, 2, 3, 4]
-        assert told["top_logprobs"][0] is None
-        assert max(told["top_logprobs"][1].values()) == -0.25
-        assert [len(top) for top in told["top_logprobs"][1:]] == [2] * 6
-        chunks = await server.chunks("/v1/completions", asked)
+        assert logprobs["tokens"] == ["h", a, b, a, b, "!", "<|im_end|>"]
+        assert logprobs["token_logprobs"] == [None, *[-0.25] * 4, -0.5, -0.5]
+        assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 3, 4]
+        assert logprobs["top_logprobs"][0] is None
+        assert max(logprobs["top_logprobs"][1].values()) == -0.25
+        assert [len(top) for top in logprobs["top_logprobs"][1:]] == [2] * 6
+        chunks = await server.chunks("/v1/completions", body)
         parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-        for key in told:
-            assert [entry for part in parts if part for entry in part[key]] == told[key]
-        _, reply = await server.post("/v1/completions", {**asked, "logprobs": 0})
+        for key in logprobs:
+            assert [entry for part in parts if part for entry in part[key]] == logprobs[key]
+        _, reply = await server.post("/v1/completions", {**body, "logprobs": 0})
         assert reply["choices"][0]["logprobs"]["top_logprobs"] is None
-        _, reply = await server.post("/v1/completions", {**asked, "echo": False})
+        _, reply = await server.post("/v1/completions", {**body, "echo": False})
         assert reply["choices"][0]["logprobs"]["tokens"] == ["!"]
         assert server.engine.submitted[-1].prompt_logprobs is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_long_echo_holds_nobody_up(stream: bool) -> None:
-    """Its log-probabilities are written down beside the loop, once for all choices."""
-    asked = {"prompt": [ord("a")] * 10_000, "echo": True, "logprobs": 2, "n": 2, "stream": stream}
+async def test_a_long_echo_does_not_block_the_event_loop(stream: bool) -> None:
+    """Its log-probabilities are encoded in a thread, once for all choices."""
+    body = {"prompt": [ord("a")] * 10_000, "echo": True, "logprobs": 2, "n": 2, "stream": stream}
     turns: list[float] = []
 
     async def turn() -> None:
@@ -170,10 +165,10 @@ async def test_a_long_echo_holds_nobody_up(stream: bool) -> None:
             await asyncio.sleep(0)
 
     async with running(FakeEngine(model_info(max_context=16_384), ending("!"))) as server:
-        gc.freeze()  # as the server does
+        gc.freeze()  # as the real server does
         turning = asyncio.create_task(turn())
         url = f"{server.url}/v1/completions"
-        async with server.http.post(url, json=asked) as response:
+        async with server.http.post(url, json=body) as response:
             assert response.status == 200
             await response.read()
         turning.cancel()

@@ -1,4 +1,4 @@
-"""POST /v1/responses over HTTP: events, stored responses and their owners, refusals."""
+"""/v1/responses over HTTP: events of a stream, conversations, stored responses, refusals."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.api.api_server import TOKENIZER, Running, ending, ids, running, until
+from support.api.api_server import (
+    Running,
+    ending,
+    engine_replying,
+    ids,
+    last_prompt,
+    running,
+    until,
+)
+from support.api.credentials import ALICE, BOB, alice_and_bob, bearer
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 
-from chairlift.api.admission.keys import NO_LIMITS, ApiKey, digest_of
 from chairlift.api.errors import UnknownResponse
 from chairlift.api.responses.store import ENTRY_BYTES, ResponseStore, StoredResponse
 
 PATH = "/v1/responses"
-KEYS = tuple(ApiKey(name, digest_of(f"sk-{name}-secret"), NO_LIMITS) for name in ("alice", "bob"))
-ALICE, BOB = ({"Authorization": f"Bearer sk-{name}-secret"} for name in ("alice", "bob"))
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    async with running(FakeEngine(model_info(), ending("Hello"))) as server:
+    async with running(engine_replying("Hello")) as server:
         yield server
-
-
-def prompt(server: Running) -> str:
-    return str(TOKENIZER.decode(server.engine.submitted[-1].prompt))
 
 
 # Streams
@@ -56,17 +58,17 @@ async def test_the_events_of_a_text_in_their_order(server: Running) -> None:
     assert (await server.get(f"{PATH}/{response['id']}"))[1] == response
 
 
-async def test_what_max_output_tokens_cuts_is_incomplete() -> None:
-    cut = FakeEngine(model_info(), lambda request, index: Scripted(ids("Hel"), "length"))
-    async with running(cut) as server:
+async def test_a_reply_cut_by_max_output_tokens_is_incomplete() -> None:
+    engine = FakeEngine(model_info(), lambda request, index: Scripted(ids("Hel"), "length"))
+    async with running(engine) as server:
         *_, done, last = await server.named_events(PATH, {"input": "Hi", "max_output_tokens": 3})
-        assert cut.submitted[0].params.max_tokens == 3
+        assert engine.submitted[0].params.max_tokens == 3
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert done["item"]["status"] == last["response"]["output"][0]["status"] == "incomplete"
 
 
-async def test_a_stream_that_fails_says_so_and_is_not_stored() -> None:
+async def test_a_failed_stream_ends_with_an_error_and_is_not_stored() -> None:
     dying = FakeEngine(
         model_info(), lambda request, index: Scripted(ids("ab"), "error", error="it broke")
     )
@@ -84,7 +86,7 @@ async def test_a_stream_that_fails_says_so_and_is_not_stored() -> None:
         ]
 
 
-async def test_nothing_generated_is_an_empty_message() -> None:
+async def test_a_reply_without_text_is_an_empty_message() -> None:
     async with running(FakeEngine(model_info(), ending(""))) as server:
         _, reply = await server.post(PATH, {"input": "Hi"})
         assert [part["text"] for part in reply["output"][0]["content"]] == [""]
@@ -112,14 +114,14 @@ async def test_items_become_the_prompt(server: Running) -> None:
     assert status == 200
     said = [("system", "Be brief"), ("user", "a"), ("assistant", "b"), ("system", "c")]
     turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
-    assert prompt(server) == f"{turns}<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n"
+    assert last_prompt(server) == f"{turns}<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n"
 
 
-async def test_a_chain_holds_all_but_the_instructions(server: Running) -> None:
+async def test_a_chain_of_responses_keeps_all_but_the_instructions(server: Running) -> None:
     first = (await server.post(PATH, {"input": "one", "instructions": "Be brief"}))[1]["id"]
     second = (await server.post(PATH, {"input": "two", "previous_response_id": first}))[1]
     assert second["previous_response_id"] == first
-    # What went before stays with the later one.
+    # The later response keeps the conversation.
     async with server.http.delete(f"{server.url}{PATH}/{first}") as response:
         assert await response.json() == {
             "id": first,
@@ -129,7 +131,9 @@ async def test_a_chain_holds_all_but_the_instructions(server: Running) -> None:
     await server.post(PATH, {"input": "three", "previous_response_id": second["id"]})
     said = [("user", "one"), ("assistant", "Hello"), ("user", "two"), ("assistant", "Hello")]
     turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
-    assert prompt(server) == f"{turns}<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        last_prompt(server) == f"{turns}<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+    )
     _, items = await server.get(f"{PATH}/{second['id']}/input_items?order=asc&limit=2")
     assert [item["content"][0]["text"] for item in items["data"]] == ["one", "Hello"]
     assert (items["has_more"], items["first_id"]) == (True, items["data"][0]["id"])
@@ -147,9 +151,9 @@ async def test_a_chain_holds_all_but_the_instructions(server: Running) -> None:
 
 
 async def test_a_response_belongs_to_the_key_that_made_it() -> None:
-    engine = FakeEngine(model_info(), ending("Hello"))
-    async with running(engine, keys=KEYS) as server:
-        _, mine = await server.post(PATH, {"input": "Hi"}, **ALICE)
+    engine = engine_replying("Hello")
+    async with running(engine, keys=alice_and_bob()) as server:
+        _, mine = await server.post(PATH, {"input": "Hi"}, **bearer(ALICE))
         stored = f"{server.url}{PATH}/{mine['id']}"
         for method, path in (
             ("GET", stored),
@@ -157,28 +161,28 @@ async def test_a_response_belongs_to_the_key_that_made_it() -> None:
             ("POST", f"{stored}/cancel"),
             ("DELETE", stored),
         ):
-            async with server.http.request(method, path, headers=BOB) as response:
+            async with server.http.request(method, path, headers=bearer(BOB)) as response:
                 assert response.status == 404, path
                 assert (await response.json())["error"]["code"] == "response_not_found"
         body = {"input": "Hi", "previous_response_id": mine["id"]}
-        status, reply = await server.post(PATH, body, **BOB)
+        status, reply = await server.post(PATH, body, **bearer(BOB))
         assert (status, reply["error"]["param"]) == (400, "previous_response_id")
-        assert (await server.post(PATH, body, **ALICE))[0] == 200
-        async with server.http.post(f"{stored}/cancel", headers=ALICE) as response:
+        assert (await server.post(PATH, body, **bearer(ALICE)))[0] == 200
+        async with server.http.post(f"{stored}/cancel", headers=bearer(ALICE)) as response:
             assert response.status == 400
-        async with server.http.get(f"{stored}?stream=true", headers=ALICE) as response:
+        async with server.http.get(f"{stored}?stream=true", headers=bearer(ALICE)) as response:
             assert response.status == 400
         assert len(engine.submitted) == 2
 
 
-async def test_what_is_not_to_be_stored_is_not(server: Running) -> None:
+async def test_store_false_stores_nothing(server: Running) -> None:
     _, reply = await server.post(PATH, {"input": "Hi", "store": False})
     assert reply["store"] is False
     assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 404
 
 
-async def test_a_server_that_keeps_nothing() -> None:
-    engine = FakeEngine(model_info(), ending("Hello"))
+async def test_a_server_without_a_store() -> None:
+    engine = engine_replying("Hello")
     async with running(engine, response_store_bytes=0) as server:
         _, reply = await server.post(PATH, {"input": "Hi"})
         assert reply["store"] is False
@@ -186,17 +190,17 @@ async def test_a_server_that_keeps_nothing() -> None:
         assert (status, reply["error"]["param"]) == (400, "store")
 
 
-async def test_responses_are_forgotten_in_time() -> None:
-    engine = FakeEngine(model_info(), ending("Hello"))
+async def test_stored_responses_expire() -> None:
+    engine = engine_replying("Hello")
     async with running(engine, response_store_seconds=0.2) as server:
         _, reply = await server.post(PATH, {"input": "Hi"})
         assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 200
-        # Nobody has to ask for that.
+        # No request is needed for that.
         await until(lambda: not len(server.response_store))
         assert (await server.get(f"{PATH}/{reply['id']}"))[0] == 404
 
 
-async def test_who_stores_most_loses_the_oldest_first() -> None:
+async def test_a_full_store_drops_the_oldest_of_the_largest_account() -> None:
     store = ResponseStore(10 * ENTRY_BYTES, 60)
 
     def put(owner: str, name: str, inputs: int) -> None:
@@ -214,7 +218,7 @@ async def test_who_stores_most_loses_the_oldest_first() -> None:
         put("alice", f"a{number}", ENTRY_BYTES)
     assert store.size <= store.max_bytes
     put("bob", "b1", ENTRY_BYTES)
-    put("bob", "b2", 9 * ENTRY_BYTES + 1)  # more than all there may be
+    put("bob", "b2", 9 * ENTRY_BYTES + 1)  # larger than the store
     assert kept("alice") == ["a1", "a2", "a3"]
     assert kept("bob") == ["b0", "b1"]
     put("bob", "b3", 9 * ENTRY_BYTES - 2)
@@ -227,7 +231,7 @@ async def test_who_stores_most_loses_the_oldest_first() -> None:
 
 # Refusals
 
-BAD: list[tuple[dict[str, Any], str]] = [
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": 5}, "input"),
     ({"input": []}, "input"),
@@ -265,7 +269,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_fields_are_named(server: Running) -> None:
-    for change, param in BAD:
+    for change, param in BAD_FIELDS:
         status, body = await server.post(PATH, {"input": "x", **change})
         assert status == 400, change
         assert body["error"]["param"].startswith(param), change
@@ -276,7 +280,7 @@ async def test_bad_fields_are_named(server: Running) -> None:
     assert not server.engine.submitted
 
 
-async def test_it_is_a_door_like_the_others(server: Running) -> None:
+async def test_priority_salt_and_metrics_work_as_in_the_other_apis(server: Running) -> None:
     headers = {"X-Priority": "-7", "X-Request-Id": "mine"}
     status, _ = await server.post(PATH, {"input": "Hi", "cache_salt": "s", "top_k": 3}, **headers)
     [submitted] = server.engine.submitted
@@ -288,7 +292,7 @@ async def test_it_is_a_door_like_the_others(server: Running) -> None:
     assert server.metric("chairlift_http_requests_total", route=route, method="GET", status="404")
 
 
-async def test_its_time_ends() -> None:
+async def test_time_limits_and_draining_end_a_response() -> None:
     slow = FakeEngine(model_info(), ending("x" * 500), step_seconds=0.01)
     async with running(slow) as server:
         status, reply = await server.post(PATH, {"input": "Hi", "timeout": 0.2})

@@ -1,5 +1,7 @@
-"""Every field of OpenAI's Responses API and of Anthropic's Messages API has the outcome that the
-docs tell, and none that their clients can send is missing."""
+"""Fields of OpenAI's Responses API and of Anthropic's Messages API have the documented outcome.
+
+No field that their official clients can send is missing.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from openai.types.responses import (
 )
 from support.api.api_server import Running, running
 from support.api.fake_engine import byte_tokenizer
-from support.api.fields import Tried
-from support.api.fields_of_messages import COUNTED
-from support.api.fields_of_messages import FIELDS as MESSAGES
-from support.api.fields_of_responses import FIELDS as RESPONSES
-from support.api.fields_of_responses import TOKENS
-from support.api.thinking_caller import MARKS, TEMPLATE, playing
+from support.api.fields import FieldCase
+from support.api.fields_of_messages import COUNT_TOKENS_FIELDS
+from support.api.fields_of_messages import FIELDS as MESSAGES_FIELDS
+from support.api.fields_of_responses import FIELDS as RESPONSES_FIELDS
+from support.api.fields_of_responses import INPUT_TOKENS_FIELDS
+from support.api.thinking_caller import MARKS, TEMPLATE, thinking_caller
 from support.paths import ROOT
 from typing_extensions import get_type_hints, is_typeddict
 
@@ -35,11 +37,12 @@ from chairlift.api.anthropic.request import CountTokensRequest
 from chairlift.api.responses.request import CompactRequest, InputTokensRequest
 
 DOCS = ROOT / "docs" / "reference"
-HELD_BY_A_STORE = {"input: item_reference", "previous_response_id"}
-ANEW = {"id", "created_at", "completed_at", "item_id", "call_id", "usage"}
+STORED = {"input: item_reference", "previous_response_id"}
+# Values that differ between two equal requests.
+VARYING = {"id", "created_at", "completed_at", "item_id", "call_id", "usage"}
 
 
-# A template that shows all that a request may tell it.
+# A template that shows every value that a request can pass to it.
 TOKENIZER = byte_tokenizer(
     "{% if reasoning_effort %}Effort {{ reasoning_effort }}\n{% endif %}"
     "{% if enable_thinking is true %}Think\n{% endif %}" + TEMPLATE,
@@ -47,20 +50,22 @@ TOKENIZER = byte_tokenizer(
 )
 
 
-def lasting(value: Any) -> Any:
-    """What is the same where the same is asked twice."""
+def without_varying(value: Any) -> Any:
+    """The parts of a reply that are the same for two equal requests."""
     if isinstance(value, dict):
-        return {name: lasting(inner) for name, inner in value.items() if name not in ANEW}
-    return [lasting(inner) for inner in value] if isinstance(value, list) else value
+        return {
+            name: without_varying(inner) for name, inner in value.items() if name not in VARYING
+        }
+    return [without_varying(inner) for inner in value] if isinstance(value, list) else value
 
 
 async def outcome_of(server: Running, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    """The status, and all that a request comes to: what the engine gets, and the reply."""
+    """The status, and what the engine was given together with the reply."""
     before = len(server.engine.submitted)
     if body.get("stream"):
         return 200, (
             "a stream",
-            [lasting(event) for event in await server.named_events(path, body)],
+            [without_varying(event) for event in await server.named_events(path, body)],
         )
     status, reply = await server.post(path, body)
     if status != 200:
@@ -70,49 +75,51 @@ async def outcome_of(server: Running, path: str, body: dict[str, Any]) -> tuple[
         fields = msgspec.to_builtins(request)
         del fields["request_id"], fields["arrival"], fields["params"]["seed"]
         submitted.append(fields)
-    return status, (submitted, lasting(reply), reply.get("usage"))
+    return status, (submitted, without_varying(reply), reply.get("usage"))
 
 
-async def check(server: Running, path: str, base: dict[str, Any], tried: Tried) -> None:
-    """Holds the outcome against what it was to be."""
-    beside = {**base, **tried.beside}
-    status, got = await outcome_of(server, path, {**beside, **tried.body})
-    if tried.outcome == "refused":
-        assert status in (400, 404), tried
+async def check(server: Running, path: str, base: dict[str, Any], case: FieldCase) -> None:
+    """Asserts the expected outcome of a field, against the same request without it."""
+    without = {**base, **case.context}
+    status, got = await outcome_of(server, path, {**without, **case.body})
+    if case.outcome == "refused":
+        assert status in (400, 404), case
         message = got["error"]["message"]
-        assert tried.named in message or tried.named in str(got["error"].get("param")), message
+        assert case.message in message or case.message in str(got["error"].get("param")), message
         return
-    assert status == 200, (tried, got)
-    if {**beside, **tried.body} == {**beside, "model": "org/tiny"}:
-        return  # the one model there is
-    _, plain = await outcome_of(server, path, beside)
-    assert (got == plain) == (tried.outcome == "ignored"), tried
+    assert status == 200, (case, got)
+    if {**without, **case.body} == {**without, "model": "org/tiny"}:
+        return  # naming the only model changes nothing
+    _, plain = await outcome_of(server, path, without)
+    assert (got == plain) == (case.outcome == "ignored"), case
 
 
 HI = [{"role": "user", "content": "Hi"}]
-DOORS = [
-    ("/v1/responses", RESPONSES, {"input": HI}),
-    ("/v1/messages", MESSAGES, {"messages": HI, "max_tokens": 200}),
-    ("/v1/messages/count_tokens", COUNTED, {"messages": HI}),
-    ("/v1/responses/input_tokens", TOKENS, {"input": HI}),
+ENDPOINTS = [
+    ("/v1/responses", RESPONSES_FIELDS, {"input": HI}),
+    ("/v1/messages", MESSAGES_FIELDS, {"messages": HI, "max_tokens": 200}),
+    ("/v1/messages/count_tokens", COUNT_TOKENS_FIELDS, {"messages": HI}),
+    ("/v1/responses/input_tokens", INPUT_TOKENS_FIELDS, {"input": HI}),
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "base"), DOORS, ids=[door[0] for door in DOORS])
+@pytest.mark.parametrize(
+    ("path", "fields", "base"), ENDPOINTS, ids=[endpoint[0] for endpoint in ENDPOINTS]
+)
 async def test_each_field_has_its_outcome(
-    path: str, fields: Sequence[Tried], base: dict[str, Any]
+    path: str, fields: Sequence[FieldCase], base: dict[str, Any]
 ) -> None:
     wrong = []
-    async with running(playing(), TOKENIZER) as server:
-        for tried in fields:
+    async with running(thinking_caller(), TOKENIZER) as server:
+        for case in fields:
             try:
-                await check(server, path, base, tried)
+                await check(server, path, base, case)
             except AssertionError as error:
-                wrong.append(f"{tried}: {error}")
+                wrong.append(f"{case}: {error}")
     assert not wrong, "\n".join(wrong)
 
 
-# What there is in the clients' types
+# Fields in the clients' types
 
 
 def members(hint: Any) -> Iterator[Any]:
@@ -133,7 +140,7 @@ def literals(hint: Any) -> Iterator[str]:
 
 
 def kinds(hint: Any) -> set[str]:
-    """The types of the objects in a hint, as their "type" tells them."""
+    """The possible values of "type" of the objects in a hint."""
     return {kind for one in members(hint) for kind in literals(get_type_hints(one)["type"])}
 
 
@@ -178,14 +185,16 @@ def all_of_messages() -> set[str]:
     thinking = {name for one in members(beta["thinking"]) for name in names(one)}
     [config] = members(beta["output_config"])
     return {
-        # The betas are a header.
+        # The betas are sent as a header.
         *(names(asked[0]) | names(asked[1])) - {"betas"},
         *prefixed("tools: ", (kinds(plain["tools"]) | kinds(beta["tools"]))),
         *prefixed("tools.", names(anthropic_beta.BetaToolParam)),
         *prefixed("tool_choice: ", kinds(beta["tool_choice"])),
         *prefixed("thinking: ", kinds(beta["thinking"])),
         *prefixed("thinking.", thinking - {"type", "budget_tokens"}),
-        *prefixed("content: ", (kind for one in users for kind in kinds(names_of(one)))),
+        *prefixed(
+            "content: ", (kind for one in users for kind in kinds(get_type_hints(one)["content"]))
+        ),
         *prefixed("content.tool_result: ", kinds(results) - {"text"}),
         *prefixed("context_management: ", kinds(get_type_hints(edits)["edits"])),
         *prefixed("output_config.", names(config)),
@@ -193,16 +202,12 @@ def all_of_messages() -> set[str]:
     }
 
 
-def names_of(message: Any) -> Any:
-    return get_type_hints(message)["content"]
-
-
 def test_no_field_is_missing() -> None:
-    assert all_of_responses() - {tried.name for tried in RESPONSES} == set()
-    assert all_of_messages() - {tried.name for tried in MESSAGES} == set()
+    assert all_of_responses() - {case.name for case in RESPONSES_FIELDS} == set()
+    assert all_of_messages() - {case.name for case in MESSAGES_FIELDS} == set()
 
 
-def test_what_is_counted_or_compacted_takes_what_its_clients_send() -> None:
+def test_counting_and_compacting_accept_what_clients_send() -> None:
     counted = names(input_token_count_params.InputTokenCountParams)
     assert counted <= InputTokensRequest.model_fields.keys()
     compacted = names(response_compact_params.ResponseCompactParams)
@@ -211,27 +216,27 @@ def test_what_is_counted_or_compacted_takes_what_its_clients_send() -> None:
     assert prompt <= CountTokensRequest.model_fields.keys()
 
 
-# What the docs tell
+# The documented outcomes
 
 
-def told(page: str) -> dict[str, str]:
-    """The outcome of each name in a page's tables; a row's first cell has the names."""
+def documented(page: str) -> dict[str, str]:
+    """The outcome of each field in a page's tables; a row's first cell names the fields."""
     rows = re.findall(r"^\| (`.*?) \| (done|ignored|refused)\b", (DOCS / page).read_text(), re.M)
     return {name: outcome for cell, outcome in rows for name in re.findall("`([^`]+)`", cell)}
 
 
 @pytest.mark.parametrize(
-    ("page", "fields"), [("responses.md", RESPONSES), ("messages.md", MESSAGES)]
+    ("page", "fields"), [("responses.md", RESPONSES_FIELDS), ("messages.md", MESSAGES_FIELDS)]
 )
-def test_the_docs_tell_each_outcome(page: str, fields: Sequence[Tried]) -> None:
+def test_the_docs_state_each_outcome(page: str, fields: Sequence[FieldCase]) -> None:
     outcomes: dict[str, set[str]] = {}
-    for tried in fields:
-        outcomes.setdefault(tried.name, set()).add(tried.outcome)
-    for name in HELD_BY_A_STORE & outcomes.keys():
-        outcomes[name] = {"done"}  # tests/api/responses/test_responses_items.py
-    docs = told(page)
+    for case in fields:
+        outcomes.setdefault(case.name, set()).add(case.outcome)
+    for name in STORED & outcomes.keys():
+        outcomes[name] = {"done"}  # tests/api/responses/test_response_items.py
+    docs = documented(page)
     assert docs.keys() == outcomes.keys()
     for name, outcome in docs.items():
-        # What is refused may have a value that asks for nothing; what is done, one that is refused.
+        # A refused field may have values without effect; a field that is done, refused ones.
         strongest = next(o for o in ("done", "refused", "ignored") if o in outcomes[name])
         assert outcome == strongest, name

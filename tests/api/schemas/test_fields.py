@@ -1,7 +1,6 @@
-"""Every known field is done, ignored or refused, as docs/reference/fields.md says: none is dropped.
+"""Every known field is done, ignored or refused, as docs/reference/fields.md says.
 
-A request with the field is compared with one without it, by what the engine is given and by what
-the client gets.
+A request with the field is compared with one without it: what the engine is given, and the reply.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ BASES: dict[Api, dict[str, Any]] = {
 
 
 class Sample(NamedTuple):
-    """A value that has an effect, among the fields that it needs for it."""
+    """A value that has an effect, and other fields that it needs for that."""
 
     value: Any
     needs: Mapping[str, Any] = MappingProxyType({})
 
 
-# By name, or by API and name where that differs.
+# By name, or by API and name where the APIs differ.
 DONE: dict[str, Sample] = {
     "add_generation_prompt": Sample(False),
     "add_special_tokens": Sample(False),
@@ -142,10 +141,10 @@ DONE: dict[str, Sample] = {
     "truncate_prompt_tokens": Sample(2),
     "user": Sample("somebody"),
 }
-# OpenAI's only one there pads its events; here is nothing to pad.
+# The only option there pads the events, which this server never does.
 WITHOUT_EFFECT = {("responses", "stream_options")}
 
-# Every JSON type; a field is refused, or ignored, whatever its value is.
+# One value of each JSON type: a field is refused, or ignored, whatever its value.
 VALUES: list[Any] = [True, False, 3, 0.5, "some", ["some"], {"some": 1}]
 
 
@@ -159,15 +158,15 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
     async with running(FakeEngine(model_info(vocab_size=300), script), TOKENIZER) as server:
         grammars = server.service.loaded.vocabulary.grammars  # type: ignore[union-attr]
 
-        async def fine(grammar: object) -> None:
+        async def accept(grammar: object) -> None:
             pass
 
-        monkeypatch.setattr(grammars, "check", fine)
+        monkeypatch.setattr(grammars, "check", accept)
         yield server
 
 
-async def seen(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
-    """A reply's status and text, without ids and times, and what the engine was given."""
+async def observe(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
+    """The reply's status, its text without ids and times, and what the engine was given."""
     server.engine.submitted.clear()
     path = ENDPOINTS[api][0]
     async with server.http.post(server.url + path, json=body) as response:
@@ -180,70 +179,70 @@ async def seen(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
     return response.status, text, str(given)
 
 
-def names(api: Api, kind: str) -> Iterator[str]:
+def names_with_outcome(api: Api, kind: str) -> Iterator[str]:
     found = [name for name in fields_of(api) if outcome(api, name).kind == kind]
     assert found
     yield from found
 
 
 @pytest.mark.parametrize("api", ENDPOINTS)
-async def test_what_is_done_has_an_effect(server: Running, api: Api) -> None:
-    idle = []
-    for name in names(api, "done"):
+async def test_fields_that_are_done_have_an_effect(server: Running, api: Api) -> None:
+    without_effect = []
+    for name in names_with_outcome(api, "done"):
         sample = DONE.get(f"{api}.{name}") or DONE.get(name)
         if sample is None and api in ("responses", "messages"):
             continue  # test_declared_fields tries every field of these two
         assert sample is not None, f"a value of {name} that has an effect"
         base = {**BASES[api], **sample.needs}
-        without = await seen(server, api, base)
+        without = await observe(server, api, base)
         assert without[0] == 200, (name, without)
-        with_it = await seen(server, api, {**base, name: sample.value})
+        with_it = await observe(server, api, {**base, name: sample.value})
         if (api, name) in WITHOUT_EFFECT:
             continue
         if with_it == without or with_it[0] not in (200, 400, 404, 504):
-            idle.append((name, with_it))
+            without_effect.append((name, with_it))
         if with_it[0] == 400:
             assert name in ("best_of", "previous_response_id"), with_it
-    assert not idle
+    assert not without_effect
 
 
 @pytest.mark.parametrize("api", ENDPOINTS)
-async def test_what_is_ignored_changes_nothing(server: Running, api: Api) -> None:
-    base = await seen(server, api, BASES[api])
+async def test_ignored_fields_change_nothing(server: Running, api: Api) -> None:
+    base = await observe(server, api, BASES[api])
     assert base[0] == 200
-    for name in names(api, "ignored"):
+    for name in names_with_outcome(api, "ignored"):
         for value in VALUES:
-            got = await seen(server, api, {**BASES[api], name: value})
+            got = await observe(server, api, {**BASES[api], name: value})
             assert got == base, (name, value)
 
 
 @pytest.mark.parametrize("api", ENDPOINTS)
-async def test_what_is_refused_is_refused_by_name(server: Running, api: Api) -> None:
-    base = await seen(server, api, BASES[api])
-    # Fields that the request itself refuses have tests of their own: test_declared_fields.
-    for name in set(names(api, "refused")) - declared(ENDPOINTS[api][1]):
-        nothings = neutral(name)
+async def test_refused_fields_are_refused_by_name(server: Running, api: Api) -> None:
+    base = await observe(server, api, BASES[api])
+    # NOTE: test_declared_fields covers the fields that a request model itself refuses.
+    for name in set(names_with_outcome(api, "refused")) - declared(ENDPOINTS[api][1]):
+        neutral_values = neutral(name)
         for value in VALUES:
-            if any(type(value) is type(one) and value == one for one in nothings):
+            if any(type(value) is type(one) and value == one for one in neutral_values):
                 continue
-            status, text, given = await seen(server, api, {**BASES[api], name: value})
+            status, text, given = await observe(server, api, {**BASES[api], name: value})
             assert (status, given) == (400, "[]"), (name, value, text)
             error = json.loads(text)["error"]
             assert error["message"].startswith(f"{name} is not supported"), (name, text)
             assert error.get("param", name) == name
-        for value in (*nothings, None):
-            assert await seen(server, api, {**BASES[api], name: value}) == base, (name, value)
+        for value in (*neutral_values, None):
+            assert await observe(server, api, {**BASES[api], name: value}) == base, (name, value)
 
 
 @pytest.mark.parametrize("api", ENDPOINTS)
 async def test_fields_of_the_other_apis_are_refused_by_name(server: Running, api: Api) -> None:
-    """Where nothing is generated, those that are of replies only change nothing."""
-    own = fields_of(api)
-    base = await seen(server, api, BASES[api])
+    """An embeddings request ignores those that concern generation only."""
+    accepted = fields_of(api)
+    base = await observe(server, api, BASES[api])
     for other, (_, kind) in ENDPOINTS.items():
-        for name in {*fields_of(other)} - {*own} - HARMLESS.keys() - {"timeout"}:
+        for name in {*fields_of(other)} - {*accepted} - HARMLESS.keys() - {"timeout"}:
             value = next(v for v in ("some", 3) if v not in neutral(name))
-            status, text, given = await seen(server, api, {**BASES[api], name: value})
+            status, text, given = await observe(server, api, {**BASES[api], name: value})
             if api == "embeddings" and status == 200:
                 assert given == base[2]
                 assert name not in ("prompt", "messages", "system", "instructions", "tools")
@@ -251,56 +250,56 @@ async def test_fields_of_the_other_apis_are_refused_by_name(server: Running, api
                 assert (status, name in text) == (400, True), (name, kind, text)
 
 
-async def test_whole_chat_requests_are_tokenized_whatever_is_generated(server: Running) -> None:
+async def test_tokenize_accepts_complete_chat_requests(server: Running) -> None:
     body = {**BASES["chat"], "temperature": 0.5, "max_tokens": 9, "n": 2, "repeat_penalty": 2}
     assert (await server.post("/tokenize", body))[0] == 200
     status, reply = await server.post("/tokenize", {**body, "documents": [{"text": "a"}]})
     assert (status, reply["error"]["param"]) == (400, "documents")
 
 
-async def test_fields_nobody_lists_are_logged(
+async def test_unknown_fields_are_ignored_and_logged(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    base = await seen(server, "chat", BASES["chat"])
+    base = await observe(server, "chat", BASES["chat"])
     assert "temprature" not in ALL
-    assert await seen(server, "chat", {**BASES["chat"], "temprature": 0.5}) == base
+    assert await observe(server, "chat", {**BASES["chat"], "temprature": 0.5}) == base
     assert "temprature" in caplog.text
 
 
-async def test_a_hint_says_what_to_use_instead(server: Running) -> None:
+async def test_an_error_names_the_field_to_use_instead(server: Running) -> None:
     for name, instead in INSTEAD.items():
         for api in ENDPOINTS:
-            own = declared(ENDPOINTS[api][1])
+            accepted = declared(ENDPOINTS[api][1])
             known = api != "embeddings" or name in fields_of(api)
-            if name in own or instead not in own or name in HARMLESS or not known:
+            if name in accepted or instead not in accepted or name in HARMLESS or not known:
                 continue
-            _, text, _ = await seen(server, api, {**BASES[api], name: "some"})
+            _, text, _ = await observe(server, api, {**BASES[api], name: "some"})
             assert instead in json.loads(text)["error"]["message"], (api, name, text)
 
 
 async def test_parts_of_requests_are_refused_by_name_too(server: Running) -> None:
     user = {"role": "user", "content": "Hi"}
-    asked: list[tuple[str, dict[str, Any]]] = [
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("images", {"messages": [{**user, "images": ["AAAA"]}]}),
         ("audio", {"messages": [{**user, "audio": {"id": "a"}}]}),
         ("prefix", {"messages": [user, {"role": "assistant", "content": "a", "prefix": True}]}),
         ("whitespace_pattern", {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
         ("structures", {"response_format": {"type": "text", "structures": [1]}}),
     ]
-    for name, fields in asked:
+    for name, fields in cases:
         status, reply = await server.post("/v1/chat/completions", {**BASES["chat"], **fields})
         assert (status, reply["error"]["param"]) == (400, name), reply
 
 
 def test_every_request_is_in_the_table() -> None:
-    """What generates has a section of its own; nothing is declared that no table has."""
+    """Every request that generates has a section, and every declared field a row."""
     generating = {r.request for r in ROUTES if r.request and "stream" in r.request.model_fields}
     assert generating < {kind for _, kind in ENDPOINTS.values()}
     for api in ENDPOINTS:
         for name in fields_of(api):
             assert outcome(api, name).kind in ("done", "ignored", "refused")
     overlap = {name for name in HARMLESS if neutral(name)}
-    assert not overlap, "harmless fields have no values that ask for nothing"
+    assert not overlap, "harmless fields have no neutral values"
 
 
 def test_docs_have_the_table() -> None:

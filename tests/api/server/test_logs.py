@@ -1,4 +1,4 @@
-"""Logs of both processes, over a real socket: their form, their ids, and nothing of the users'."""
+"""Logs of both processes: their format, request ids, and no text of users."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from chairlift.engine.logs.setup import REQUEST_ID, TextFormatter, log_handler
 
 SECRET = "Ljubljana"
 BODY = {"messages": [{"role": "user", "content": SECRET}], "temperature": 0}
-
 SCRIPT = Scripted([*ids(SECRET), END], ended_by_token=True, cached_tokens=3)
 
 
 @dataclass
 class Log:
-    """What a server's process has logged as JSON."""
+    """The JSON log of a server."""
 
     stream: io.StringIO = field(default_factory=io.StringIO)
 
@@ -40,7 +39,7 @@ class Log:
 
     @property
     def answered(self) -> list[dict[str, Any]]:
-        """The access log."""
+        """The lines of the access log."""
         return [line for line in self.lines if line["message"] == "answered"]
 
 
@@ -65,7 +64,7 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
-async def test_a_request_is_one_line_at_its_end(server: Running, log: Log) -> None:
+async def test_a_finished_request_is_one_line(server: Running, log: Log) -> None:
     reply = await server.openai.chat.completions.create(model="org/tiny", **BODY, n=2)
     (line,) = log.answered
     assert line["method"] == "POST"
@@ -83,7 +82,7 @@ async def test_a_request_is_one_line_at_its_end(server: Running, log: Log) -> No
     assert SECRET not in log.text
 
 
-async def test_who_leaves_and_who_is_refused_have_their_line_too(server: Running, log: Log) -> None:
+async def test_aborted_and_refused_requests_are_logged_too(server: Running, log: Log) -> None:
     server.engine.step_seconds = 0.05
     stream = await server.openai.chat.completions.create(model="org/tiny", **BODY, stream=True)
     async with stream:
@@ -92,22 +91,22 @@ async def test_who_leaves_and_who_is_refused_have_their_line_too(server: Running
     assert (await server.post("/v1/chat/completions", BODY))[0] == 429
     assert (await server.post("/v1/chat/completions", {"messages": SECRET}))[0] == 400
     assert (await server.http.request("PURGE", f"{server.url}/{SECRET}")).status == 404
-    # It is not HTTP at all, and nobody's request.
+    # BREW is not an HTTP method, so this is no request.
     assert (await server.http.request("BREW", f"{server.url}/{SECRET}")).status == 400
-    left, refused, lost, invalid = sorted(log.answered, key=lambda line: -line["status"])
-    assert (left["status"], left["finish_reason"]) == (499, "abort")
-    assert 0 < left["output_tokens"] < len(SECRET)
-    # Before its prompt was made of it.
+    aborted, refused, unmatched, invalid = sorted(log.answered, key=lambda line: -line["status"])
+    assert (aborted["status"], aborted["finish_reason"]) == (499, "abort")
+    assert 0 < aborted["output_tokens"] < len(SECRET)
+    # It was refused before its prompt was tokenized.
     assert "prompt_tokens" not in refused
     assert "finish_reason" not in refused
     assert "queue_seconds" not in refused
     assert "prompt_tokens" not in invalid
-    assert (lost["method"], lost["route"]) == ("other", "unmatched")
-    assert len({line["request_id"] for line in (left, refused, invalid, lost)}) == 4
+    assert (unmatched["method"], unmatched["route"]) == ("other", "unmatched")
+    assert len({line["request_id"] for line in (aborted, refused, invalid, unmatched)}) == 4
     assert SECRET not in log.text
 
 
-async def test_polled_routes_are_for_debugging(server: Running, log: Log) -> None:
+async def test_polled_routes_are_logged_at_debug_level(server: Running, log: Log) -> None:
     await server.get("/health")
     assert not log.answered
     logging.getLogger("chairlift").setLevel("DEBUG")
@@ -119,13 +118,13 @@ async def test_polled_routes_are_for_debugging(server: Running, log: Log) -> Non
 async def test_a_clients_id_is_in_every_line_about_its_request(server: Running, log: Log) -> None:
     await server.post("/v1/chat/completions", {**BODY, "frobnicate": 1}, **{"X-Request-Id": "a-1"})
     await server.post("/v1/chat/completions", {**BODY, "frobnicate": 1}, **{"X-Request-Id": "a 1"})
-    warned, theirs, again, ours = log.lines
-    assert warned["request_id"] == theirs["request_id"] == "a-1"
-    assert again["request_id"] == ours["request_id"] != "a 1"
+    warning, answered, second_warning, second_answered = log.lines
+    assert warning["request_id"] == answered["request_id"] == "a-1"
+    assert second_warning["request_id"] == second_answered["request_id"] != "a 1"
     assert REQUEST_ID.get() is None
 
 
-def test_lines_for_people() -> None:
+def test_the_text_format() -> None:
     record = logging.makeLogRecord(
         {
             "name": "chairlift.api",
@@ -155,7 +154,7 @@ raise ValueError("the end")
 """
 
 
-def test_json_has_one_object_a_line_whatever_happens() -> None:
+def test_json_has_one_object_per_line_even_for_errors() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENGINE], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""Paths with a slash too many or without /v1, and HEAD."""
+"""Paths with extra slashes or without /v1, and HEAD requests."""
 
 from __future__ import annotations
 
@@ -38,41 +38,41 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
-def spelt(path: str) -> list[str]:
-    """Other ways to write a path."""
-    ways = [path + "/", path + "//", "/" + path, path.replace("/", "//"), path + "/?a=b"]
+def variants(path: str) -> list[str]:
+    """Other spellings of a path that the server accepts."""
+    found = [path + "/", path + "//", "/" + path, path.replace("/", "//"), path + "/?a=b"]
     if path.startswith("/v1/"):
-        ways += [path.removeprefix("/v1"), path.removeprefix("/v1") + "/", "/" + path[3:]]
-    return ways
+        found += [path.removeprefix("/v1"), path.removeprefix("/v1") + "/", "/" + path[3:]]
+    return found
 
 
 async def request(server: Running, method: str, path: str, **more: Any) -> tuple[int, bytes, str]:
-    # yarl would tidy a path up by itself.
+    # NOTE: yarl normalizes paths unless they are marked as encoded.
     url = URL(server.url + path, encoded=True)
     async with server.http.request(method, url, allow_redirects=False, **more) as response:
         return response.status, await response.read(), response.headers["Content-Type"]
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_posts_work_however_their_path_is_spelt(server: Running, path: str) -> None:
+async def test_posts_work_with_every_spelling_of_their_path(server: Running, path: str) -> None:
     route = {"route": path, "method": "POST", "status": "200"}
-    for count, way in enumerate([path, *spelt(path)], 1):
+    for count, way in enumerate([path, *variants(path)], 1):
         status, body, _ = await request(server, "POST", way, json=BODIES[path])
         assert status == 200, (way, body)
-        # It is counted as the one route that it is.
+        # All spellings count as one route.
         assert server.metric("chairlift_http_requests_total", **route) == count
 
 
 @pytest.mark.parametrize("path", GETS)
 async def test_head_is_get_without_a_body(server: Running, path: str) -> None:
     path = path.replace("{id}", "org/tiny")
-    for way in [path, *spelt(path)]:
+    for way in [path, *variants(path)]:
         status, body, kind = await request(server, "GET", way)
         assert (status, bool(body)) == (200, True), way
         assert await request(server, "HEAD", way) == (200, b"", kind), way
 
 
-async def test_a_streams_path_and_errors_in_each_doors_form(server: Running) -> None:
+async def test_streams_and_errors_with_other_spellings(server: Running) -> None:
     url = URL(server.url + "//chat/completions/", encoded=True)
     async with server.http.post(url, json={**CHAT, "stream": True}) as response:
         assert (await response.text()).endswith("data: [DONE]\n\n")
@@ -90,18 +90,18 @@ async def test_a_streams_path_and_errors_in_each_doors_form(server: Running) -> 
         assert (await request(server, method, path))[0] == expected, path
 
 
-async def test_no_spelling_goes_past_the_keys() -> None:
+async def test_no_spelling_bypasses_the_keys() -> None:
     key = ApiKey("k", digest_of("secret"), KeyLimits(None, None, None))
     async with running(FakeEngine(model_info(), ending("Hello")), keys=(key,)) as server:
         for path in BODIES:
-            for way in spelt(path):
+            for way in variants(path):
                 assert (await request(server, "POST", way, json=BODIES[path]))[0] == 401, way
         assert (await request(server, "HEAD", "/health/"))[0] == 200
         assert (await request(server, "HEAD", "/models"))[0] == 401
 
 
 @given(st.lists(st.sampled_from(["/", "v1", "models", "chat", "a%2Fb", "ui", "."]), max_size=8))
-def test_a_plain_path_stays(parts: list[str]) -> None:
+def test_normalizing_a_path_is_idempotent(parts: list[str]) -> None:
     path = "/" + "".join(parts)
     plain = plain_path(path)
     assert plain_path(plain) == plain
@@ -110,7 +110,7 @@ def test_a_plain_path_stays(parts: list[str]) -> None:
     assert plain == "/" or not plain.endswith("/")
 
 
-async def test_what_comes_through_a_proxy_is_left_alone(server: Running) -> None:
+async def test_an_absolute_url_of_a_proxy_request_works(server: Running) -> None:
     proxy = aiohttp.ClientTimeout(total=5)
     async with server.http.get(
         "http://elsewhere.invalid/health", proxy=server.url, timeout=proxy

@@ -1,4 +1,4 @@
-"""Stop strings: for any tokens, the text ends at the first one and no part of it is sent."""
+"""Stop strings: the text ends at the first one, and no part of it is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(borders)]
 
 
-def expected(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
+def truncated(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
+    """The text up to the first stop string, and whether there is one."""
     found = [(text.find(stop), len(stop)) for stop in stops if stop in text]
     if not found:
         return text, False
@@ -38,21 +39,21 @@ def test_text_ends_at_the_first_stop_string_and_nothing_leaks(
     text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:
     matcher = StopMatcher(Stops(stops), include)
-    wanted, found = expected(text, stops, include)
+    expected_text, found = truncated(text, stops, include)
     sent = ""
     for piece in pieces_of(text, cuts):
         sent += matcher.feed(piece)
-        assert wanted.startswith(sent)
+        assert expected_text.startswith(sent)
         if matcher.stopped:
             break
     if not matcher.stopped:
         sent += matcher.finish()
-    assert sent == wanted
+    assert sent == expected_text
     assert matcher.stopped == found
 
 
 @given(texts, stops, st.integers(1, 5))
-def test_no_more_is_held_back_than_could_be_a_stop_string(
+def test_only_possible_beginnings_of_a_stop_string_are_buffered(
     text: str, stops: list[str], size: int
 ) -> None:
     matcher = StopMatcher(Stops(stops))
@@ -63,13 +64,17 @@ def test_no_more_is_held_back_than_could_be_a_stop_string(
         sent += len(matcher.feed(piece))
         if matcher.stopped:
             return
-        held = text[sent:read]
-        assert not held or any(stop.startswith(held) for stop in stops) or _contains(held, stops)
+        buffered = text[sent:read]
+        assert (
+            not buffered
+            or any(stop.startswith(buffered) for stop in stops)
+            or _contains(buffered, stops)
+        )
 
 
-def _contains(held: str, stops: list[str]) -> bool:
+def _contains(buffered: str, stops: list[str]) -> bool:
     """Text buffered for one stop string may contain another that begins later."""
-    return any(stop in held for stop in stops)
+    return any(stop in buffered for stop in stops)
 
 
 def stream(stop: list[str]) -> TextStream:
@@ -80,8 +85,8 @@ def stream(stop: list[str]) -> TextStream:
 
 
 @given(st.text("aé🙂 ", max_size=12), st.sampled_from([["🙂"], ["é ", "aa"], ["zz"]]))
-def test_tokens_that_are_parts_of_characters(text: str, stop: list[str]) -> None:
-    wanted, found = expected(text, stop, include=False)
+def test_stop_strings_across_parts_of_characters(text: str, stop: list[str]) -> None:
+    expected_text, found = truncated(text, stop, include=False)
     choice = stream(stop)
     sent = ""
     for token in TOKENIZER.encode(text, add_special_tokens=False):
@@ -89,12 +94,12 @@ def test_tokens_that_are_parts_of_characters(text: str, stop: list[str]) -> None
         if choice.stopped:
             break
     sent += choice.finish()
-    assert sent == wanted
+    assert sent == expected_text
     assert choice.stopped == found
     assert choice.sent == len(sent)
 
 
-def test_an_unfinished_character_is_shown_as_such() -> None:
+def test_an_unfinished_character_becomes_a_replacement_character() -> None:
     choice = stream([])
     tokens = TOKENIZER.encode("x🙂", add_special_tokens=False)[:-1]
     sent = "".join(choice.add(token) for token in tokens)
@@ -103,7 +108,7 @@ def test_an_unfinished_character_is_shown_as_such() -> None:
 
 
 class CountingStops(Stops):
-    """Counts how often an edge is looked for."""
+    """Counts the lookups of edges in the automaton."""
 
     looked_up = 0
 
@@ -138,12 +143,10 @@ NEAR_MISSES = {
 
 @pytest.mark.parametrize("stops", NEAR_MISSES.values(), ids=NEAR_MISSES)
 @pytest.mark.parametrize("text", ["a" * (1 << 15), "ab" * (1 << 14)], ids=["a", "ab"])
-def test_long_strings_that_nearly_match_cost_no_more_than_a_short_one(
-    stops: list[str], text: str
-) -> None:
-    """Counts the automaton's steps, so that it does not depend on the machine's load."""
+def test_near_misses_of_long_strings_take_linear_time(stops: list[str], text: str) -> None:
+    """Counts the automaton's steps, which do not depend on the machine's load."""
     automaton = CountingStops(stops)
-    automaton.looked_up = 0  # it was built
+    automaton.looked_up = 0  # discard the lookups of its construction
     matcher = StopMatcher(automaton)
     for start in range(0, len(text), 4):
         matcher.feed(text[start : start + 4])
@@ -152,8 +155,8 @@ def test_long_strings_that_nearly_match_cost_no_more_than_a_short_one(
     assert automaton.looked_up <= 2 * len(text)
 
 
-def test_long_strings_that_nearly_match_take_microseconds_a_token() -> None:
-    """Matching them one by one took milliseconds."""
+def test_near_misses_of_long_strings_take_microseconds_a_token() -> None:
+    """Matching the strings one by one took milliseconds."""
     matcher = StopMatcher(Stops(NEAR_MISSES["one holds, none fits"]))
     matcher.feed("a" * 1023)
     began = time.thread_time()
@@ -167,9 +170,9 @@ def test_long_strings_that_nearly_match_take_microseconds_a_token() -> None:
     st.text("ab^]-\\🙂", max_size=40),
     st.lists(st.integers(0, 99), max_size=8),
 )
-def test_any_characters(stops: list[str], text: str, cuts: list[int]) -> None:
+def test_stop_strings_of_any_characters(stops: list[str], text: str, cuts: list[int]) -> None:
     matcher = StopMatcher(Stops(stops))
     sent = "".join(matcher.feed(piece) for piece in pieces_of(text, cuts) if not matcher.stopped)
     if not matcher.stopped:
         sent += matcher.finish()
-    assert (sent, matcher.stopped) == expected(text, stops, include=False)
+    assert (sent, matcher.stopped) == truncated(text, stops, include=False)

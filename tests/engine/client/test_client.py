@@ -1,4 +1,4 @@
-"""Both engine clients on a tiny model: they stream, stop, refuse and die as the interface says."""
+"""Both engine clients on a tiny model: streams, stops, refusals, and the engine's death."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONTEXT = 4096
 ROOM = 7
 # More tokens than any test waits for.
 ENDLESS = 3000
-# Share of a core, and the seconds it is watched for.
+# The share of a core that an idle engine may use, and the seconds of the measurement.
 IDLE_SHARE = 0.02
 IDLE_SECONDS = 3.0
 
@@ -77,15 +77,15 @@ def make_client(kind: Kind, path: Path) -> Client:
 
 @dataclass
 class Engine:
-    """A started engine, and what it has reported."""
+    """A started engine, its progress while loading, and the statistics of its steps."""
 
     client: Client
     info: ModelInfo
     progress: list[str]
     steps: list[StepStats]
 
-    async def drained(self) -> None:
-        """Waits until nothing runs and forgets what was reported."""
+    async def reset(self) -> None:
+        """Waits until no request runs, and clears the statistics."""
         await until(lambda: not self.steps or self.steps[-1].running == self.steps[-1].waiting == 0)
         self.steps.clear()
 
@@ -113,7 +113,7 @@ async def started(request: pytest.FixtureRequest, model_path: Path) -> AsyncIter
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(started: Engine) -> Engine:
-    await started.drained()
+    await started.reset()
     return started
 
 
@@ -130,7 +130,7 @@ async def test_start_reports_progress_and_the_model(engine: Engine) -> None:
     assert engine.client.unhealthy is None
 
 
-async def test_greedy_tokens_are_those_of_mlx_lm(engine: Engine, model_path: Path) -> None:
+async def test_greedy_tokens_equal_mlx_lms(engine: Engine, model_path: Path) -> None:
     model, _ = load_model(model_path)
     prompts = [[token % VOCAB_SIZE for token in range(3, 3 + size)] for size in (1, 5, 40, 200)]
     streams = [engine.client.submit(request(prompt, max_tokens=24)) for prompt in prompts]
@@ -140,7 +140,7 @@ async def test_greedy_tokens_are_those_of_mlx_lm(engine: Engine, model_path: Pat
         assert [output.finish for output in reply[0]] == [None] * 23 + ["length"]
 
 
-async def test_choices_share_a_prefill_and_draw_by_their_own_seeds(engine: Engine) -> None:
+async def test_choices_share_a_prefill_and_sample_by_their_own_seeds(engine: Engine) -> None:
     prompt = list(range(10, 60))
     sampled: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12}
     choices = await drained(engine.client.submit(request(prompt, n=3, seed=40, **sampled)))
@@ -155,11 +155,11 @@ async def test_choices_share_a_prefill_and_draw_by_their_own_seeds(engine: Engin
 
 
 async def test_a_stop_token_ends_the_choice_and_is_counted(engine: Engine) -> None:
-    whole = tokens_of((await drained(engine.client.submit(request(max_tokens=20))))[0])
-    stop = whole[10]
-    first = whole.index(stop)
+    complete = tokens_of((await drained(engine.client.submit(request(max_tokens=20))))[0])
+    stop = complete[10]
+    first = complete.index(stop)
     reply = await drained(engine.client.submit(request(max_tokens=20, stop_token_ids=(stop,))))
-    assert tokens_of(reply[0]) == whole[: first + 1]
+    assert tokens_of(reply[0]) == complete[: first + 1]
     assert (reply[0][-1].finish, reply[0][-1].ended_by_token) == ("stop", True)
 
 
@@ -177,20 +177,20 @@ async def test_closing_a_stream_frees_its_row_with_the_next_step(engine: Engine)
     assert report.finished[0].generated_tokens < ENDLESS
     assert (report.running, report.rows, report.kv_used_bytes) == (0, 0, 0)
     assert report is engine.steps[-1]
-    assert {output.finish async for arrived in outputs for output in arrived} <= {None}
+    assert {output.finish async for batch in outputs for output in batch} <= {None}
 
 
-async def test_a_choice_that_is_stopped_counts_as_stop_and_the_other_goes_on(
+async def test_a_stopped_choice_counts_as_stop_and_the_other_continues(
     engine: Engine,
 ) -> None:
     stream = engine.client.submit(request(n=2, max_tokens=300))
     indices = []
     async with asyncio.timeout(PATIENCE):
-        async for arrived in stream:
+        async for outputs in stream:
             if not indices:
                 stream.stop(0)
-            indices += [output.index for output in arrived]
-            last = arrived[-1]
+            indices += [output.index for output in outputs]
+            last = outputs[-1]
     assert (last.index, last.finish) == (1, "length")
     assert indices.count(1) == 300
     await until(lambda: len(engine.finished()) == 2)
@@ -225,7 +225,9 @@ async def test_a_full_queue_refuses_until_there_is_room(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "process"])
-async def test_a_broken_model_is_one_line(kind: Kind, model_path: Path, tmp_path: Path) -> None:
+async def test_a_broken_model_is_a_one_line_error(
+    kind: Kind, model_path: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(model_path, broken)
     weights = broken / "model.safetensors"
@@ -259,14 +261,16 @@ async def test_stopping_ends_open_streams_and_leaves_nothing_behind(
     await client.stop()  # harmless
 
 
-async def test_an_engine_that_cannot_be_restarted_is_reported_to_everyone(
+async def test_every_stream_fails_if_the_engine_cannot_be_restarted(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = make_client("process", model_path)
     await client.start()
     assert client.unhealthy is None
     death = asyncio.create_task(client.died())
-    streams = [client.submit(request(max_tokens=ENDLESS)) for _ in range(6)]  # two of them wait
+    streams = [
+        client.submit(request(max_tokens=ENDLESS)) for _ in range(6)
+    ]  # two of them are queued
     await anext(aiter(streams[0]))
     assert not death.done()
     assert isinstance(client, ProcessClient)
@@ -308,7 +312,7 @@ async def test_the_engine_process_ends_with_its_parent_and_leaves_nothing_behind
         os.kill(pid, 0)
         parent.kill()
         await parent.wait()
-        # The engine has inherited the pipe: it ends when nobody holds it any more.
+        # The engine has inherited the pipe, which closes when the engine ends.
         try:
             await asyncio.wait_for(parent.stdout.read(), PATIENCE)
         except TimeoutError:
@@ -318,7 +322,7 @@ async def test_the_engine_process_ends_with_its_parent_and_leaves_nothing_behind
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-async def test_an_idle_engine_process_does_not_spin(model_path: Path) -> None:
+async def test_an_idle_engine_process_uses_no_cpu(model_path: Path) -> None:
     client = make_client("process", model_path)
     await client.start()
     await drained(client.submit(request(max_tokens=20)))

@@ -1,4 +1,4 @@
-"""What the supervising client does around an engine's end, where the test plays the process."""
+"""The supervising client around a crash of the engine, which a fake process plays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ SUPERVISION = Supervision(backoff=0.01, longest_backoff=0.01)
 
 
 class Process:
-    """Stands in for ``EngineProcess``. ``computing`` is who it computes when it ends."""
+    """A fake ``EngineProcess``.
+
+    Attributes:
+        started: all processes of a test.
+        computing: the requests that it computes when it ends.
+    """
 
     started: list[Process]
 
@@ -62,7 +67,7 @@ class Process:
         self.end(-9)
 
     async def stop(self) -> None:
-        """One that serves ends when it is asked to; one that loads does not listen."""
+        """Waits for the end of the process; a loading process does not react to requests."""
         await self._code
 
     def close(self) -> None:
@@ -75,7 +80,7 @@ class Process:
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessClient]:
-    """A client whose first engine is ready."""
+    """A client whose first engine has loaded."""
     monkeypatch.setattr(Process, "started", [], raising=False)
     monkeypatch.setattr(clients, "EngineProcess", Process)
     source = ModelSource("tiny", "directory", Path("nowhere"))
@@ -95,7 +100,7 @@ def submit(client: ProcessClient, name: str, replay: bool = False) -> Stream:
 
 
 async def crash(*names: str) -> Process:
-    """The engine dies of computing these; the one that comes after it, still loading."""
+    """Crashes the engine while it computes these; returns the next process, still loading."""
     engine = Process.started[-1]
     engine.computing = dict.fromkeys(names, 1.0)
     engine.end(1)
@@ -103,7 +108,7 @@ async def crash(*names: str) -> Process:
     return Process.started[-1]
 
 
-async def test_a_suspect_that_leaves_during_the_restart_keeps_nobody_waiting(
+async def test_a_suspect_aborted_during_the_restart_blocks_no_other_request(
     client: ProcessClient,
 ) -> None:
     suspect, other = submit(client, "suspect"), submit(client, "other")
@@ -115,7 +120,7 @@ async def test_a_suspect_that_leaves_during_the_restart_keeps_nobody_waiting(
     other.close()
 
 
-async def test_who_does_not_fit_the_next_engine_is_not_sent_to_it(client: ProcessClient) -> None:
+async def test_a_request_too_large_for_the_next_engine_fails(client: ProcessClient) -> None:
     streams = [submit(client, name) for name in ("one", "two")]
     engine = await crash("one", "two")
     engine.receive(model_info(max_context=20))
@@ -125,7 +130,9 @@ async def test_who_does_not_fit_the_next_engine_is_not_sent_to_it(client: Proces
         assert "room for 20 tokens" in str(output.error)
 
 
-async def test_who_comes_during_the_restart_is_seen_to_wait(client: ProcessClient) -> None:
+async def test_requests_that_arrive_during_the_restart_count_as_waiting(
+    client: ProcessClient,
+) -> None:
     steps: list[StepStats] = []
     client.on_step = steps.append
     await crash()
@@ -136,7 +143,7 @@ async def test_who_comes_during_the_restart_is_seen_to_wait(client: ProcessClien
     assert steps[-1].waiting == 0
 
 
-async def test_an_engine_that_loads_is_not_waited_for(client: ProcessClient) -> None:
+async def test_stopping_does_not_wait_for_a_loading_engine(client: ProcessClient) -> None:
     stream = submit(client, "waits")
     await crash("waits")
     async with asyncio.timeout(5):
@@ -144,7 +151,7 @@ async def test_an_engine_that_loads_is_not_waited_for(client: ProcessClient) -> 
     stream.close()
 
 
-async def test_a_replay_that_the_engine_dies_of_is_not_computed_again(
+async def test_a_replay_that_crashes_the_engine_is_not_repeated(
     client: ProcessClient,
 ) -> None:
     steps: list[StepStats] = []
@@ -152,7 +159,7 @@ async def test_a_replay_that_the_engine_dies_of_is_not_computed_again(
     canary = Canary(client, Recorder(), interval=0.01)
     running = asyncio.create_task(canary.run())
     try:
-        await until(lambda: canary._wanted)
+        await until(lambda: canary._row_future)
         theirs = canary.submit(Submit("theirs", [1, 2], SamplingParams(max_tokens=1, seed=0)))
         output = TokenOutput("theirs", 0, [5], finish="length")
         Process.started[-1].receive(StepOutput([output], StepStats()))
@@ -163,8 +170,8 @@ async def test_a_replay_that_the_engine_dies_of_is_not_computed_again(
         assert [stats.waiting for stats in steps[1:]] == [0]
         assert client.unfinished == 0
         engine.receive(model_info())
-        # The row is let go, and another one wanted, before it could be tried again.
-        await until(lambda: canary._wanted and not canary._wanted.done())
+        # The canary gives up on the row and waits for another, though attempts are left.
+        await until(lambda: canary._row_future and not canary._row_future.done())
         assert ATTEMPTS > 1
         assert engine.submitted == []
     finally:

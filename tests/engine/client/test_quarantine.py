@@ -1,4 +1,4 @@
-"""Who is to blame for crashes: the guilty are found, whatever happens beside them."""
+"""The quarantine finds the requests that crash the engine, whatever runs beside them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 6
 
 @dataclass(eq=False)
 class Request:
-    """One that crashes the engine when it is about to have its token number ``poison``."""
+    """A request that crashes the engine before its token number ``poison``, or never."""
 
     poison: int | None = None
     tokens: int = 0
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass
 class Engine:
-    """Serves the first ``ROWS`` that are admitted, a token a step, and dies of poison or a kill."""
+    """Computes the first ``ROWS`` admitted requests, a token a step, and crashes by poison."""
 
     requests: list[Request]
     quarantine: Quarantine[Request] = field(default_factory=Quarantine)
@@ -44,7 +44,7 @@ class Engine:
         return admitted[:ROWS]
 
     def run(self, kills: list[int]) -> None:
-        """To the end of all requests; killed before each of these steps."""
+        """Runs all requests to their end; the engine is killed before each of these steps."""
         step = 0
         while computing := self.computing:
             step += 1
@@ -64,7 +64,7 @@ class Engine:
             self.quarantine.tidy()
 
 
-def test_crashes_that_are_nobodys_fault_end_nobody() -> None:
+def test_kills_from_outside_fail_no_request() -> None:
     engine = Engine([Request() for _ in range(10)])
     engine.run(kills=[5, 6, 20, 40])
     assert engine.crashes == 4
@@ -73,20 +73,20 @@ def test_crashes_that_are_nobodys_fault_end_nobody() -> None:
 
 
 @pytest.mark.parametrize("poison", [0, 1, 17, LENGTH - 1])
-def test_one_guilty_among_many_takes_three_crashes(poison: int) -> None:
+def test_one_guilty_request_among_many_is_found_in_three_crashes(poison: int) -> None:
     engine = Engine([Request() for _ in range(3)] + [Request(poison)])
     engine.run(kills=[])
     assert [r.convicted for r in engine.requests] == [False] * 3 + [True]
     assert engine.crashes == 3
 
 
-def test_alone_it_takes_two() -> None:
+def test_a_single_guilty_request_is_found_in_two_crashes() -> None:
     engine = Engine([Request(3)])
     engine.run(kills=[])
     assert (engine.crashes, engine.requests[0].convicted) == (2, True)
 
 
-def test_what_is_killed_in_its_trial_is_tried_again() -> None:
+def test_a_suspect_killed_in_its_trial_is_tried_again() -> None:
     requests = [Request(), Request()]
     quarantine: Quarantine[Request] = Quarantine()
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_what_is_killed_in_its_trial_is_tried_again() -> None:
     assert quarantine.crashed(requests[:1], killed=True) is requests[0]
 
 
-def test_a_suspect_is_alone_until_it_has_passed_the_place() -> None:
+def test_a_suspect_runs_alone_until_it_has_passed_the_crash() -> None:
     requests = [Request(tokens=tokens) for tokens in (30, 10)]
     quarantine: Quarantine[Request] = Quarantine()
     for _ in range(2):
@@ -114,14 +114,14 @@ def test_a_suspect_is_alone_until_it_has_passed_the_place() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_innocents_survive(seed: int) -> None:
+def test_innocent_requests_survive(seed: int) -> None:
     random_ = random.Random(seed)
     requests = [
         Request(random_.randrange(LENGTH) if random_.random() < 0.2 else None)
         for _ in range(random_.randrange(1, 20))
     ]
     engine = Engine(requests)
-    # At any time, in trials too. Twice in the same one would be more than anybody can tell.
+    # Two kills at any time, also in trials; two kills of one trial would look like guilt.
     engine.run(kills=[random_.randrange(1, 40), random_.randrange(60, 150)])
     for request in requests:
         assert request.convicted == (request.poison is not None)

@@ -1,4 +1,4 @@
-"""One request's stream in the API process: what a late reader gets, and how it ends."""
+"""A request's stream in the API process: slow readers, stopped choices, a dead engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import pytest
 from support.engine.streams import Scripted, submitted, tokens
 
 from chairlift.engine.errors import EngineDead
-from chairlift.engine.messages import (
-    TokenOutput,
-)
+from chairlift.engine.messages import TokenOutput
 
 
 @pytest.fixture
@@ -16,7 +14,7 @@ async def client() -> Scripted:
     return Scripted()
 
 
-async def test_a_late_reader_gets_all_steps_at_once_and_in_order(client: Scripted) -> None:
+async def test_a_slow_reader_gets_all_steps_at_once_and_in_order(client: Scripted) -> None:
     stream = submitted(client, "late")
     arrivals = aiter(stream)
     client.step(TokenOutput("late", 0, [5]))
@@ -35,7 +33,7 @@ async def test_outputs_of_a_choice_that_has_ended_are_dropped(client: Scripted) 
     assert await tokens(aiter(stream)) == [[5, 6, 8]]
 
 
-async def test_what_arrived_before_the_engine_died_comes_first(client: Scripted) -> None:
+async def test_outputs_from_before_the_engine_died_come_before_the_error(client: Scripted) -> None:
     ended, running, waiting = (submitted(client, name) for name in ("ended", "running", "waiting"))
     client.step(TokenOutput("ended", 0, [5], finish="stop"), TokenOutput("running", 0, [6]))
     client.end("it was killed")

@@ -1,4 +1,4 @@
-"""Rows of unlike length do not pay for each other, and no token and no limit is other for that."""
+"""Bands: short rows are not padded to long ones, and tokens and limits stay the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,14 +20,14 @@ from support.tiny import TinyKind, tiny_model
 from chairlift.cache.capacity import Capacity, KVGeometry, resize_order
 from chairlift.engine.model import attention
 from chairlift.scheduler.bands import ONE_BAND, Band, Bands, numbers_of, recut
-from chairlift.scheduler.capacity_planner import MOVES
+from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NOTHING, Plan
+from chairlift.scheduler.scheduler import NO_CAPACITY, Plan
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.machine import StepCost, factors
 from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
-from chairlift.scheduler.simulate.trace import Request
+from chairlift.scheduler.simulate.trace import TraceRequest
 from chairlift.scheduler.simulate.traffic import Lengths, Traffic
 
 ANY = sys.maxsize
@@ -35,52 +36,52 @@ LIMITS = Limits(64, 256, 100_000_000, KVGeometry(BYTES), bands=4, band_bytes=50_
 
 
 def _recut(
-    bands: Bands, lengths: list[int], limits: Limits = LIMITS, there: list[int] | None = None
+    bands: Bands, lengths: list[int], limits: Limits = LIMITS, cached: list[int] | None = None
 ) -> Bands:
-    held = lengths if there is None else there
-    taken = set(numbers_of(bands, held))
-    return recut(bands, lengths, held, [n for n in range(limits.bands) if n not in taken], limits)
+    cached = lengths if cached is None else cached
+    taken = set(numbers_of(bands, cached))
+    return recut(bands, lengths, cached, [n for n in range(limits.bands) if n not in taken], limits)
 
 
-def test_a_band_is_opened_for_what_it_saves_and_the_fewest_move() -> None:
+def test_a_band_is_opened_if_it_saves_enough_and_few_rows_move() -> None:
     short, long = [100] * 12, [1100]
-    # Twelve rows as wide as the long one take 1,200,000 bytes more than by themselves.
+    # Padding twelve rows to the long one costs 1,200,000 bytes.
     assert _recut(ONE_BAND, short + long) == (Band(0, 128), Band(1, ANY))
-    assert _recut(ONE_BAND, short + long, there=long) == (Band(1, 128), Band(0, ANY))
+    assert _recut(ONE_BAND, short + long, cached=long) == (Band(1, 128), Band(0, ANY))
     assert _recut(ONE_BAND, short + long, replace(LIMITS, band_bytes=1_200_001)) == ONE_BAND
     assert _recut(ONE_BAND, short + long, replace(LIMITS, bands=1)) == ONE_BAND
     windows = replace(LIMITS, geometry=KVGeometry(0, {64: BYTES}))
-    assert _recut(ONE_BAND, short + long, windows) == ONE_BAND, "windows take the same for all"
+    assert _recut(ONE_BAND, short + long, windows) == ONE_BAND, "windows cost the same in any band"
 
 
-def test_a_band_is_given_up_once_it_saves_much_less() -> None:
+def test_a_band_is_closed_once_it_saves_much_less() -> None:
     two = (Band(0, 128), Band(1, ANY))
     for rows, kept in ((6, True), (1, True), (0, False)):
         assert (_recut(two, [100] * rows + [1100]) == two) == kept
-    assert _recut(two, [100] * 6) == (Band(0, ANY),), "nobody is long any more"
-    # One row of 100 beside one of 400: 30,000 bytes would not open a band, but keep it.
+    assert _recut(two, [100] * 6) == (Band(0, ANY),), "no row is long any more"
+    # One row of 100 and one of 400: saving 30,000 bytes keeps a band, but does not open one.
     assert _recut(ONE_BAND, [100, 400]) == ONE_BAND
     assert _recut(two, [100, 400]) == two
-    assert _recut(two, [100, 300]) == (Band(1, ANY),), "who has more to move stays"
+    assert _recut(two, [100, 300]) == (Band(1, ANY),), "the row with more to move stays"
 
 
-def test_when_all_bands_are_taken_the_least_useful_makes_room() -> None:
+def test_when_all_bands_are_used_the_least_useful_is_closed() -> None:
     limits = replace(LIMITS, bands=3)
     three = (Band(0, 128), Band(1, 512), Band(2, ANY))
     lengths = [100] * 6 + [500] * 9 + [1000] * 3
     assert _recut(three, lengths, limits) == three
-    there, lengths = lengths, [*lengths, 8000]
+    cached, lengths = lengths, [*lengths, 8000]
     fewer = _recut(three, lengths, limits)
     assert fewer == (Band(1, 512), Band(2, ANY))
-    after = _recut(fewer, lengths, limits, there)
+    after = _recut(fewer, lengths, limits, cached)
     assert after == (Band(1, 512), Band(2, 1024), Band(0, ANY))
-    assert _recut(after, lengths, limits, there) == after
+    assert _recut(after, lengths, limits, cached) == after
 
 
-def test_buffers_that_shrink_give_their_bytes_to_those_that_grow() -> None:
+def test_buffers_that_shrink_are_resized_first() -> None:
     geometry = KVGeometry(BYTES, {}, 0, {None: 50})
     now = [Capacity(1, 64), Capacity(10, 1000), Capacity(4, 64)]
-    then = [Capacity(1, 9000), NOTHING, Capacity(4, 64)]
+    then = [Capacity(1, 9000), NO_CAPACITY, Capacity(4, 64)]
     assert resize_order(now, then) == [1, 2, 0]
     kept = 4 * 64 * BYTES
     assert geometry.moved_bands(now, then) == kept + 9000 * BYTES + 9000 * 50
@@ -88,8 +89,8 @@ def test_buffers_that_shrink_give_their_bytes_to_those_that_grow() -> None:
     assert geometry.moved_bands(now[:1], then[:1]) == geometry.moved(now[0], then[0])
 
 
-class Watched(Simulation):
-    """Sees where rows are; ``Budget`` sees the bytes."""
+class WatchedSimulation(Simulation):
+    """Counts the rows that change bands (``moves``) and the bands in use (``used``)."""
 
     def __init__(self, limits: Limits, seed: int = 0) -> None:
         cost = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
@@ -98,14 +99,14 @@ class Watched(Simulation):
         self.used: Counter[int] = Counter()
         self._places: dict[Sequence, int] = {}
 
-    def serve(self, requests: list[Request]) -> float:
-        """Serves all; the padding ratio."""
+    def serve(self, requests: list[TraceRequest]) -> float:
+        """Serves all requests; returns the padding ratio."""
         commit = self.scheduler.commit
 
         def watched(plan: Plan) -> None:
             old = self._places
             changed = [s for s, band in plan.decode.items() if old.get(s, band) != band]
-            assert len(changed) <= MOVES
+            assert len(changed) <= MAX_MOVES
             self.moves.update(changed)
             self.used[sum(capacity.rows > 0 for capacity in plan.capacities)] += 1
             self._places = plan.decode
@@ -124,17 +125,19 @@ class Watched(Simulation):
     seed=st.integers(0, 10**6),
     kv=st.sampled_from([400_000, 1_500_000, 20_000_000]),
     bands=st.sampled_from([2, 4]),
-    ahead=st.sampled_from([0, 512]),
+    lookahead=st.sampled_from([0, 512]),
 )
-def test_no_limit_is_broken_whatever_comes(seed: int, kv: int, bands: int, ahead: int) -> None:
+def test_random_traffic_breaks_no_limit(seed: int, kv: int, bands: int, lookahead: int) -> None:
     geometry = KVGeometry(BYTES, {32: 50}, 0, {None: 50, 32: 25})
-    limits = Limits(16, 128, kv, geometry, lookahead_columns=ahead, bands=bands, band_bytes=5_000)
+    limits = Limits(
+        16, 128, kv, geometry, lookahead_columns=lookahead, bands=bands, band_bytes=5_000
+    )
     lengths = Lengths(80, 1.3, 1500), Lengths(60, 1.2, 900)
     traffic = Traffic(60, 40.0, prompts=lengths[0], outputs=lengths[1], seed=seed)
-    simulation = Watched(limits, seed)
+    simulation = WatchedSimulation(limits, seed)
     simulation.serve(list(traffic.draw()))
     assert simulation.budget.kv_bytes <= kv
-    assert max(simulation.moves.values(), default=0) <= 20, "a row does not go to and fro"
+    assert max(simulation.moves.values(), default=0) <= 20, "rows do not oscillate between bands"
 
 
 def test_long_rows_do_not_make_short_ones_wide() -> None:
@@ -142,30 +145,30 @@ def test_long_rows_do_not_make_short_ones_wide() -> None:
     requests = []
     for number in range(300):
         prompt = 4000 if number % 20 == 7 else random_.randrange(20, 100)
-        requests.append(Request(number / 8, prompt, 60, 60))
+        requests.append(TraceRequest(number / 8, prompt, 60, 60))
     limits = replace(LIMITS, max_step_tokens=1000)
-    apart, together = Watched(limits), Watched(replace(limits, bands=1))
-    assert apart.serve(requests) < 0.5
+    banded, together = WatchedSimulation(limits), WatchedSimulation(replace(limits, bands=1))
+    assert banded.serve(requests) < 0.5
     assert together.serve(requests) > 0.85
-    assert apart.used[2] > 500, "both sorts ran at once"
-    assert sum(apart.moves.values()) < 60, "they are told apart when they come"
-    assert apart.budget.kv_bytes < together.budget.kv_bytes / 2
+    assert banded.used[2] > 500, "short and long rows ran at once"
+    assert sum(banded.moves.values()) < 60, "rows join the right band at once"
+    assert banded.budget.kv_bytes < together.budget.kv_bytes / 2
 
 
 class BandBench(Bench):
-    """Sees how many bands have rows, and which rows change theirs."""
+    """Counts the bands in use (``max_bands``) and the rows that change bands (``moves``)."""
 
     def __init__(self, model: Any, **options: Any) -> None:
         attention.install(model)
         super().__init__(model, **options)
-        self.most = self.moves = 0
+        self.max_bands = self.moves = 0
 
     def step(self) -> None:
         before = self._places()
         super().step()
         after = self._places()
         self.moves += sum(before.get(s, band) != band for s, band in after.items())
-        self.most = max(self.most, len(set(after.values())))
+        self.max_bands = max(self.max_bands, len(set(after.values())))
         batch, stats = self.core.batch, self.stats[-1]
         assert stats.kv_used_bytes <= stats.kv_reserved_bytes <= stats.kv_limit_bytes
         if batch.cached_rows:
@@ -184,41 +187,46 @@ def _tokens(seed: int, count: int) -> list[int]:
     return [random_.randrange(3, 250) for _ in range(count)]
 
 
-# Prompts and outputs: short and long rows, and some that grow from the one to the other.
-REQUESTS = [(5, 20), (300, 30), (40, 150), (20, 60), (7, 15), (200, 90), (50, 250), (3, 40)]
+# Lengths of prompts and outputs: short rows, long rows, and rows that grow from short to long.
+REQUESTS = [(5, 20), (300, 30), (40, 100), (20, 60), (7, 15), (200, 60), (50, 150), (3, 40)]
+PROMPTS = [_tokens(number, length) for number, (length, _) in enumerate(REQUESTS)]
+
+
+@cache
+def _solo(kind: TinyKind) -> list[list[int]]:
+    model = tiny_model(kind, seed=6)
+    return [solo_tokens(model, p, n) for p, (_, n) in zip(PROMPTS, REQUESTS, strict=True)]
 
 
 @pytest.mark.parametrize("squeezed", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_tokens_are_the_solo_tokens_in_whichever_band(kind: TinyKind, squeezed: bool) -> None:
-    """Rows join, outgrow their band and leave, and some are preempted in between."""
+def test_tokens_equal_the_solo_tokens_in_any_band(kind: TinyKind, squeezed: bool) -> None:
+    """Rows join, outgrow their band and leave; some are preempted."""
     model = tiny_model(kind, seed=6)
-    prompts = [_tokens(number, length) for number, (length, _) in enumerate(REQUESTS)]
-    counts = [count for _, count in REQUESTS]
-    expected = [solo_tokens(model, p, n) for p, n in zip(prompts, counts, strict=True)]
+    expected = _solo(kind)
     kv = 700_000 if squeezed else 1 << 30
     bench = BandBench(model, tokens=90, kv=kv, swap=1 << 26, bands=3)
     assert bench.core.limits.bands == 3
-    for number, (prompt, count) in enumerate(zip(prompts, counts, strict=True)):
+    for number, (prompt, (_, count)) in enumerate(zip(PROMPTS, REQUESTS, strict=True)):
         bench.submit(str(number), prompt, count)
         for _ in range(number % 3):
             bench.step()
-    bench.submit("choices", prompts[2], 60, n=2)
+    bench.submit("choices", PROMPTS[2], 60, n=2)
     for _ in range(30):
         bench.step()
-    for most in (4, 3, 2) if squeezed else ():
-        squeeze(bench, most)
+    for sequences in (4, 3, 2) if squeezed else ():
+        squeeze(bench, sequences)
     bench.drain()
-    assert [bench.tokens(str(number)) for number in range(len(prompts))] == expected
+    assert [bench.tokens(str(number)) for number in range(len(PROMPTS))] == expected
     assert [bench.tokens("choices", index) for index in range(2)] == [expected[2][:60]] * 2
-    assert bench.most > 1
+    assert bench.max_bands > 1
     assert bench.moves > 0
     assert (sum(stats.preemptions for stats in bench.stats) > 0) == squeezed
     assert bench.core.batch.nbytes == 0
 
 
-def test_quantized_rows_change_bands_bit_by_bit() -> None:
-    """Chunked layers, and windows as long as a chunk."""
+def test_quantized_rows_change_bands_without_loss() -> None:
+    """For chunked layers, and windows as long as a chunk."""
     kind = KINDS["quantized"]
     model = kind.make()
     benches = []
@@ -232,11 +240,11 @@ def test_quantized_rows_change_bands_bit_by_bit() -> None:
         bench.drain()
         benches.append(bench)
     assert_same(benches[1], benches[0])
-    assert benches[0].most == 1 < benches[1].most
+    assert benches[0].max_bands == 1 < benches[1].max_bands
     assert benches[1].moves > 0
 
 
-def test_a_long_row_leaves_the_short_ones_buffers_alone() -> None:
+def test_a_long_row_does_not_resize_the_buffers_of_short_ones() -> None:
     model = tiny_model("llama")
     bench = BandBench(model, tokens=2048, bands=4)
     for number in range(6):
@@ -268,4 +276,4 @@ def test_states_and_models_that_do_not_pack_have_one_band() -> None:
         bench.submit(str(number), _tokens(number, length), 20)
     bench.drain()
     assert [bench.tokens(str(number)) for number in range(2)] == expected
-    assert bench.most == 1
+    assert bench.max_bands == 1

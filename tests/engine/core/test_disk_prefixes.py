@@ -1,4 +1,4 @@
-"""Prefixes on disk as the engine uses them: read while others run on, and counted."""
+"""Prefixes on disk in the engine: read while other requests run, and counted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PROMPTS = [_tokens(i) for i in range(4)]
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A directory with the prefixes of ``PROMPTS``, a file each."""
+    """A directory that stores the prefixes of ``PROMPTS``, one file each."""
     bench = Bench(MODEL, prefix=PREFIX_BYTES, directory=tmp_path, tokens=100)
     for i, prompt in enumerate(PROMPTS):
         bench.submit(str(i), prompt, 1)
@@ -61,7 +61,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Reads wait for it."""
+    """An event that all reads of stored prefixes wait for."""
     opened, read = threading.Event(), store_files.read_node
 
     def slowly(*args: Any) -> Any:
@@ -87,7 +87,7 @@ def _cached(bench: Bench, name: str, index: int = 0) -> int:
     return bench.outputs[name, index][0].cached_tokens
 
 
-def test_others_run_on_while_a_prefix_is_read(saved: Path, gate: threading.Event) -> None:
+def test_other_requests_run_while_a_prefix_is_read(saved: Path, gate: threading.Event) -> None:
     bench = Bench(MODEL, prefix=PREFIX_BYTES, directory=saved)
     other = _tokens(9)
     bench.submit("running", _tokens(8), 30)
@@ -107,7 +107,7 @@ def test_others_run_on_while_a_prefix_is_read(saved: Path, gate: threading.Event
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_who_is_aborted_while_it_waits_leaves_the_disk_to_others(
+def test_aborting_a_waiting_request_cancels_its_reads(
     saved: Path, gate: threading.Event, forked: bool
 ) -> None:
     bench = Bench(MODEL, prefix=PREFIX_BYTES, directory=saved, rows=2)
@@ -126,13 +126,13 @@ def test_who_is_aborted_while_it_waits_leaves_the_disk_to_others(
     for index in range(n):
         assert bench.tokens("stays", index) == solo_tokens(MODEL, PROMPTS[1], 6)
         assert _cached(bench, "stays", index) == len(PROMPTS[1]) - 1
-    # Its own prefix, and of "goes" no more than what was under way.
+    # The prefix of "stays", and that of "goes" only if its read had begun.
     assert sum(stats.store_files["read"] for stats in bench.stats) in (1, 2)
     assert bench.core.prefixes._tree.match(PROMPTS[0]).length == 0
     bench.core.close(10)
 
 
-def test_one_choice_that_leaves_does_not_take_the_others_prefix_away(
+def test_aborting_one_choice_keeps_the_prefix_for_the_others(
     saved: Path, gate: threading.Event
 ) -> None:
     bench = Bench(MODEL, prefix=PREFIX_BYTES, directory=saved, rows=2)
@@ -146,7 +146,7 @@ def test_one_choice_that_leaves_does_not_take_the_others_prefix_away(
     bench.core.close(10)
 
 
-def test_what_many_want_is_read_once(saved: Path) -> None:
+def test_a_prefix_that_several_requests_need_is_read_once(saved: Path) -> None:
     bench = Bench(MODEL, prefix=PREFIX_BYTES, directory=saved)
     for i in range(5):
         bench.submit(str(i), [*PROMPTS[i % 2], 5 + i, 6], 4)
@@ -179,7 +179,7 @@ def test_a_read_that_fails_is_a_miss(
 def test_random_traffic_over_a_slow_disk_gives_the_solo_tokens(
     kind: TinyKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for a few prefixes only, so that they come and go; some leave while they wait."""
+    """Memory holds only a few prefixes, so that they are evicted and read again, with aborts."""
     model = tiny_model(kind, seed=7)
     random_, read = random.Random(3), store_files.read_node
 
@@ -190,11 +190,11 @@ def test_random_traffic_over_a_slow_disk_gives_the_solo_tokens(
     monkeypatch.setattr(store_files, "read_node", slowly)
     bench = Bench(model, prefix=150_000, directory=tmp_path)
     trunks = [_tokens(i, 66) for i in range(6)]
-    wanted: dict[str, tuple[list[int], int]] = {}
+    requests: dict[str, tuple[list[int], int]] = {}
     for i in range(50):
         prompt = [*random_.choice(trunks), *_tokens(100 + i, 1 + i % 5)]
-        wanted[str(i)] = prompt, random_.randrange(1, 6)
-        bench.submit(str(i), *wanted[str(i)])
+        requests[str(i)] = prompt, random_.randrange(1, 6)
+        bench.submit(str(i), *requests[str(i)])
         if i % 6 == 5:
             bench.submit(f"leaves {i}", random_.choice(trunks), 30)
             bench.step()
@@ -202,13 +202,13 @@ def test_random_traffic_over_a_slow_disk_gives_the_solo_tokens(
         for _ in range(random_.randrange(6)):
             bench.step()
     bench.drain()
-    for name, (prompt, count) in wanted.items():
+    for name, (prompt, count) in requests.items():
         assert bench.tokens(name) == solo_tokens(model, prompt, count), name
     assert sum(stats.store_files["read"] for stats in bench.stats) > 0
     bench.core.close(10)
 
 
-def test_what_the_disk_sees_is_told_even_when_no_request_comes(tmp_path: Path) -> None:
+def test_store_statistics_are_reported_without_new_requests(tmp_path: Path) -> None:
     bench = Bench(MODEL, prefix=70_000, directory=tmp_path)
     for i, prompt in enumerate(PROMPTS):
         bench.submit(str(i), prompt, 4)
@@ -245,7 +245,7 @@ def test_what_the_disk_sees_is_told_even_when_no_request_comes(tmp_path: Path) -
     bench.core.close(10)
 
 
-def test_what_was_there_at_the_start_is_told_by_the_first_step(saved: Path) -> None:
+def test_the_first_step_reports_the_files_found_at_start(saved: Path) -> None:
     files = sorted(saved.glob("*.safetensors"))
     files[0].write_bytes(b"broken")
     bench = Bench(MODEL, prefix=PREFIX_BYTES, directory=saved)
@@ -258,7 +258,7 @@ def test_what_was_there_at_the_start_is_told_by_the_first_step(saved: Path) -> N
 
 
 def _client(kind: str, folder: Path) -> tuple[Client, list[StepStats]]:
-    """An engine with memory for one prompt of 300 tokens, and what it reports."""
+    """An engine with memory for one prompt of 300 tokens, and its statistics."""
     if not (folder / "tiny-llama").exists():
         tiny_model_dir(folder, "llama")
     config = EngineConfig(
@@ -310,7 +310,7 @@ async def test_an_idle_engine_wakes_when_a_prefix_has_been_read(kind: str, tmp_p
         assert tokens_of(again[0]) == tokens_of(reply[0])
         assert again[0][0].cached_tokens == len(prompt) - 1
     await until(lambda: sum(stats.store_files["read"] for stats in steps) >= len(prompts))
-    if isinstance(second, ProcessClient) and sys.platform == "linux":  # and rests then
+    if isinstance(second, ProcessClient) and sys.platform == "linux":  # it is idle afterwards
         before = _cpu_seconds(second.pid)
         await asyncio.sleep(2.0)
         assert _cpu_seconds(second.pid) - before < 0.1

@@ -1,5 +1,6 @@
-"""What the engine's caches really take, beside what the scheduler counts: as GPUs run it, packed,
-padded and not eager, on the CPU, in little memory.
+"""The caches' real memory never exceeds what the scheduler counts.
+
+The CPU runs steps as GPUs do, packed, padded and not eager, under small limits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def _model(kind: TinyKind) -> Any:
 
 
 class MemoryBench(Bench):
-    """Under limits of its own; sees whether a prompt's cache grows, and what all of them take."""
+    """A bench with given limits, which checks the bytes of all caches after every step.
+
+    Attributes:
+        grown: how often the cache of a prompt had to be resized.
+    """
 
     def __init__(self, kind: TinyKind, prefix: int, swap: int, **limits: Any) -> None:
         super().__init__(_model(kind), prefix=prefix, swap=swap)
@@ -44,15 +49,16 @@ class MemoryBench(Bench):
             *(_model(kind), core.requests.vocabulary, self.limits, False, prefix),
             swap=core.swap,
         )
-        assert self.core.pipeline.forward.packs == (kind != "lfm2")  # a state takes no padding
+        # A recurrent state cannot be padded.
+        assert self.core.pipeline.forward.packs == (kind != "lfm2")
         self.grown = 0
         make = self.core.prefill._make_cache
 
         def watched() -> BatchCache:
-            made = make()
-            for layer in made.attention:
+            cache = make()
+            for layer in cache.attention:
                 self._watch(layer)
-            return made
+            return cache
 
         self.core.prefill._make_cache = watched
 
@@ -82,8 +88,8 @@ def _tokens(seed: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_no_prompt_behind_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
-    """Whatever its length is, and that of the prefix; in one chunk and in several."""
+def test_no_prompt_after_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
+    """For any lengths of prompt and prefix, in one chunk and in several."""
     random_ = random.Random(3)
     for tokens in (400, 150):
         bench = MemoryBench(
@@ -95,8 +101,8 @@ def test_no_prompt_behind_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
         )
         shared = _tokens(1, 330)
         for number in range(24):
-            kept = random_.randrange(1, 330)
-            prompt = [*shared[:kept], *_tokens(number + 9, random_.randrange(1, 150))]
+            prefix = random_.randrange(1, 330)
+            prompt = [*shared[:prefix], *_tokens(number + 9, random_.randrange(1, 150))]
             bench.submit(str(number), prompt, 2)
             bench.drain()
         assert sum(stats.prefix_hits for stats in bench.stats) > 1000
@@ -108,13 +114,13 @@ KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed: int) -> None:
+def test_tokens_equal_the_solo_tokens_under_any_limits(kind: TinyKind, seed: int) -> None:
     random_ = random.Random(f"{kind} {seed}")
     rows = random_.choice([2, 4, 8])
     limits = Limits(
         *(rows, rows + random_.choice([20, 90, 300]), 1 << 40, probe(_model(kind), "test").geometry)
     )
-    kv = int(limits.alone(260) * random_.choice([1.3, 2, 4]))
+    kv = int(limits.bytes_alone(260) * random_.choice([1.3, 2, 4]))
     bench = MemoryBench(
         *(kind, random_.choice([0, PREFIX_BYTES, 200_000]), random_.choice([0, 1 << 26])),
         max_rows=limits.max_rows,
@@ -127,15 +133,15 @@ def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed
         band_bytes=random_.choice([1, 100_000]),
     )
     trunk = _tokens(5, 120)
-    wanted = {}
+    requests = {}
     for number in range(9):
-        kept = random_.choice([0, 0, 31, 64, random_.randrange(120)])
-        own = random_.choice([1, 7, 32, 63, random_.randrange(1, 90)])
-        count = min(random_.choice([1, 5, 40, 110]), 255 - kept - own)
-        prompt = [*trunk[:kept], *_tokens(100 + number, own)]
+        prefix = random_.choice([0, 0, 31, 64, random_.randrange(120)])
+        rest = random_.choice([1, 7, 32, 63, random_.randrange(1, 90)])
+        count = min(random_.choice([1, 5, 40, 110]), 255 - prefix - rest)
+        prompt = [*trunk[:prefix], *_tokens(100 + number, rest)]
         n = random_.choice([1, 1, 1, 2, rows])
         bench.submit(str(number), prompt, count, n=n)
-        wanted[str(number)] = prompt, count, n
+        requests[str(number)] = prompt, count, n
         if number % 5 == 4:
             bench.submit(f"leaves {number}", prompt, 30, n=2)
             bench.step()
@@ -143,7 +149,7 @@ def test_tokens_are_the_solo_tokens_whatever_the_limits_are(kind: TinyKind, seed
         for _ in range(random_.randrange(4)):
             bench.step()
     bench.drain()
-    for name, (prompt, count, n) in wanted.items():
+    for name, (prompt, count, n) in requests.items():
         expected = solo_tokens(_model(kind), prompt, count)
         assert [bench.tokens(name, index) for index in range(n)] == [expected] * n, name
     assert bench.grown == 0

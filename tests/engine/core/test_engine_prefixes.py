@@ -1,4 +1,4 @@
-"""Prefixes are computed once, whatever the layers, and change no token."""
+"""Shared prefixes are computed once, for all kinds of layers, and change no token."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
     bench.drain()
     assert [bench.tokens(str(i)) for i in range(6)] == [solo_tokens(model, p, 6) for p in prompts]
     cached = [bench.outputs[str(i), 0][0].cached_tokens for i in range(6)]
-    # States are kept at multiples of 64 here, and where the second prompt leaves the first one's
-    # path, once it is seen to; keys and values for every token.
+    # Recurrent states are cached at multiples of 64, and, once two prompts have shared it, at the
+    # point where they part; keys and values for every token.
     assert cached[0] == 0
-    # Nobody waits for the last few.
+    # A prompt does not wait for another to cache its last few tokens.
     assert cached[1] >= (128 if kind == "lfm2" else 171 - MIN_SHARED), cached
     assert all(171 - MIN_SHARED <= c <= 178 for c in cached[2:]), cached
     computed = sum(stats.prefill_tokens for stats in bench.stats)
@@ -49,7 +49,7 @@ def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: TinyKind) -> None:
+def test_the_next_turn_of_a_chat_reuses_the_reply(kind: TinyKind) -> None:
     model = tiny_model(kind, seed=5)
     bench = Bench(model, prefix=PREFIX_BYTES)
     history = _tokens(2, 40)
@@ -60,13 +60,13 @@ def test_the_next_turn_of_a_chat_hits_behind_the_reply(kind: TinyKind) -> None:
         bench.drain()
         reply = bench.tokens(name)
         assert reply == solo_tokens(model, history, 12)
-        # All of the last turn but its last token, which nobody has computed.
+        # All tokens of the last turn except the last, which was never fed.
         assert bench.outputs[name, 0][0].cached_tokens == before
         before = len(history) + len(reply) - 1
         history = [*history, *reply, *_tokens(20 + turn, 7)]
 
 
-def test_choices_share_their_prompt_and_tenants_share_nothing() -> None:
+def test_choices_share_a_prompt_and_tenants_share_nothing() -> None:
     model = tiny_model("llama", seed=5)
     bench = Bench(model, prefix=PREFIX_BYTES)
     prompt = _tokens(3, 60)
@@ -88,17 +88,17 @@ def test_choices_share_their_prompt_and_tenants_share_nothing() -> None:
 def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
     kind: TinyKind, eager: bool
 ) -> None:
-    """Joins, leaves, aborts, preemptions and evictions; every kind of layer."""
+    """With joins, leaves, aborts, preemptions and evictions, for every kind of layer."""
     model = tiny_model(kind, seed=7)
     random_ = random.Random(7)
     bench = Bench(model, prefix=200_000, eager=eager)
     trunks = [_tokens(i, random_.choice([5, 33, 90])) for i in range(4)]
-    wanted: dict[str, tuple[list[int], int]] = {}
+    requests: dict[str, tuple[list[int], int]] = {}
     for i in range(40):
         trunk = random_.choice(trunks)
         prompt = [*trunk[: random_.randrange(1, len(trunk) + 1)], *_tokens(100 + i, i % 5)]
         count = random_.randrange(1, 14)
-        wanted[str(i)] = prompt, count
+        requests[str(i)] = prompt, count
         bench.submit(str(i), prompt, count)
         if i % 6 == 5:
             bench.submit(f"leaves {i}", prompt, 30)
@@ -107,7 +107,7 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
         for _ in range(random_.randrange(3)):
             bench.step()
     bench.drain()
-    for name, (prompt, count) in wanted.items():
+    for name, (prompt, count) in requests.items():
         assert bench.tokens(name) == solo_tokens(model, prompt, count), name
     assert sum(stats.prefix_hits for stats in bench.stats) > 300
     assert sum(stats.prefix_evictions for stats in bench.stats) > 0
@@ -115,8 +115,8 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [PREFIX_BYTES, 150_000])
-def test_prefixes_outlive_the_engine(kind: TinyKind, budget: int, tmp_path: Path) -> None:
-    """Those that were evicted, and those in memory when it was closed."""
+def test_stored_prefixes_outlive_the_engine(kind: TinyKind, budget: int, tmp_path: Path) -> None:
+    """Evicted ones, and those in memory when the engine was closed."""
     model = tiny_model(kind, seed=5)
     prompts = [_tokens(30 + i, 70) for i in range(6)]
     expected = [solo_tokens(model, prompt, 5) for prompt in prompts]

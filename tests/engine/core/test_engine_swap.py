@@ -1,4 +1,4 @@
-"""Preempted rows go on from their state: nothing is computed twice, and no token changes."""
+"""Preempted rows continue from their swapped state: nothing is computed twice."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from chairlift.engine.messages import Abort, StepStats
 from chairlift.engine.model.probe import probe
 
 PLENTY = 1 << 26
-# Steps before there is memory for two sequences only, and how many it stays like that.
+# Steps before memory shrinks to two sequences, and the steps that it stays so.
 BEFORE, SQUEEZED = 40, 30
 VOCABULARY = 128
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[SwapFiles]:
-    made = SwapFiles(tmp_path, PLENTY)
-    yield made
-    made.close()
-    assert not list(tmp_path.iterdir()), "files have no names"
+    files = SwapFiles(tmp_path, PLENTY)
+    yield files
+    files.close()
+    assert not list(tmp_path.iterdir()), "the files are unlinked"
 
 
 def _tokens(seed: int, count: int) -> list[int]:
@@ -45,7 +45,7 @@ def _tokens(seed: int, count: int) -> list[int]:
 
 
 PROMPTS = [_tokens(i, length) for i, length in enumerate((7, 30, 20, 1, 35, 12))]
-# Greedy rows and sampled ones, whose penalties count what came before they were preempted.
+# Penalties of sampled rows count the tokens from before the preemption.
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.6, "repetition_penalty": 1.1}
 
 
@@ -55,7 +55,7 @@ def _bench(kind: Kind, model: Any, **options: Any) -> Bench:
 
 @cache
 def _ample(name: str) -> tuple[Any, Bench]:
-    """A model, and what it gives where nobody is preempted."""
+    """A model, and its outputs without preemption."""
     model = KINDS[name].make()
     bench = _bench(KINDS[name], model)
     _submit(bench)
@@ -72,7 +72,7 @@ def _submit(bench: Bench) -> None:
 
 
 def _serve(bench: Bench, until: Callable[[], object] = lambda: True) -> None:
-    """Memory is short for a while, at least until what has to be seen then is there."""
+    """Serves PROMPTS; memory is short for SQUEEZED steps, and until ``until`` holds."""
     _submit(bench)
     for _ in range(BEFORE):
         bench.step()
@@ -97,55 +97,55 @@ def _prefilled(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_preempted_rows_go_on_with_their_tokens(name: str) -> None:
+def test_preempted_rows_continue_with_the_same_tokens(name: str) -> None:
     kind = KINDS[name]
     model, ample = _ample(name)
-    kept = _bench(kind, model, swap=PLENTY)
-    _serve(kept)
-    assert _preemptions(kept) == _total(kept, "memory") == 4
-    assert _total(kept, "recompute") == 0
-    assert_same(kept, ample)
-    # A resumed row feeds its last token in a chunk of its own instead of with the others.
-    assert _prefilled(kept) == _prefilled(ample) + _preemptions(kept)
-    assert sum(s.decode_tokens + s.prefill_tokens for s in kept.stats) == sum(
+    bench = _bench(kind, model, swap=PLENTY)
+    _serve(bench)
+    assert _preemptions(bench) == _total(bench, "memory") == 4
+    assert _total(bench, "recompute") == 0
+    assert_same(bench, ample)
+    # A resumed row feeds its last token as a chunk of one token, not with the decode rows.
+    assert _prefilled(bench) == _prefilled(ample) + _preemptions(bench)
+    assert sum(s.decode_tokens + s.prefill_tokens for s in bench.stats) == sum(
         s.decode_tokens + s.prefill_tokens for s in ample.stats
     ), "no token is computed twice"
-    assert max(stats.swapped_bytes["memory"] for stats in kept.stats) > 0
-    assert kept.stats[-1].swapped_bytes == {"memory": 0, "disk": 0}
+    assert max(stats.swapped_bytes["memory"] for stats in bench.stats) > 0
+    assert bench.stats[-1].swapped_bytes == {"memory": 0, "disk": 0}
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_without_memory_for_them_they_are_computed_again(name: str) -> None:
+def test_without_swap_memory_preempted_rows_are_recomputed(name: str) -> None:
     kind = KINDS[name]
     model, ample = _ample(name)
-    again = _bench(kind, model)
-    _serve(again)
-    assert _preemptions(again) == _total(again, "recompute") == 4
-    assert_same(again, ample)
-    assert _prefilled(again) > _prefilled(ample) + 20 * _preemptions(again)
+    recomputed = _bench(kind, model)
+    _serve(recomputed)
+    assert _preemptions(recomputed) == _total(recomputed, "recompute") == 4
+    assert_same(recomputed, ample)
+    assert _prefilled(recomputed) > _prefilled(ample) + 20 * _preemptions(recomputed)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_memory_has_no_room_for_goes_to_disk(name: str, files: SwapFiles) -> None:
+def test_states_that_exceed_swap_memory_go_to_disk(name: str, files: SwapFiles) -> None:
     kind = KINDS[name]
     model, ample = _ample(name)
     geometry = probe(model, "test", kind.quantization).geometry
     budget = geometry.used([80] * 4)
-    kept = _bench(kind, model, swap=budget, swap_files=files, offloads=True, eager=True)
+    bench = _bench(kind, model, swap=budget, swap_files=files, offloads=True, eager=True)
     woken = threading.Event()
-    kept.core.on_due(woken.set)
-    _serve(kept, lambda: kept.core.swap.disk_nbytes)
-    assert woken.is_set(), "an idle engine would sleep on"
-    assert _total(kept, "disk") > 0
-    assert_same(kept, ample)
-    assert all(stats.swapped_bytes["memory"] <= budget for stats in kept.stats)
-    assert max(stats.swapped_bytes["disk"] for stats in kept.stats) > 0
-    assert kept.stats[-1].swapped_bytes["disk"] == 0
-    kept.core.close(1)
+    bench.core.on_due(woken.set)
+    _serve(bench, lambda: bench.core.swap.disk_nbytes)
+    assert woken.is_set(), "an idle engine would not wake up"
+    assert _total(bench, "disk") > 0
+    assert_same(bench, ample)
+    assert all(stats.swapped_bytes["memory"] <= budget for stats in bench.stats)
+    assert max(stats.swapped_bytes["disk"] for stats in bench.stats) > 0
+    assert bench.stats[-1].swapped_bytes["disk"] == 0
+    bench.core.close(1)
 
 
 def _half_a_prompt(swap: int) -> Bench:
-    """A prompt is computed two tokens a step beside a row, and gives way after 50 steps."""
+    """Prefills a prompt, two tokens a step beside a row, and preempts it after 50 steps."""
     bench = Bench(tiny_model("llama", seed=2), rows=2, tokens=3, swap=swap)
     bench.submit("old", [5, 6, 7], 150)
     bench.step()
@@ -157,18 +157,18 @@ def _half_a_prompt(swap: int) -> Bench:
     return bench
 
 
-def test_a_half_computed_prompt_is_not_computed_again() -> None:
-    kept, again = _half_a_prompt(PLENTY), _half_a_prompt(0)
-    assert _preemptions(kept) == _total(kept, "memory") == 1
-    assert _prefilled(kept) == 3 + 170
-    assert _total(again, "recompute") == 1
-    assert _prefilled(again) == 3 + 170 + 2 * 50
+def test_a_partly_computed_prompt_is_not_recomputed() -> None:
+    swapped, recomputed = _half_a_prompt(PLENTY), _half_a_prompt(0)
+    assert _preemptions(swapped) == _total(swapped, "memory") == 1
+    assert _prefilled(swapped) == 3 + 170
+    assert _total(recomputed, "recompute") == 1
+    assert _prefilled(recomputed) == 3 + 170 + 2 * 50
     for name in ("old", "young"):
-        assert kept.tokens(name) == again.tokens(name)
+        assert swapped.tokens(name) == recomputed.tokens(name)
 
 
 def _until_preempted(bench: Bench) -> str:
-    """Serves until the states of four are kept; whose is next."""
+    """Serves until four states are swapped out; returns the next request to resume."""
     _submit(bench)
     for _ in range(BEFORE):
         bench.step()
@@ -179,7 +179,7 @@ def _until_preempted(bench: Bench) -> str:
     return first.request_id
 
 
-def test_who_is_aborted_while_it_waits_gives_its_memory_back() -> None:
+def test_aborting_a_swapped_request_frees_its_memory() -> None:
     kind = KINDS["full"]
     bench = _bench(kind, kind.make(), swap=PLENTY)
     name = _until_preempted(bench)
@@ -193,7 +193,7 @@ def test_who_is_aborted_while_it_waits_gives_its_memory_back() -> None:
     assert bench.stats[-1].swapped_bytes == {"memory": 0, "disk": 0}
 
 
-def test_who_is_aborted_on_disk_gives_its_file_back(files: SwapFiles) -> None:
+def test_aborting_a_request_on_disk_frees_its_file(files: SwapFiles) -> None:
     kind = KINDS["full"]
     model = kind.make()
     budget = probe(model, "test").geometry.used([80] * 4)
@@ -213,8 +213,9 @@ def test_who_is_aborted_on_disk_gives_its_file_back(files: SwapFiles) -> None:
 
 @pytest.mark.parametrize("name", ["full", "window", "state", "cache lists"])
 def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: SwapFiles) -> None:
-    """Now and then there is memory for a few sequences only. Choices, aborts, shared prefixes;
-    states in memory, on disk and nowhere.
+    """At random times, memory suffices for a few sequences only.
+
+    Includes choices, aborts, shared prefixes, and states in memory, on disk and dropped.
     """
     kind = KINDS[name]
     model = kind.make()
@@ -231,26 +232,26 @@ def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: S
             squeezed = tight and pressure.random() < (0.9 if squeezed else 0.05)
             squeeze(bench, 3 if squeezed else 1000)
 
-        for i in range(16):
+        for i in range(12):
             prompt = [*_tokens(i % 3, random_.randrange(1, 40)), *_tokens(50 + i, 3)]
             sampled = SAMPLED | {"seed": i} if random_.random() < 0.5 else {}
-            count, n = random_.randrange(40, 130), random_.choice([1, 1, 1, 2])
+            count, n = random_.randrange(40, 100), random_.choice([1, 1, 1, 2])
             bench.submit(str(i), prompt, count, n, logprobs=2, **sampled)
             for _ in range(random_.randrange(12)):
                 step()
             if i % 6 == 5:
-                leaves = str(random_.randrange(i))
-                bench.core.abort(Abort(leaves))
-                gone.add(leaves)
+                name = str(random_.randrange(i))
+                bench.core.abort(Abort(name))
+                aborted.add(name)
         while not bench.core.idle:
             step()
         bench.drain()
         assert bench.core.swap.nbytes == bench.core.swap.disk_nbytes == 0
         return bench
 
-    gone: set[str] = set()
+    aborted: set[str] = set()
     ample, tight = run(tight=False), run(tight=True)
-    for key in [key for key in {*ample.outputs, *tight.outputs} if key[0] in gone]:
+    for key in [key for key in {*ample.outputs, *tight.outputs} if key[0] in aborted]:
         ample.outputs.pop(key, None)
         tight.outputs.pop(key, None)
     assert_same(tight, ample)
@@ -259,7 +260,7 @@ def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: S
     assert min(_total(tight, source) for source in ("memory", "disk", "recompute")) > 0
 
 
-async def test_the_engine_is_started_with_it(tmp_path: Path) -> None:
+async def test_an_engine_is_started_with_swap(tmp_path: Path) -> None:
     source = ModelSource("tiny", "directory", tiny_model_dir(tmp_path, "llama", 2))
     token = probe(tiny_model("llama"), "test").geometry.bytes_per_token
     config = EngineConfig(
@@ -276,8 +277,8 @@ async def test_the_engine_is_started_with_it(tmp_path: Path) -> None:
     streams = [client.submit(request(prompt, max_tokens=200)) for prompt in PROMPTS]
     replies = [await drained(stream) for stream in streams]
     assert all(len(tokens_of(reply[0])) == 200 for reply in replies)
-    kept = sum(stats.resumed["memory"] + stats.resumed["disk"] for stats in steps)
-    assert sum(stats.preemptions for stats in steps) == kept > 0
+    swapped = sum(stats.resumed["memory"] + stats.resumed["disk"] for stats in steps)
+    assert sum(stats.preemptions for stats in steps) == swapped > 0
     await client.stop()
 
     (tmp_path / "file").write_text("")

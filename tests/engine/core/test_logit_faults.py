@@ -1,7 +1,7 @@
-"""A row whose logits are not finite ends with an error within a step; the others do not notice.
+"""A row whose logits are not finite ends with an error within a step; other rows are unaffected.
 
-On the way of the CPU, and on those of GPUs: packed and padded, and with buffers that are written to
-while the step before still runs.
+Covers the CPU's steps, and the GPUs': packed and padded ones, and queued ones, whose buffers are
+written while the previous step still runs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,27 @@ from chairlift.scheduler.limits import Limits
 
 __all__ = ["on_cuda"]
 
-PATHS = ("cpu", "packed", "queued")
-DRAWN = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "logit_bias": {9: 1.0}}
+# On a GPU the path of the CPU, with its kernels, is none that an engine takes.
+ON_CPU = mx.default_device() == mx.Device(mx.cpu)
+PATHS = ("cpu", "packed", "queued") if ON_CPU else ("packed", "queued")
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "logit_bias": {9: 1.0}}
 NEIGHBOURS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "greedy": ([7, 8, 9], {"temperature": 0.0, "logprobs": 2}),
-    "drawn": ([17, 18, 19, 20], DRAWN),
+    "sampled": ([17, 18, 19, 20], SAMPLED),
     "two": ([27, 28] * 9, {"temperature": 1.0, "n": 2, "frequency_penalty": 1.0}),
-    "held": ([37], {"temperature": 1.0, "grammar": Grammar("regex", "[a-f]{40}")}),
+    "constrained": ([37], {"temperature": 1.0, "grammar": Grammar("regex", "[a-f]{40}")}),
 }
 LATE = ([47, 48], {"temperature": 0.7, "min_p": 0.01})
 BAD = list(range(60, 81))
 
 
 class Run:
-    """An engine of one of the paths, stepped by hand; all that its choices were told."""
+    """An engine of one of the paths, stepped by hand.
+
+    Attributes:
+        tokens: the tokens of each choice.
+        ends: each choice's finish reason, error and number of steps.
+    """
 
     def __init__(self, path: str) -> None:
         model = tiny_model("llama", seed=3)
@@ -85,53 +92,53 @@ class Run:
         output = self.core.step()
         self.core.scheduler.check_integrity()
         self.stats.append(output.stats)
-        for told in output.outputs:
-            own = told.request_id, told.index
-            self.tokens.setdefault(own, []).extend(told.token_ids)
-            if told.finish is not None:
-                self.ends[own] = told.finish, told.error, len(self.stats)
+        for choice in output.outputs:
+            key = choice.request_id, choice.index
+            self.tokens.setdefault(key, []).extend(choice.token_ids)
+            if choice.finish is not None:
+                self.ends[key] = choice.finish, choice.error, len(self.stats)
 
     def drain(self) -> None:
         while not self.core.idle or self.core.scheduler.waiting:
             self.step()
 
     def serve(self, bad: dict[str, Any]) -> None:
-        """Neighbours that run already, one that comes with the bad one, one that comes later."""
+        """Serves neighbours, then the bad request with another, and one more 6 steps later."""
         for name, (prompt, params) in NEIGHBOURS.items():
             self.submit(name, prompt, **params)
             self.step()
         self.submit("bad", BAD, **bad)
-        self.submit("beside", [57] * 5, **DRAWN)
+        self.submit("beside", [57] * 5, **SAMPLED)
         for _ in range(6):
             self.step()
         self.submit("late", *LATE[:1], **LATE[1])
         self.drain()
 
 
-KINDS_OF_BAD: dict[str, dict[str, Any]] = {
+BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "logprobs": 3},
-    "drawn": {**DRAWN, "n": 2, "top_k": 5, "repetition_penalty": 1.3},
-    "held": {"temperature": 1.0, "grammar": Grammar("regex", "[x-z]{30}")},
+    "sampled": {**SAMPLED, "n": 2, "top_k": 5, "repetition_penalty": 1.3},
+    "constrained": {"temperature": 1.0, "grammar": Grammar("regex", "[x-z]{30}")},
 }
 
 
 @cache
 def undisturbed(path: str, bad: str) -> dict[tuple[str, int], list[int]]:
     run = Run(path)
-    run.serve(KINDS_OF_BAD[bad])
+    run.serve(BAD_REQUESTS[bad])
     assert {finish for finish, _, _ in run.ends.values()} <= {"length", "stop"}
     return run.tokens
 
 
-# Each two of them meet; ``at`` 0 is the prompt's last position.
+# Every path meets every kind of value; ``at`` 0 is the prompt's last position.
 CASES = [
     (path, kind, bad, at)
-    for (path, kind, at), bad in zip(product(PATHS, VALUES, (0, 3)), cycle(KINDS_OF_BAD))
+    for (path, kind, at), bad in zip(product(PATHS, VALUES, (0, 3)), cycle(BAD_REQUESTS))
 ]
 
 
 @pytest.mark.parametrize(("path", "kind", "bad", "at"), CASES)
-def test_a_row_that_is_not_finite_ends_alone_and_at_once(
+def test_a_nonfinite_row_fails_alone_and_within_a_step(
     path: str,
     kind: str,
     bad: str,
@@ -139,22 +146,22 @@ def test_a_row_that_is_not_finite_ends_alone_and_at_once(
     on_cuda: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of a request with two choices the second fails."""
+    """If the request has two choices, the second fails."""
     caplog.set_level(logging.ERROR)
     expected = undisturbed(path, bad)
     run = Run(path)
-    failing = "bad", KINDS_OF_BAD[bad].get("n", 1) - 1
+    failing = "bad", BAD_REQUESTS[bad].get("n", 1) - 1
     run.core.pipeline.forward = faults = Faults(run.core, failing, at, kind)  # type: ignore[assignment]
-    run.serve(KINDS_OF_BAD[bad])
-    assert faults.struck is not None
+    run.serve(BAD_REQUESTS[bad])
+    assert faults.faulty_call is not None
     finish, error, step = run.ends.pop(failing)
     assert finish == "error"
     assert error is not None
     assert "logits that are not finite" in error
-    assert step <= faults.struck + 1
+    assert step <= faults.faulty_call + 1
     assert "logits that are not finite" in caplog.text
     assert run.tokens.pop(failing) == expected[failing][:at]
-    assert run.tokens == {own: tokens for own, tokens in expected.items() if own != failing}
+    assert run.tokens == {key: tokens for key, tokens in expected.items() if key != failing}
     assert {finish for finish, _, _ in run.ends.values()} <= {"length", "stop"}
     assert 0 <= min(faults.fed) <= max(faults.fed) < VOCAB_SIZE
     failed = [stats.rows_failed for stats in run.stats if stats.rows_failed]
@@ -163,26 +170,26 @@ def test_a_row_that_is_not_finite_ends_alone_and_at_once(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_tokens_that_a_model_rules_out_are_no_fault(path: str, on_cuda: None) -> None:
-    """Single logits of -inf; a grammar that allows only such tokens leaves nothing to choose."""
+def test_single_infinite_logits_are_no_fault(path: str, on_cuda: None) -> None:
+    """A model may rule out tokens by -inf; a grammar that allows only these is an error."""
     run = Run(path)
     forward = run.core.pipeline.forward
     ruled_out = mx.arange(VOCAB_SIZE) >= 100
 
-    def some(*given: Any) -> Any:
+    def with_ruled_out(*given: Any) -> Any:
         outcome = forward(*given)
         logits = None if outcome.logits is None else mx.where(ruled_out, -mx.inf, outcome.logits)
         return outcome._replace(logits=logits)
 
-    run.core.pipeline.forward = some  # type: ignore[assignment]
-    # The letters' tokens are below 100, and those of "é" are not.
+    run.core.pipeline.forward = with_ruled_out  # type: ignore[assignment]
+    # The tokens of ASCII letters are below 100, those of "é" are not.
     run.submit("letters", BAD, temperature=1.0, grammar=Grammar("regex", "[a-c]{9}"), logprobs=20)
     run.submit("none", BAD, temperature=1.0, grammar=Grammar("regex", "ab\u00e9"), min_p=0.5)
-    run.submit("drawn", [5, 6], **DRAWN)
+    run.submit("sampled", [5, 6], **SAMPLED)
     run.drain()
     assert run.ends["letters", 0][0] == "stop"
-    assert run.ends["drawn", 0][0] == "length"
-    assert max(run.tokens["drawn", 0]) < 100
+    assert run.ends["sampled", 0][0] == "length"
+    assert max(run.tokens["sampled", 0]) < 100
     finish, error, _ = run.ends["none", 0]
     assert (finish, len(run.tokens["none", 0])) == ("error", 2)
     assert "no token may come next" in str(error)
@@ -190,10 +197,8 @@ def test_tokens_that_a_model_rules_out_are_no_fault(path: str, on_cuda: None) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stop_token_is_chosen_where_a_grammar_allows_nothing_else(
-    path: str, on_cuda: None
-) -> None:
-    """Before min_tokens, too: the text is complete."""
+def test_a_stop_token_is_chosen_if_a_grammar_allows_nothing_else(path: str, on_cuda: None) -> None:
+    """Even before min_tokens, since the text is complete."""
     run = Run(path)
     for name, temperature in (("greedy", 0.0), ("cold", 1e-40), ("hot", 2.0)):
         run.submit(
@@ -210,15 +215,15 @@ def test_a_stop_token_is_chosen_where_a_grammar_allows_nothing_else(
     assert all(2 <= len(tokens) <= 4 for tokens in run.tokens.values())
 
 
-def test_a_token_that_the_device_makes_up_ends_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_token_from_the_device_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run("packed")
     sample = run.core.batch.sample
 
     def outside(*given: Any) -> Any:
         sampled = sample(*given)
         rows = [s.request_id for s in run.core.batch.rows]
-        told = [VOCAB_SIZE if name == "bad" else 5 for name in rows]
-        return type(sampled)(sampled.tokens, mx.array(told), sampled.logprobs)
+        outcomes = [VOCAB_SIZE if name == "bad" else 5 for name in rows]
+        return type(sampled)(sampled.tokens, mx.array(outcomes), sampled.logprobs)
 
     monkeypatch.setattr(run.core.batch, "sample", outside)
     run.submit("bad", BAD)

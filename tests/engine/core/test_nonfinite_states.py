@@ -1,6 +1,6 @@
-"""Keys and values that are not finite: whoever has the row afterwards does not meet them.
+"""Keys and values that are not finite do not spread to the next sequence in the same row.
 
-What a mask hides is multiplied by zero, and zero times NaN is NaN.
+A mask multiplies hidden values by zero, and zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu import kernels
 
-# The model's embedding of this one is NaN.
+# The token whose embedding is NaN.
 BROKEN = 200
 LONG = list(range(3, 60))
 
@@ -41,7 +41,7 @@ def make_bench(eager: bool) -> Bench:
 @pytest.mark.parametrize(
     "bad",
     [
-        # Its prompt has it; it is chosen midway, and fed; it ends the text, and is fed in vain.
+        # BROKEN is in the prompt; is generated, and fed; ends the text, and is fed nevertheless.
         {"prompt": [5, BROKEN, *range(20, 50)]},
         {"prompt": LONG[::-1], "logit_bias": {BROKEN: 100.0}},
         {"prompt": LONG[::-1], "logit_bias": {BROKEN: 100.0}, "stop_token_ids": (BROKEN,)},
@@ -49,8 +49,8 @@ def make_bench(eager: bool) -> Bench:
     ],
     ids=["prompt", "chosen", "stop", "length"],
 )
-def test_a_row_leaves_nothing_behind_that_spoils_the_next(bad: dict[str, Any], eager: bool) -> None:
-    """A long row makes the columns visible that a short one, in the place of the bad, hides."""
+def test_a_broken_row_does_not_affect_the_next(bad: dict[str, Any], eager: bool) -> None:
+    """A short row takes the broken one's place; beside a long row it masks columns."""
     alone = make_bench(eager)
     alone.submit("long", LONG, 40)
     alone.drain()
@@ -74,7 +74,7 @@ def test_a_row_leaves_nothing_behind_that_spoils_the_next(bad: dict[str, Any], e
 
 
 def test_rows_that_leave_are_overwritten() -> None:
-    """Whole where they are not finite; else their newest column, where nobody takes their place."""
+    """Completely if they are not finite; else the newest column, if no row takes the place."""
     batch = BatchCache([LayerKind(None), LayerKind(8)])
     for _ in range(4):
         batch.join(columns=12)

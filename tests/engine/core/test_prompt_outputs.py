@@ -1,4 +1,4 @@
-"""What prompts are asked for themselves: as mlx-lm's own forward gives it, whatever else runs."""
+"""Prompt log-probabilities and embeddings equal mlx-lm's, whatever else runs."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def _prompts(seed: int, lengths: list[int]) -> list[list[int]]:
 
 def _assert_scored(model: Any, prompt: list[int], output: TokenOutput, top: int = TOP) -> None:
     assert output.prompt_logprobs is not None
-    told = list(output.prompt_logprobs)
-    assert len(told) == len(prompt) - 1
-    if not told:
+    scores = list(output.prompt_logprobs)
+    assert len(scores) == len(prompt) - 1
+    if not scores:
         return
     expected = np.array(solo_logprobs(model, prompt))
-    chosen = expected[np.arange(len(told)), prompt[1:]]
-    assert np.allclose([own.logprob for own in told], chosen, atol=TOLERANCE)
-    for position, own in zip(expected, told, strict=True):
-        assert len(own.top) == top
+    chosen = expected[np.arange(len(scores)), prompt[1:]]
+    assert np.allclose([score.logprob for score in scores], chosen, atol=TOLERANCE)
+    for position, score in zip(expected, scores, strict=True):
+        assert len(score.top) == top
         likely = np.sort(position)[::-1][:top]
-        assert np.allclose([value for _, value in own.top], likely, atol=TOLERANCE)
-        assert np.allclose(position[[token for token, _ in own.top]], likely, atol=TOLERANCE)
+        assert np.allclose([value for _, value in score.top], likely, atol=TOLERANCE)
+        assert np.allclose(position[[token for token, _ in score.top]], likely, atol=TOLERANCE)
 
 
 def _assert_pooled(model: Any, prompt: list[int], output: TokenOutput, pooling: str) -> None:
@@ -50,10 +50,10 @@ def _assert_pooled(model: Any, prompt: list[int], output: TokenOutput, pooling: 
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
-def test_prompts_give_what_they_give_alone_beside_rows_and_each_other(kind: TinyKind) -> None:
-    """Prompts take several chunks; a prefix cache is there, which has all of them the second time.
+def test_prompt_outputs_beside_rows_and_each_other(kind: TinyKind) -> None:
+    """Prompts take several chunks.
 
-    Of two runs, the second finds every prompt in it, and takes "last" ones from there only.
+    In the second run, the prefix cache contains every prompt; only "last" pooling can use it.
     """
     model = tiny_model(kind, seed=4)
     prompts = _prompts(4, [1, 9, 70, 110])
@@ -82,16 +82,16 @@ def test_prompts_give_what_they_give_alone_beside_rows_and_each_other(kind: Tiny
             for pooling in ("mean", "last"):
                 [pooled] = bench.outputs[f"{run} {pooling} {i}", 0]
                 _assert_pooled(model, prompt, pooled, pooling)
-                found = pooling == "last" and run == "two" and len(prompt) > 64
-                assert bool(pooled.cached_tokens) >= found
+                expects_hit = pooling == "last" and run == "two" and len(prompt) > 64
+                assert bool(pooled.cached_tokens) >= expects_hit
                 assert not (pooled.cached_tokens and pooling == "mean")
     assert max(stats.prefill_tokens for stats in bench.stats) > 20
     assert {choice.generated_tokens for choice in bench.finished} == {0, 4, 60}
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
-def test_prompts_that_lose_their_place_are_told_the_same(swap: int) -> None:
-    """Rows of a better class take a prompt's memory while it is being computed."""
+def test_preempted_prompts_have_the_same_outputs(swap: int) -> None:
+    """Rows with a better priority preempt a prompt during its prefill."""
     model = tiny_model("llama", seed=2)
     geometry = probe(model, "test").geometry
     bench = Bench(model, kv=500 * geometry.bytes_per_token, rows=4, tokens=5, swap=swap)
@@ -115,8 +115,8 @@ def test_prompts_that_lose_their_place_are_told_the_same(swap: int) -> None:
     assert not bench.core.prefill.nbytes
 
 
-def test_each_choice_is_told_once_even_by_another_engine() -> None:
-    """One that has tokens already was told of its prompt; one that has none was not."""
+def test_each_choice_gets_its_prompt_outputs_once_even_after_a_restart() -> None:
+    """A resumed choice with tokens has got them before; one without tokens has not."""
     model = tiny_model("llama", seed=2)
     [prompt] = _prompts(5, [30])
     bench = Bench(model)
@@ -141,8 +141,8 @@ def test_each_choice_is_told_once_even_by_another_engine() -> None:
     _assert_scored(model, prompt, bench.outputs["resumed", 1][0])
 
 
-def test_choices_of_no_token_are_known_to_have_been_computed() -> None:
-    """Also where the whole prompt is one chunk."""
+def test_choices_without_tokens_have_a_scheduling_time() -> None:
+    """Even if the prompt is a single chunk."""
     bench = Bench(tiny_model("llama"))
     bench.submit("both", _prompts(5, [30])[0], 0, n=2, reading={"prompt_logprobs": 0})
     bench.drain()
@@ -150,7 +150,7 @@ def test_choices_of_no_token_are_known_to_have_been_computed() -> None:
     assert len(bench.finished) == 2
 
 
-def test_numbers_that_are_none_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonfinite_hidden_states_fail_their_request_alone() -> None:
     model = tiny_model("llama", seed=2)
     one, two = _prompts(6, [8, 11])
     bench = Bench(model)
@@ -166,10 +166,10 @@ def test_numbers_that_are_none_end_their_request_alone(monkeypatch: pytest.Monke
     _assert_pooled(model, two, bench.outputs["whole", 0][0], "mean")
 
 
-def test_logits_of_a_prompt_that_are_none_end_their_request_alone(
+def test_nonfinite_logits_of_a_prompt_fail_their_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether tokens follow or not; single tokens that the model rules out are no fault."""
+    """With and without generated tokens; single tokens ruled out by -inf are no fault."""
     model = tiny_model("llama", seed=2)
     one, two = _prompts(6, [8, 11])
     bench = Bench(model)
@@ -190,9 +190,9 @@ def test_logits_of_a_prompt_that_are_none_end_their_request_alone(
     monkeypatch.setattr(bench.core.pipeline, "forward", spoiled)
     bench.submit("ruled out", one, 0, reading={"prompt_logprobs": TOP})
     bench.drain()
-    [told] = bench.outputs["ruled out", 0]
-    assert told.prompt_logprobs is not None
-    assert next(iter(told.prompt_logprobs)).logprob == -mx.inf
+    [output] = bench.outputs["ruled out", 0]
+    assert output.prompt_logprobs is not None
+    assert next(iter(output.prompt_logprobs)).logprob == -mx.inf
     for number, spoils[0] in enumerate((mx.nan, mx.inf)):
         for count in (0, 3):
             name = f"{number} {count}"
@@ -206,8 +206,8 @@ def test_logits_of_a_prompt_that_are_none_end_their_request_alone(
     assert sum(stats.rows_failed.get("nonfinite_logits", 0) for stats in bench.stats) == 4
 
 
-def test_no_step_holds_more_logits_than_it_may() -> None:
-    """Nor does one take longer than it should once it is known what logits cost."""
+def test_a_step_bounds_the_scored_tokens() -> None:
+    """By ``max_scored``, and by time once the cost of logits has been learned."""
     costs = CostModel()
     for tokens in range(32, 512, 32):
         for scored in (False, True):

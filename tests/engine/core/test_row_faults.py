@@ -1,4 +1,4 @@
-"""What fails in one row's own part ends that row; the others have the tokens they always had."""
+"""A failure in one row's work ends that row; other rows keep their tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chairlift.api.text.stops import StopMatcher
 from chairlift.api.text.stream import TextStream
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import loop
-from chairlift.engine.core.requests import Request
+from chairlift.engine.core.requests import ActiveRequest
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import SamplingParams, Submit, Thinking, ToEngine, TokenOutput
@@ -31,7 +31,7 @@ from chairlift.engine.model.detokenizer import ByteDetokenizer
 from chairlift.metrics.recorder import Recorder
 
 PROMPT = [7, 8, 9]
-DRAWN = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": {9: 1.0}}
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": {9: 1.0}}
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def bench(model: Any) -> Bench:
     return Bench(model)
 
 
-def drawn_alone(model: Any) -> list[int]:
+def sampled_alone(model: Any) -> list[int]:
     bench = Bench(model)
-    bench.submit("alone", PROMPT, **DRAWN)
+    bench.submit("alone", PROMPT, **SAMPLED)
     bench.drain()
     return bench.tokens("alone")
 
@@ -84,25 +84,25 @@ def drawn_alone(model: Any) -> list[int]:
     ],
     ids=itertools.count(),
 )
-def test_a_part_that_cannot_be_built_ends_its_request_alone(
+def test_bad_parameters_fail_their_request_alone(
     bench: Bench, model: Any, prompt: list[int], params: dict[str, Any], why: str
 ) -> None:
     bench.submit("greedy", PROMPT)
     bench.step()
     bench.submit("bad", prompt, n=2, **params)
-    bench.submit("drawn", PROMPT, **DRAWN)
+    bench.submit("sampled", PROMPT, **SAMPLED)
     bench.drain()
     for index in (0, 1):
         (output,) = bench.outputs["bad", index]
         assert (output.token_ids, output.finish) == ([], "error")
         assert why in str(output.error)
     assert bench.tokens("greedy") == solo_tokens(model, PROMPT, 8)
-    assert bench.tokens("drawn") == drawn_alone(model)
+    assert bench.tokens("sampled") == sampled_alone(model)
     assert sorted(choice.reason for choice in bench.finished) == ["error"] * 2 + ["length"] * 2
     assert bench.core.idle
 
 
-def test_more_log_probabilities_than_tokens_are_all_of_them() -> None:
+def test_more_log_probabilities_than_tokens_give_all_tokens() -> None:
     bench = Bench(tiny_model("llama", vocab_size=12))
     bench.submit("all", [7, 8], logprobs=20)
     bench.submit("one", [7, 8], logprobs=1)
@@ -113,17 +113,17 @@ def test_more_log_probabilities_than_tokens_are_all_of_them() -> None:
     assert [len(output.logprobs[0].top) for output in bench.outputs["one", 0]] == [1] * 8
 
 
-def test_a_row_whose_token_cannot_be_taken_ends_alone(
+def test_a_row_whose_token_cannot_be_processed_fails_alone(
     bench: Bench, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Request.finish_reason
+    original = ActiveRequest.finish_reason
 
-    def failing(request: Request, sequence: Any, token: int) -> Any:
+    def failing(request: ActiveRequest, sequence: Any, token: int) -> Any:
         if sequence.request_id == "bad" and sequence.index == 1 and sequence.generated > 3:
             raise RuntimeError("no reason")
         return original(request, sequence, token)
 
-    monkeypatch.setattr(Request, "finish_reason", failing)
+    monkeypatch.setattr(ActiveRequest, "finish_reason", failing)
     bench.submit("bad", PROMPT, n=2)
     bench.submit("good", PROMPT)
     bench.drain()
@@ -135,20 +135,20 @@ def test_a_row_whose_token_cannot_be_taken_ends_alone(
 
 
 class Inbox:
-    """One message, and then none."""
+    """An inbox that contains one message."""
 
     def __init__(self, message: ToEngine) -> None:
         self._messages = [message]
 
     def receive(self, block: bool) -> list[ToEngine]:
-        arrived, self._messages = self._messages, []
-        return arrived
+        messages, self._messages = self._messages, []
+        return messages
 
     def wake(self) -> None:
         pass
 
 
-def test_a_step_that_fails_ends_the_engine_and_its_message_is_in_no_log(
+def test_a_failing_step_ends_the_engine_and_its_message_is_not_logged(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(*arguments: Any) -> Any:
@@ -162,14 +162,14 @@ def test_a_step_that_fails_ends_the_engine_and_its_message_is_in_no_log(
         loop.run(EngineConfig(), source, inbox, lambda message: None)
     assert "RuntimeError" in caplog.text
     assert "_build" in caplog.text
-    told = caplog.text + "".join(traceback.format_exception(raised.value))
-    assert str(PROMPT) not in told
+    reported = caplog.text + "".join(traceback.format_exception(raised.value))
+    assert str(PROMPT) not in reported
 
 
 # In the API process
 
 
-async def test_a_stream_that_cannot_take_its_output_ends_alone() -> None:
+async def test_a_stream_that_cannot_process_its_output_fails_alone() -> None:
     client = ScriptedClient()
     recorder = Recorder()
     recorder.model_loaded("m", model_info())
@@ -186,11 +186,11 @@ async def test_a_stream_that_cannot_take_its_output_ends_alone() -> None:
     assert client.unfinished == 0
 
 
-async def test_figures_that_cannot_be_taken_end_no_stream(
+async def test_failing_statistics_end_no_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = ScriptedClient()
-    client.on_step = Recorder().record_step  # which has no model
+    client.on_step = Recorder().record_step  # it fails: no model is loaded
     stream = submitted(client, "good")
     client.step(TokenOutput("good", 0, [5]))
     client.step(TokenOutput("good", 0, [6], finish="length"))

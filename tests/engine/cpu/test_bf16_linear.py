@@ -1,4 +1,4 @@
-"""Weights in bfloat16, activations in float32: products as exact as those of float32."""
+"""Products of bfloat16 weights and float32 activations are as exact as in float32."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from chairlift.engine.device import memory
 has_units = pytest.mark.skipif(
     not bf16_matmul.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
 )
-# Of a product's terms rounding may lose so much: they are added in float32, in some order.
-LOST = 2.0**-21
+# The relative error of a sum of terms that are added in float32, in any order.
+TOLERANCE = 2.0**-21
 
 
-def test_three_pieces_are_the_number() -> None:
+def test_three_bfloat16_pieces_sum_to_the_number() -> None:
     x = np.random.default_rng(0).normal(size=(300, 1000)).astype(np.float32)
     x[0, :4] = [0.0, -0.0, 1e30, 1e-30]
     high, middle, low = _pieces(x)
@@ -29,7 +29,7 @@ def test_three_pieces_are_the_number() -> None:
     assert not np.array_equal(high + middle, x)
 
 
-def test_infinity_is_not_lost() -> None:
+def test_infinity_stays_nonfinite() -> None:
     high, middle, low = _pieces(np.full((1, 2), np.inf, np.float32))
     assert not np.isfinite(high + (middle + low)).any()
 
@@ -37,7 +37,7 @@ def test_infinity_is_not_lost() -> None:
 @has_units
 @pytest.mark.parametrize("tokens", [1, 16, 65, 500])
 @pytest.mark.parametrize("outputs", [[192], [576, 192, 192], [1000]])
-def test_products_are_those_of_float32(tokens: int, outputs: list[int]) -> None:
+def test_products_are_as_exact_as_in_float32(tokens: int, outputs: list[int]) -> None:
     weights = [_weight(count, 576, seed) for seed, count in enumerate(outputs)]
     x = np.random.default_rng(1).normal(size=(tokens, 576)).astype(np.float32)
     matrix = Matrix(weights)
@@ -45,11 +45,11 @@ def test_products_are_those_of_float32(tokens: int, outputs: list[int]) -> None:
     for part, weight in zip(parts, weights, strict=True):
         exact = np.array(weight.astype(mx.float32)).astype(np.float64).T
         terms = np.abs(x) @ np.abs(exact)
-        assert np.all(np.abs(part - x.astype(np.float64) @ exact) <= LOST * terms)
+        assert np.all(np.abs(part - x.astype(np.float64) @ exact) <= TOLERANCE * terms)
 
 
 @has_units
-def test_a_tokens_product_is_the_same_whatever_is_beside_it() -> None:
+def test_a_tokens_product_does_not_depend_on_the_batch() -> None:
     matrix = Matrix([_weight(576, 1536, 0)])
     x = np.random.default_rng(2).normal(size=(520, 1536)).astype(np.float32)
     alone = matrix(x[7:8]).copy()
@@ -58,7 +58,7 @@ def test_a_tokens_product_is_the_same_whatever_is_beside_it() -> None:
 
 
 @has_units
-def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
+def test_only_layers_with_bfloat16_values_are_converted() -> None:
     model = _llama()
     lossless = model.layers[0].mlp.up_proj
     lossless.weight = lossless.weight.astype(mx.bfloat16).astype(mx.float32)
@@ -68,12 +68,14 @@ def test_layers_of_bfloat16_numbers_are_narrowed_and_others_are_not() -> None:
     assert type(lossless) is bf16_linear.Bf16Linear
     assert type(other) is nn.Linear
     assert mx.array_equal(other.weight, weight).item()
-    # In a step of embeddings alone nobody asks for the output layer's numbers.
+    # A step that computes only embeddings calls the output layer with no tokens.
     assert lossless(mx.zeros((1, 0, lossless.weight.shape[1]))).shape == (1, 0, weight.shape[0])
 
 
 @has_units
-def test_weights_are_not_kept_twice_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_a_copy_layers_are_not_converted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 1 << 20)
     model = _llama()
     assert not bf16_linear.install(model, exactly=False)
@@ -84,7 +86,7 @@ def test_weights_are_not_kept_twice_without_memory(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tokens", [3, 70])
-def test_a_narrow_model_is_the_model_with_rounded_weights(
+def test_a_converted_model_equals_the_model_with_rounded_weights(
     tied: bool, bias: bool, tokens: int
 ) -> None:
     model, reference = _llama(tied, bias), _llama(tied, bias)
@@ -92,12 +94,12 @@ def test_a_narrow_model_is_the_model_with_rounded_weights(
     model.update(reference.parameters())
     assert bf16_linear.install(model, exactly=False)
     inputs = mx.random.randint(0, 512, (2, tokens), key=mx.random.key(3))
-    apart = mx.abs(model(inputs) - reference(inputs)).max() / mx.abs(reference(inputs)).max()
-    assert apart.item() < 1e-4
+    difference = mx.abs(model(inputs) - reference(inputs)).max() / mx.abs(reference(inputs)).max()
+    assert difference.item() < 1e-4
 
 
 @has_units
-def test_three_layers_around_swiglu_are_one_but_not_around_another_activation() -> None:
+def test_an_mlp_is_fused_around_swiglu_but_not_around_another_activation() -> None:
     model = _llama()
     other = model.layers[1].mlp
 
@@ -117,19 +119,19 @@ def test_three_layers_around_swiglu_are_one_but_not_around_another_activation() 
 
 @has_units
 @pytest.mark.parametrize("name", ["gemma3", "mixtral", "deepseek_v3", "mamba2", "qwen3_next"])
-def test_other_model_files_allow_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_architectures_can_be_converted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bf16_linear, "MIN_WEIGHTS", 0)
     model = tiny_model(name)
     model.apply(lambda array: array.astype(mx.bfloat16).astype(mx.float32))
     tokens = mx.array([[1, 5, 2, 7, 3]])
     expected = model(tokens, cache=make_prompt_cache(model))
     assert bf16_linear.install(model, exactly=True)
-    apart = mx.abs(model(tokens, cache=make_prompt_cache(model)) - expected).max()
-    assert apart.item() < 1e-3 * mx.abs(expected).max().item()
+    difference = mx.abs(model(tokens, cache=make_prompt_cache(model)) - expected).max()
+    assert difference.item() < 1e-3 * mx.abs(expected).max().item()
 
 
 @has_units
-def test_a_model_without_large_layers_is_left_alone() -> None:
+def test_a_model_without_large_layers_is_not_converted() -> None:
     model = _llama(width=64)
     assert not bf16_linear.install(model, exactly=False)
 

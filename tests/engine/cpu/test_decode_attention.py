@@ -1,4 +1,4 @@
-"""A decode step of attention on the host is that of the layer it stands in for."""
+"""Decode attention on the host equals the attention layer that it replaces."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _any_layer_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def _replace_layers_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bf16_linear, "MIN_WEIGHTS", 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "ministral3"])
-def test_rows_decode_as_before(name: str) -> None:
-    """Rows of several lengths, through growth and round the ring; some layers are left alone."""
-    ours, theirs = _model(name), _model(name)
-    host_attention.install(ours)
-    expected = _decode(theirs)
-    for one, other in zip(_decode(ours), expected, strict=True):
+def test_decoded_logits_are_unchanged(name: str) -> None:
+    """For rows of several lengths, while buffers grow and wrap; some layers are not replaced."""
+    replaced, plain = _model(name), _model(name)
+    host_attention.install(replaced)
+    expected = _decode(plain)
+    for one, other in zip(_decode(replaced), expected, strict=True):
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-4 * mx.abs(other).max().item())
 
 
-def test_layers_like_llamas_are_taken_over_and_others_are_not() -> None:
+def test_only_layers_like_llamas_are_replaced() -> None:
     model, other = _model("llama"), _model("qwen3")
     for each in (model, other):
         host_attention.install(each)
@@ -42,13 +42,13 @@ def test_layers_like_llamas_are_taken_over_and_others_are_not() -> None:
     assert all(type(layer.self_attn) is qwen3.Attention for layer in other.layers)
 
 
-def test_a_layer_that_does_something_else_is_not_taken_over(
+def test_a_layer_with_a_different_result_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    theirs: Any = llama.Attention.__call__
+    original: Any = llama.Attention.__call__
 
     def other(*args: Any, **more: Any) -> mx.array:
-        doubled: mx.array = 2 * theirs(*args, **more)
+        doubled: mx.array = 2 * original(*args, **more)
         return doubled
 
     monkeypatch.setattr(llama.Attention, "__call__", other)

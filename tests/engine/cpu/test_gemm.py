@@ -1,4 +1,4 @@
-"""Many small products at once are those that NumPy makes one by one, however the second lies."""
+"""Batched small matrix products equal NumPy's, for any memory layout of the second operand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chairlift.engine.cpu.gemm import Floats, products
 
 
 def _tokens_first(rows: int, heads: int, k: int, n: int) -> Floats:
-    """As a model makes keys: token by token, all heads of one behind each other."""
+    """The layout of a model's new keys: for each token, all heads in a row."""
     return _numbers(rows, k, heads, n).swapaxes(1, 2)
 
 
@@ -17,18 +17,18 @@ def _part_of_a_buffer(rows: int, heads: int, k: int, n: int) -> Floats:
     return _numbers(rows + 1, heads, k + 3, n)[:rows, :, 1 : k + 1]
 
 
-def _as_it_is(rows: int, heads: int, k: int, n: int) -> Floats:
+def _contiguous(rows: int, heads: int, k: int, n: int) -> Floats:
     return _numbers(rows, heads, k, n)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("lie", [_tokens_first, _part_of_a_buffer, _as_it_is])
+@pytest.mark.parametrize("layout", [_tokens_first, _part_of_a_buffer, _contiguous])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_products(rows: int, heads: int, lie: object, transposed: bool) -> None:
-    assert callable(lie)
+def test_products(rows: int, heads: int, layout: object, transposed: bool) -> None:
+    assert callable(layout)
     a = _numbers(rows, heads, 5, 16 if transposed else 7)
-    b = lie(rows, heads, 7, 16)
+    b = layout(rows, heads, 7, 16)
     b = b.swapaxes(-1, -2) if transposed else b
     assert np.allclose(products(a, b, 0.5), 0.5 * a @ b, rtol=1e-4, atol=1e-4)
 
@@ -39,12 +39,12 @@ def test_products(rows: int, heads: int, lie: object, transposed: bool) -> None:
 def test_an_axis_of_one_may_have_any_stride(
     k: int, n: int, stride: int, transposed: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As MLX's arrays have: what BLAS refuses leaves the result as it was."""
+    """MLX's arrays have such strides; BLAS refuses them and leaves the result unchanged."""
     a, b = _numbers(2, 3, 5, k), _numbers(2, 3, *((n, k) if transposed else (k, n)))
     b = b.swapaxes(-1, -2) if transposed else b
     odd = tuple(s if size > 1 else stride for s, size in zip(b.strides, b.shape, strict=True))
-    lies = np.lib.stride_tricks.as_strided(b, strides=odd)
-    assert np.allclose(products(a, lies), a @ b, rtol=1e-4, atol=1e-4)
+    strided = np.lib.stride_tricks.as_strided(b, strides=odd)
+    assert np.allclose(products(a, strided), a @ b, rtol=1e-4, atol=1e-4)
     assert capfd.readouterr() == ("", "")
 
 

@@ -1,4 +1,4 @@
-"""The BLAS has as many threads as cores are free, and beside busy processes keeps its share."""
+"""The BLAS uses as many threads as cores are free, and beside other load keeps a fair share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def _run(policy: Policy, seconds: float, others: float, waited: float, at: float) -> float:
-    """Lets time pass beside others; returns the time after it."""
+    """Lets time pass beside other processes; returns the new time."""
     for _ in range(round(seconds / INTERVAL)):
         before = Usage(at, 0.0, 0.0)
         at += INTERVAL
@@ -33,11 +33,11 @@ def _run(policy: Policy, seconds: float, others: float, waited: float, at: float
 
 
 @given(st.integers(1, 128), st.integers(1, 128), st.lists(st.floats(0, 200), max_size=60))
-def test_threads_stay_within_bounds(most: int, available: int, load: list[float]) -> None:
-    policy, at = Policy(most, available), 0.0
+def test_threads_stay_within_bounds(threads: int, available: int, load: list[float]) -> None:
+    policy, at = Policy(threads, available), 0.0
     for others in load:
         at = _run(policy, INTERVAL, others, others, at)
-        assert 1 <= policy.threads <= most
+        assert 1 <= policy.threads <= threads
 
 
 @given(st.integers(2, 64), st.floats(0, 3))
@@ -45,12 +45,12 @@ def test_an_undisturbed_engine_keeps_all_threads(cores_: int, others: float) -> 
     policy = Policy(cores_, cores_)
     _run(policy, 30, others=min(others, 0.39), waited=0.3, at=0)
     assert policy.threads == cores_
-    _run(policy, 30, others=others, waited=0.0, at=100)  # others there are, but nobody waits
+    _run(policy, 30, others=others, waited=0.0, at=100)  # other load, but no thread waits
     assert policy.threads == cores_
 
 
 @given(st.integers(2, 64), st.integers(1, 200))
-def test_threads_that_wait_are_as_many_as_cores_are_free(cores_: int, busy: int) -> None:
+def test_waiting_threads_are_reduced_to_the_free_cores(cores_: int, busy: int) -> None:
     policy = Policy(cores_, cores_)
     others = float(min(busy, cores_))
     at = _run(policy, INTERVAL, others, waited=1.0, at=0)
@@ -58,14 +58,14 @@ def test_threads_that_wait_are_as_many_as_cores_are_free(cores_: int, busy: int)
     at = _run(policy, 60, others, waited=0.9, at=at)
     assert policy.threads == max(1, cores_ - int(others))
     _run(policy, 3, others=0.1, waited=0.0, at=at)
-    assert policy.threads == cores_, "they come back"
+    assert policy.threads == cores_, "the threads return"
 
 
-def test_cores_that_only_seem_free_are_tried_ever_more_seldom() -> None:
+def test_cores_that_only_seem_free_are_tried_less_and_less_often() -> None:
     policy, at, raises = Policy(2, 2), 0.0, []
     for _ in range(4 * 600):
         threads = policy.threads
-        # Idle cores while there is one thread; both are wanted as soon as there are two.
+        # With one thread, cores are idle; with two, other processes need them.
         others, waited = (0.0, 0.0) if threads == 1 else (1.5, 1.0)
         at = _run(policy, INTERVAL, others, waited, at)
         if policy.threads > threads:
@@ -76,7 +76,7 @@ def test_cores_that_only_seem_free_are_tried_ever_more_seldom() -> None:
     assert len(raises) < 25
 
 
-def test_a_limit_of_processor_time_is_read(tmp_path: Path) -> None:
+def test_a_cgroups_cpu_limit_is_read(tmp_path: Path) -> None:
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     assert cores.quota(proc, cgroups) is None
@@ -90,7 +90,7 @@ def test_a_limit_of_processor_time_is_read(tmp_path: Path) -> None:
     assert cores.quota(proc, cgroups) == 2.5
     (own.parent / "cpu.max").write_text("150000 100000\n")
     assert cores.quota(proc, cgroups) == 1.5
-    # Version 1, and a path that is the host's.
+    # Version 1, with a path of the host.
     (proc / "self" / "cgroup").write_text("4:memory:/x\n3:cpu,cpuacct:/docker/abc\n")
     (cgroups / "cpu").mkdir()
     (cgroups / "cpu" / "cpu.cfs_quota_us").write_text("-1")
@@ -113,7 +113,7 @@ class _Setting:
         self.threads = threads
 
 
-def test_a_number_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = _Setting(8)
     with ThreadWatch(setting, fixed=3):
         assert setting.threads == 3
@@ -128,7 +128,7 @@ def test_a_number_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             EngineConfig(threads=wrong)
 
 
-def test_a_watch_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_follows_the_machines_load(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [Usage(0.0, 0.0, 0.0)]
     load = [2.0]
 
@@ -156,7 +156,7 @@ def _until(reached: object) -> None:
 
 
 @linux
-def test_what_others_use_is_seen() -> None:
+def test_other_processes_cpu_time_is_measured() -> None:
     before = cores.usage()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
@@ -171,12 +171,12 @@ def test_what_others_use_is_seen() -> None:
     assert cores.available() >= 1
 
 
-# Times its fair share that a step may take (measured on a loaded machine: 0.4 to 1.1; with two
-# threads throughout 2.3 to 3.8).
-WANTED = 2.0
+# The limit of a step's time, as a multiple of its fair share. Measured on a loaded machine: 0.4 to
+# 1.1, and with two threads throughout 2.3 to 3.8.
+MAX_SLOWDOWN = 2.0
 
-# Decodes with one row and prints, for each second, wall and processor seconds of a step; first on
-# one thread, then as the engine does.
+# Decodes with one row, and prints wall and CPU seconds of a step, for windows of half a second:
+# first with one thread, then as the engine does.
 _DECODE = """
 import json, sys, time
 sys.path.insert(0, {tests!r})
@@ -202,7 +202,7 @@ def windows(count):
     found = []
     for _ in range(count):
         start, own, steps = time.perf_counter(), time.process_time(), 0
-        while steps < 3 or time.perf_counter() - start < 1:
+        while steps < 3 or time.perf_counter() - start < 0.5:
             step()
             steps += 1
         wall, cpu = time.perf_counter() - start, time.process_time() - own
@@ -228,7 +228,7 @@ while True:
 
 
 def _slowdown(openblas: bool, busy: int, watched: bool = True) -> float:
-    """How many times as long as its fair share allows a step takes beside busy processes."""
+    """The time of a step beside busy processes, as a multiple of its fair share."""
     code = _DECODE.format(tests=str(TESTS), openblas=openblas, watched=watched)
     others = [
         subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, text=True)
@@ -239,7 +239,7 @@ def _slowdown(openblas: bool, busy: int, watched: bool = True) -> float:
     finally:
         for process in others:
             process.kill()
-    # Each of the others' last word on which part of a core it had.
+    # The last line of each process is its share of a core.
     shares = [float(process.communicate()[0].split()[-1]) for process in others]
     assert done.returncode == 0, done.stderr
     name, alone, walls = json.loads(done.stdout)
@@ -248,19 +248,12 @@ def _slowdown(openblas: bool, busy: int, watched: bool = True) -> float:
     return statistics.median(walls) / fair
 
 
+@pytest.mark.system
 @linux
 @pytest.mark.parametrize("openblas", [False, True])
 @pytest.mark.parametrize("busy", [2, 4])
 def test_beside_busy_processes_a_step_takes_its_fair_share(openblas: bool, busy: int) -> None:
     if not openblas and not any(Path(sys.prefix, "lib").glob("libmkl_rt.so*")):
         pytest.skip("mkl is not installed")
-    # The least of three: other tests are on this machine as well.
-    slowdown = min(_until_good(openblas, busy))
-    assert slowdown < WANTED
-
-
-def _until_good(openblas: bool, busy: int) -> list[float]:
-    found: list[float] = []
-    while len(found) < 3 and (not found or min(found) >= WANTED):
-        found.append(_slowdown(openblas, busy))
-    return found
+    # The best of three attempts, since other tests may run on this machine.
+    assert any(_slowdown(openblas, busy) < MAX_SLOWDOWN for _ in range(3))

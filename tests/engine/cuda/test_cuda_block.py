@@ -1,4 +1,4 @@
-"""Blocks taken over in few operations, with MLX's own in the place of the CUDA kernels."""
+"""Transformer blocks replaced by fused ones, with MLX operations instead of the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _split(product: mx.array, positions: mx.array, heads: Heads) -> SplitHeads:
     rows, length, _ = product.shape
     if heads.bias is not None:
         product = product + heads.bias
-    apart = product.reshape(rows, length, -1, heads.dim).swapaxes(1, 2)
+    separate = product.reshape(rows, length, -1, heads.dim).swapaxes(1, 2)
     ends = [heads.heads, heads.heads + heads.key_heads]
-    queries, keys, values = mx.split(apart, ends, axis=1)
+    queries, keys, values = mx.split(separate, ends, axis=1)
     if heads.norms is not None:
         queries = mx.fast.rms_norm(queries, heads.norms.query, heads.norms.eps)
         keys = mx.fast.rms_norm(keys, heads.norms.key, heads.norms.eps)
-    turned = (
+    rotated = (
         mx.fast.rope(
             x,
             2 * heads.frequencies.size,
@@ -41,7 +41,7 @@ def _split(product: mx.array, positions: mx.array, heads: Heads) -> SplitHeads:
         )
         for x in (queries, keys)
     )
-    return SplitHeads(*turned, values)
+    return SplitHeads(*rotated, values)
 
 
 def _swiglu(product: mx.array) -> mx.array:
@@ -55,15 +55,17 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_block, "swiglu", _swiglu)
 
 
-def _taken_over(model: nn.Module) -> list[nn.Module]:
+def _replaced_modules(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if type(m).__call__.__module__ == cuda_block.__name__]
 
 
-def _served(model: nn.Module, kind: str, prompts: list[list[int]], most: int) -> list[list[int]]:
+def _served(
+    model: nn.Module, kind: str, prompts: list[list[int]], max_tokens: int
+) -> list[list[int]]:
     geometry, vocabulary, _ = probe(model, kind)
     core = build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry))
     for number, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=most, seed=0, temperature=0.0)
+        params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
         core.submit(Submit(str(number), prompt, params))
     tokens: list[list[int]] = [[] for _ in prompts]
     while not core.idle:
@@ -77,49 +79,49 @@ PROMPTS = [[3 + (7 * i + j) % 90 for j in range(5 + 11 * i)] for i in range(6)]
 
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_tokens_stay_what_they_were(kind: TinyKind, bits: int | None, kernels: None) -> None:
-    """Packed steps of rows and prompts, and steps of rows alone."""
+def test_fused_blocks_give_the_same_tokens(kind: TinyKind, bits: int | None, kernels: None) -> None:
+    """In packed steps of rows and prompts, and in steps of rows alone."""
     models = [tiny_model(kind) for _ in range(2)]
     for model in models:
         if bits is not None:
             nn.quantize(model, 32, bits)
-    ours, theirs = models
-    attention.install(ours)
-    before = dict(tree_flatten(ours.parameters()))
-    cuda_block.install(ours)
-    assert len(_taken_over(ours)) == len(ours.layers)
-    after = dict(tree_flatten(ours.parameters()))
+    fused, plain = models
+    attention.install(fused)
+    before = dict(tree_flatten(fused.parameters()))
+    cuda_block.install(fused)
+    assert len(_replaced_modules(fused)) == len(fused.layers)
+    after = dict(tree_flatten(fused.parameters()))
     assert before.keys() == after.keys()
     assert all(mx.array_equal(before[name], after[name]).item() for name in before)
-    expected = [solo_tokens(theirs, prompt, 12) for prompt in PROMPTS]
-    assert _served(ours, kind, PROMPTS, 12) == expected
+    expected = [solo_tokens(plain, prompt, 12) for prompt in PROMPTS]
+    assert _served(fused, kind, PROMPTS, 12) == expected
 
 
-def test_what_a_block_of_a_model_does_besides_keeps_it_as_it_is(kernels: None) -> None:
-    """Gemma-3 has norms behind attention, too, and its own; nothing of it is taken over."""
+def test_blocks_with_other_operations_are_not_replaced(kernels: None) -> None:
+    """Gemma 3 has a norm of its own, and norms after attention, too."""
     model = tiny_model("gemma3")
     attention.install(model)
     cuda_block.install(model)
-    assert not _taken_over(model)
+    assert not _replaced_modules(model)
 
 
 @pytest.mark.parametrize("larger", [False, True])
-def test_what_is_turned_may_not_become_larger(larger: bool, kernels: None) -> None:
-    """Where queries are small it hardly changes what comes of the few tokens of a trial."""
+def test_a_rope_that_scales_its_input_is_not_replaced(larger: bool, kernels: None) -> None:
+    """With small queries, the scaling hardly changes the logits of the trial's few tokens."""
     model = tiny_model("llama")
     for layer in model.layers:
         layer.self_attn.rope = YarnRoPE(16, scaling_factor=4.0, mscale_all_dim=int(not larger))
         layer.self_attn.q_proj.weight *= 0.01
     attention.install(model)
     cuda_block.install(model)
-    assert len(_taken_over(model)) == (0 if larger else len(model.layers))
+    assert len(_replaced_modules(model)) == (0 if larger else len(model.layers))
 
 
-def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:
+def test_a_wrong_kernel_is_detected(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:
     monkeypatch.setattr(
         cuda_block, "split_heads", lambda *given: SplitHeads(*(2 * part for part in _split(*given)))
     )
     model = tiny_model("llama")
     attention.install(model)
     cuda_block.install(model)
-    assert not _taken_over(model)
+    assert not _replaced_modules(model)

@@ -1,4 +1,4 @@
-"""Rows whose buffers are written to without MLX, with NumPy in the place of the CUDA kernels."""
+"""Rows whose buffers are written without MLX, with NumPy instead of the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ __all__ = ["on_cuda"]
 
 @pytest.mark.parametrize("prefix", [0, 1 << 24])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_tokens_are_those_of_the_sequences_alone(
-    kind: TinyKind, prefix: int, on_cuda: None
-) -> None:
-    """While rows join, move, leave, wrap round the ring, outgrow it and are aborted."""
+def test_tokens_equal_the_solo_tokens(kind: TinyKind, prefix: int, on_cuda: None) -> None:
+    """While rows join, move, leave, wrap around the ring, outgrow it and are aborted."""
     model = tiny_model(kind)
     expected = tiny_model(kind)
     attention.install(model, cuda_attention.attend)
@@ -51,13 +49,13 @@ def test_tokens_are_those_of_the_sequences_alone(
             band.check_integrity()
     for number, prompt in enumerate(prompts):
         solo = solo_tokens(expected, prompt, lengths[number])
-        ours = tokens.get(str(number), [])
-        assert ours == solo[: len(ours)]
-        assert number == 3 or len(ours) == lengths[number]
+        batched = tokens.get(str(number), [])
+        assert batched == solo[: len(batched)]
+        assert number == 3 or len(batched) == lengths[number]
 
 
-def test_prompts_in_chunks_are_written_where_they_are(on_cuda: None) -> None:
-    """No step of theirs waits for the one before: nothing of a cache is copied."""
+def test_chunks_of_a_prompt_are_written_in_place(on_cuda: None) -> None:
+    """A chunk does not wait for the previous one, and no cache is copied."""
     model = tiny_model("llama")
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, "llama")
@@ -72,8 +70,8 @@ def test_prompts_in_chunks_are_written_where_they_are(on_cuda: None) -> None:
     assert [_memory(array).__array_interface__["data"] for array in cache.state] == before
 
 
-def test_keys_without_a_kernel_are_left_to_mlx() -> None:
-    """Heads of 16, for which there is none."""
+def test_without_a_kernel_for_the_head_size_mlx_is_used() -> None:
+    """For heads of 16 there is no kernel."""
     model = tiny_model("llama")
     attention.install(model, cuda_attention.attend)
     geometry, vocabulary, _ = probe(model, "llama")

@@ -1,4 +1,4 @@
-"""A missing or broken backend of MLX is one line with a command, at the start and in `doctor`."""
+"""A missing or broken MLX backend is a one-line error with a command, also in `doctor`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ PIP = f"{sys.executable} -m pip"
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """``import mlx.core`` fails as it does without a backend."""
-    imported = builtins.__import__
+    original = builtins.__import__
 
     def fail(name: str, *arguments: Any, **named: Any) -> Any:
         if name == "mlx.core":
             raise ImportError(CAUSE)
-        return imported(name, *arguments, **named)
+        return original(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", fail)
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+def pretend_installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(backend, "_version", lambda name: "0.32.4" if name in packages else None)
     monkeypatch.setattr(backend.sys, "platform", "linux")
 
@@ -44,10 +44,10 @@ def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         (("mlx", "mlx-cuda-13"), "nvidia-smi"),
     ],
 )
-def test_the_advice_fits_what_is_installed(
+def test_the_advice_depends_on_the_installed_packages(
     monkeypatch: pytest.MonkeyPatch, packages: tuple[str, ...], command: str
 ) -> None:
-    installed(monkeypatch, *packages)
+    pretend_installed(monkeypatch, *packages)
     line = explain(ImportError(CAUSE))
     assert line.startswith(
         "MLX cannot be imported (libmlx.so: cannot open shared object file): run '"
@@ -59,27 +59,27 @@ def test_the_advice_fits_what_is_installed(
 
 
 def test_two_backends_are_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, "mlx", "mlx-cpu")
+    pretend_installed(monkeypatch, "mlx", "mlx-cpu")
     assert backend.conflict() is None
-    installed(monkeypatch, "mlx", "mlx-cpu", "mlx-cuda-13")
+    pretend_installed(monkeypatch, "mlx", "mlx-cpu", "mlx-cuda-13")
     assert backend.conflict() == (
         f"run '{PIP} uninstall mlx-cpu', then "
         f"'{PIP} install --force-reinstall --no-deps mlx-cuda-13==0.32.4'"
     )
 
 
-def test_uv_installs_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_advice_uses_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda _: None)
     assert backend.install("mkl") == f"uv pip install --python {sys.executable} mkl"
 
 
 @pytest.mark.usefixtures("broken")
-def test_an_import_that_fails_has_one_line() -> None:
+def test_a_failing_import_is_a_one_line_error() -> None:
     with pytest.raises(BackendError, match=r"MLX cannot be imported \(libmlx\.so"):
         import_mlx()
 
 
-def test_serve_ends_with_one_line() -> None:
+def test_serve_exits_with_one_line() -> None:
     code = (
         "import sys; sys.modules['mlx.core'] = None\n"
         "from chairlift.api.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""GGUF files: the same model as mlx-lm's with the same weights, and one line for broken ones."""
+"""GGUF files give mlx-lm's model with the same weights; broken files are one-line errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.gguf.model import build_model, own_dtype, pack_affine
 
 KINDS: list[TinyKind] = ["llama", "qwen2", "qwen3", "gemma3"]
-KEPT = [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0]
-# Longer than gemma3's window of 16, so that a wrong layer pattern is seen.
+PACKABLE = [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0]
+# Longer than gemma3's window of 16, so that a wrong layer pattern changes the logits.
 PROMPT = mx.array([[(37 * i + 11) % 259 for i in range(40)]])
 
 
@@ -43,17 +43,15 @@ def _assert_same_logits(model: Any, reference: Any, tolerance: float = 1e-4) -> 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_computes_as_its_weights_do_in_mlx_lm(
-    tmp_path: Path, kind: TinyKind, tied: bool
-) -> None:
+def test_a_files_logits_equal_mlx_lms(tmp_path: Path, kind: TinyKind, tied: bool) -> None:
     path = tmp_path / "m.gguf"
     reference = write_tiny_gguf(path, kind, tiny_model(kind, tied=tied))
     _assert_same_logits(_build(path), reference)
 
 
-@pytest.mark.parametrize("type_", [*KEPT, GGMLType.Q5_0, GGMLType.F16, GGMLType.BF16])
+@pytest.mark.parametrize("type_", [*PACKABLE, GGMLType.Q5_0, GGMLType.F16, GGMLType.BF16])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_quantized_files_compute_the_same_kept_or_dequantized(
+def test_quantized_files_give_the_same_logits_quantized_and_dequantized(
     tmp_path: Path, kind: TinyKind, type_: GGMLType
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -63,24 +61,24 @@ def test_quantized_files_compute_the_same_kept_or_dequantized(
     _assert_same_logits(kept, reference, tolerance=2e-3)
     packed = [name for name, a in tree_flatten(kept.parameters()) if a.dtype == mx.uint32]
     matrices = [name for name, a in tree_flatten(reference.parameters()) if a.ndim == 2]
-    assert sorted(packed) == (sorted(matrices) if type_ in KEPT else [])
+    assert sorted(packed) == (sorted(matrices) if type_ in PACKABLE else [])
 
 
-@pytest.mark.parametrize("type_", KEPT)
-def test_packing_loses_nothing(type_: GGMLType) -> None:
+@pytest.mark.parametrize("type_", PACKABLE)
+def test_packing_is_exact(type_: GGMLType) -> None:
     values = np.random.default_rng(0).normal(size=(24, 96)).astype(np.float32)
     values[0, :32] = 0
     values[1] *= 5000  # Q8_0's bias then exceeds float16
     blocks = gguf.quantize(values, type_)
     packed, scales, biases = pack_affine(blocks, type_)
     bits = 8 if type_ == GGMLType.Q8_0 else 4
-    made = np.array(mx.dequantize(packed, scales, biases, group_size=32, bits=bits))
+    dequantized = np.array(mx.dequantize(packed, scales, biases, group_size=32, bits=bits))
     expected = gguf.dequantize(blocks, type_)
-    np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(dequantized, expected, rtol=1e-6, atol=1e-6)
     assert np.array(scales.astype(mx.float16).astype(mx.float32)).tolist() == scales.tolist()
 
 
-def test_llama3_frequency_factors_become_its_rope_scaling(tmp_path: Path) -> None:
+def test_llama3_frequency_factors_become_a_rope_scaling(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -107,7 +105,7 @@ def test_llama3_frequency_factors_become_its_rope_scaling(tmp_path: Path) -> Non
         _build(path)
 
 
-def test_linear_scaling_reaches_gemma3s_global_layers_only(tmp_path: Path) -> None:
+def test_linear_scaling_applies_to_gemma3s_global_layers_only(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     scaling = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
     write_tiny_gguf(path, "gemma3", tiny_model("gemma3"), metadata=scaling)
@@ -141,7 +139,7 @@ def test_the_window_pattern_may_be_a_list(tmp_path: Path) -> None:
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedModel, "RoPE scaling 'longrope'"),
     ],
 )
-def test_metadata_that_cannot_be_served(
+def test_bad_metadata_is_a_one_line_error(
     tmp_path: Path, metadata: dict[str, Any], error: type[ModelError], line: str
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -152,7 +150,7 @@ def test_metadata_that_cannot_be_served(
     assert "\n" not in str(caught.value)
 
 
-def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     extra = {"blk.0.attn_q.bias": np.ones(64, np.float32)}
     write_tiny_gguf(path, "qwen3", tiny_model("qwen3"), tensors=extra)
@@ -163,22 +161,22 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
         _build(path)
 
 
-def test_a_cut_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.gguf"
-    write_tiny_gguf(whole, "llama", tiny_model("llama"))
-    data = whole.read_bytes()
-    cut = tmp_path / "cut.gguf"
+def test_a_truncated_file_is_detected_at_any_length(tmp_path: Path) -> None:
+    complete = tmp_path / "complete.gguf"
+    write_tiny_gguf(complete, "llama", tiny_model("llama"))
+    data = complete.read_bytes()
+    truncated = tmp_path / "cut.gguf"
     for size in [0, 3, 6, 20, *range(30, len(data), len(data) // 60), len(data) - 1]:
-        cut.write_bytes(data[:size])
+        truncated.write_bytes(data[:size])
         with pytest.raises(ModelError, match=r"truncated|empty") as caught:
-            GGUFFile(cut)
-        assert str(cut) in str(caught.value)
+            GGUFFile(truncated)
+        assert str(truncated) in str(caught.value)
 
 
-def test_a_damaged_header_never_raises_anything_else(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.gguf"
-    write_tiny_gguf(whole, "llama", tiny_model("llama"))
-    data = whole.read_bytes()
+def test_a_damaged_header_raises_only_model_errors(tmp_path: Path) -> None:
+    intact = tmp_path / "intact.gguf"
+    write_tiny_gguf(intact, "llama", tiny_model("llama"))
+    data = intact.read_bytes()
     damaged = tmp_path / "damaged.gguf"
     rng = np.random.default_rng(1)
     refused = 0
@@ -222,7 +220,8 @@ def test_unknown_tensor_types_are_refused(tmp_path: Path) -> None:
         GGUFFile(path)
 
 
-def test_the_header_reads_as_the_gguf_package_reads_it() -> None:
+@pytest.mark.system
+def test_the_default_models_header_equals_that_of_the_gguf_package() -> None:
     path = default_model_path()
     ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
     for key, field in theirs.fields.items():

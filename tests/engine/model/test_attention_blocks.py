@@ -1,4 +1,4 @@
-"""Attention in blocks: what it gives does not depend on them, and what it takes is bounded."""
+"""Attention in blocks gives the same result in bounded memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ shapes = st.tuples(*[st.integers(1, 6)] * 4)
 
 
 @given(shapes, st.integers(1, 40), st.integers(1, 4000))
-def test_blocks_are_runs_of_all_queries_and_small(
+def test_blocks_cover_all_queries_in_order_and_are_small(
     shape: tuple[int, int, int, int], seen: int, score_bytes: int
 ) -> None:
     order = np.arange(math.prod(shape)).reshape(shape)
@@ -51,7 +51,7 @@ def test_blocks_are_runs_of_all_queries_and_small(
     st.booleans(),
     st.sampled_from([1.0, 30.0]),
 )
-def test_blocks_change_nothing(
+def test_blocks_give_the_same_result(
     shape: tuple[int, int, int, int],
     before: int,
     mask: str,
@@ -111,7 +111,7 @@ def step(tokens):
     with cache.step(tokens):
         logits = model(mx.zeros((1, tokens), mx.int32), cache=cache.layers)[:, -1]
     mx.eval(logits, cache.state)
-# Only the last chunk has to be large.
+# Sets the cache as if 7680 tokens had been fed, so that only the last chunk is computed.
 step(1)
 for layer in cache.attention:
     layer.ring.lengths, layer.ring.cursor = [{context} - 512], {context} - 512
@@ -125,15 +125,15 @@ print(json.dumps([mx.get_peak_memory() - active, rss() - before]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
-def test_a_chunk_behind_a_long_context_takes_bounded_memory() -> None:
+def test_a_chunk_after_a_long_context_takes_bounded_memory() -> None:
     code = _PROMPT.format(tests=str(TESTS), context=8192)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     arrays, resident = json.loads(done.stdout)
-    whole = 4 * 32 * 512 * 8192
-    # A block's scores, the one before it, and all that is not scores.
+    all_scores = 4 * 32 * 512 * 8192
+    # The scores of two blocks, and everything else.
     bound = 2 * SCORE_BYTES + (32 << 20)
-    assert bound < whole / 4
+    assert bound < all_scores / 4
     assert arrays < bound
     assert resident < bound + (16 << 20)
 
@@ -141,7 +141,7 @@ def test_a_chunk_behind_a_long_context_takes_bounded_memory() -> None:
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("mask", ["causal", "array"])
-def test_what_is_left_to_mlx_takes_bounded_memory(
+def test_attention_by_mlx_takes_bounded_memory(
     sinks: bool, dtype: mx.Dtype, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "SCORE_BYTES", 1 << 20)
@@ -158,7 +158,7 @@ def test_what_is_left_to_mlx_takes_bounded_memory(
     [mixed] = attention.attend([part], 0.5, given_sinks)
     assert mixed is not None
     mx.eval(mixed)
-    # Whole: 16 MB in float32, and as much again for each step of the softmax.
+    # Without blocks: 16 MB in float32, and as much again for each step of the softmax.
     assert mx.get_peak_memory() - active < 6 << 20
     theirs = mx.fast.scaled_dot_product_attention(
         queries, keys, keys, scale=0.5, mask=shown, sinks=given_sinks
@@ -167,7 +167,7 @@ def test_what_is_left_to_mlx_takes_bounded_memory(
 
 
 @pytest.mark.parametrize("profile", [CPU, METAL])
-def test_what_a_step_takes_is_left_free(
+def test_memory_for_a_step_is_left_free(
     profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for free, rows, vocabulary in itertools.product(

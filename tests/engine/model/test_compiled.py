@@ -1,4 +1,4 @@
-"""Decode steps compiled, with kernels that can be traced in the place of CUDA's."""
+"""Compiled decode steps, with traceable kernels instead of CUDA's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["on_cuda"]
 
 
 @pytest.fixture(autouse=True)
-def _mlx_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host computes instead of MLX, if another test has asked for it, cannot be traced."""
+def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes the host kernels that other tests install, since they cannot be traced."""
     names = names_of(tiny_model("llama"))
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
 
@@ -36,34 +36,34 @@ TRACES: list[int] = []
 def _functional(
     queries: mx.array,
     new: KeysValues,
-    held: KeysValues,
+    cached: KeysValues,
     lengths: mx.array,
     cursor: mx.array,
     scale: float,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention that writes nothing, as a trace needs it."""
+    """Attention without side effects, as a trace requires."""
     TRACES.append(len(queries))
-    rows, columns = len(queries), held.keys.shape[2]
+    rows, columns = len(queries), cached.keys.shape[2]
     column = mx.arange(columns)
     newest = (column == cursor - 1)[None, None, :, None]
     keys, values = (
-        mx.where(newest, own, buffer[:rows]) for own, buffer in zip(new, held, strict=True)
+        mx.where(newest, value, buffer[:rows]) for value, buffer in zip(new, cached, strict=True)
     )
     mask = (((cursor - 1 - column) % columns)[None] < lengths[:, None])[:, None, None]
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
 
 
 def _traceable(*given: object) -> mx.array:
-    """What is traced cannot be written by the host; the plain call of the step has."""
+    """Decodes on the host; a trace cannot, and uses the version without side effects."""
     try:
         return _decode(*given)  # type: ignore[arg-type]
     except Exception:
         return _functional(*given)  # type: ignore[arg-type]
 
 
-class _Beside(CompiledSteps):
-    """Each step by a plain call, which writes, and compared with what the compiled one gives."""
+class _ComparedSteps(CompiledSteps):
+    """Runs each step uncompiled, and compares its result with the compiled one's."""
 
     compared = 0
 
@@ -71,8 +71,8 @@ class _Beside(CompiledSteps):
         plain = self._plain(band, tokens)
         mx.eval(plain)
         if not self._gives_up and self._is_steady(band):
-            ours = self._compiled(band, tokens)
-            assert mx.allclose(ours, plain, rtol=1e-3, atol=1e-3).item()
+            compiled = self._compiled(band, tokens)
+            assert mx.allclose(compiled, plain, rtol=1e-3, atol=1e-3).item()
             self.compared += 1
         return plain
 
@@ -89,7 +89,7 @@ def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None
 
 
 def _assert_gives_up_in_time() -> None:
-    """Compiled steps are not used any more, and no token was another one for them."""
+    """Asserts that compiled steps are given up, and that the tokens are right."""
     core = _core("llama")
     _submit(core, "a", [5, 6, 7], 3 * STEADY)
     tokens: list[int] = []
@@ -100,14 +100,14 @@ def _assert_gives_up_in_time() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_shape_is_traced_once_and_right_in_every_step(
+def test_a_shape_is_traced_once_and_correct_in_every_step(
     kind: TinyKind, on_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets, lengths and the ring's cursor are other ones in each step."""
+    """Though offsets, lengths and the ring's cursor differ in each step."""
     monkeypatch.setattr(cuda_attention, "decode_attention", _traceable)
     TRACES.clear()
     core = _core(kind)
-    core.pipeline.forward._rows = beside = _Beside(core.pipeline.forward._model)
+    core.pipeline.forward._rows = steps = _ComparedSteps(core.pipeline.forward._model)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():
@@ -116,14 +116,14 @@ def test_a_shape_is_traced_once_and_right_in_every_step(
         for output in core.step().outputs:
             tokens[output.request_id] += output.token_ids
     expected = tiny_model(kind)
-    assert tokens == {name: solo_tokens(expected, own, 60) for name, own in prompts.items()}
-    assert beside.compared > 30
+    assert tokens == {name: solo_tokens(expected, prompt, 60) for name, prompt in prompts.items()}
+    assert steps.compared > 30
     layers = len(core.batch.bands[0].attention)
-    assert len(TRACES) == layers * len(beside._known)
+    assert len(TRACES) == layers * len(steps._known)
 
 
-def test_what_cannot_be_traced_is_called_as_it_is(on_cuda: None) -> None:
-    """The tests' kernel is NumPy's, which asks for numbers."""
+def test_steps_that_cannot_be_traced_run_uncompiled(on_cuda: None) -> None:
+    """The test's kernel is in NumPy, which needs real numbers."""
     _assert_gives_up_in_time()
 
 
@@ -140,8 +140,8 @@ def test_a_compiled_step_that_is_wrong_is_not_used(
     _assert_gives_up_in_time()
 
 
-def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
-    """A token that is ruled out, a row that has overflowed: compiled steps are not wrong for it."""
+def test_nonfinite_logits_do_not_count_as_a_difference() -> None:
+    """A -inf logit or an overflowed row does not make a compiled step wrong."""
     logits = mx.random.normal((4, 9), key=mx.random.key(0))
     spoiled = mx.array(logits)
     spoiled[1, 3], spoiled[2] = -mx.inf, mx.nan
@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_say_nothing_of_the_others() -> None:
     assert not alike(logits, logits[:3])
 
 
-def test_shapes_are_forgotten_when_there_are_too_many() -> None:
+def test_compiled_shapes_are_dropped_when_there_are_too_many() -> None:
     steps = CompiledSteps(tiny_model("llama"))
     core = _core("llama")
     steps._known = {(number,) for number in range(MAX_SHAPES)}

@@ -1,4 +1,4 @@
-"""A slice of ``make conformance``, an architecture or two of each kind of cache."""
+"""A part of ``make conformance``: one or two architectures for each kind of cache."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SLICE = {
         ("gpt_bigcode", "fails on batched caches"),
     ],
 )
-def test_what_cannot_be_batched_is_refused_at_start(name: str, why: str) -> None:
-    """As these cannot, unless they are adapted."""
+def test_models_that_cannot_be_batched_are_refused_at_start(name: str, why: str) -> None:
+    """These two cannot be batched until they are adapted."""
     with pytest.raises(UnsupportedModel, match=f"{name} cannot be served: .*{why}"):
         probe(tiny_model(name), name)
     model = tiny_model(name)
@@ -52,7 +52,7 @@ def test_what_cannot_be_batched_is_refused_at_start(name: str, why: str) -> None
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_a_sequence_is_in_a_batch_what_it_is_alone(name: str) -> None:
+def test_batched_sequences_equal_sequences_alone(name: str) -> None:
     result = check(name, seeds=(0,))
     assert result.outcome == "passed", f"{SLICE[name]}: {result.detail}"
 
@@ -64,7 +64,9 @@ def test_every_model_file_has_a_config_or_a_reason() -> None:
         if not reason_not_applicable(name):
             assert tiny_config(name)["model_type"]
     assert not HELPERS & set(names)
-    assert set(NOT_APPLICABLE) | set(OVERRIDES) <= set(names), "of files that are no longer there"
+    assert set(NOT_APPLICABLE) | set(OVERRIDES) <= set(names), (
+        "an entry names a file that no longer exists"
+    )
 
 
 def test_a_schedule_has_prompts_and_chunks_on_both_sides_of_the_window() -> None:
@@ -75,13 +77,13 @@ def test_a_schedule_has_prompts_and_chunks_on_both_sides_of_the_window() -> None
     chunks = {chunk for sequence in sequences for chunk in sequence.chunks}
     assert min(chunks) == 1
     assert max(chunks) > WINDOW
-    assert any(not sequence.chunks for sequence in sequences), "a row that joins with nothing"
+    assert any(not sequence.chunks for sequence in sequences), "a row that joins without a prompt"
     assert all(len(schedule.prefills[-1]) == 2 for schedule in schedules)
     alone = random_schedule(0, pads=False)
     assert all(len(group) == 1 for group in alone.prefills)
 
 
-def test_the_report_counts_and_has_a_line_for_each() -> None:
+def test_the_report_counts_results_and_lists_each() -> None:
     results = [
         Result("b", "passed", "2 KVCache"),
         Result("A", "failed", "1 KVCache", "ValueError: x|y"),

@@ -1,4 +1,4 @@
-"""One model call for rows and prompts gives what calls of their own give."""
+"""One model call for rows and prompts gives the same results as separate calls."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _selected(model: Any, multiple: int = 1) -> Forward:
 
 
 def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
-    """Random prompts in random chunks beside random rows; all logits of all steps.
+    """Runs random prompts in random chunks beside random rows; returns all logits.
 
-    Some prompts want those of their own tokens too.
+    Some prompts have their own tokens scored, too.
     """
     random_ = random.Random(seed)
     make = partial(make_batch, model)
@@ -63,7 +63,7 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
         else:
             assert logits.shape[0] == expected
             results.append(logits)
-        assert {n: len(own) for n, own in scores.items()} == {
+        assert {n: len(part) for n, part in scores.items()} == {
             n: chunk.scored for n, chunk in enumerate(chunks) if chunk.scored
         }
         results += scores.values()
@@ -82,8 +82,8 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool, multiple: int) -> None:
-    """Whether the last chunks of prompts are padded or not."""
+def test_packed_steps_equal_separate_calls(kind: TinyKind, tied: bool, multiple: int) -> None:
+    """With and without padding of the prompts' last chunks."""
     model = _model(kind, tied)
     together = _selected(model, multiple)
     assert together.packs
@@ -95,7 +95,7 @@ def test_packed_steps_are_the_steps_of_each(kind: TinyKind, tied: bool, multiple
             assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_states_are_never_packed() -> None:
+def test_models_with_recurrent_states_are_not_packed() -> None:
     model = _model("lfm2")
     forward = _selected(model)
     assert not forward.packs
@@ -105,7 +105,7 @@ def test_states_are_never_packed() -> None:
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_a_model_with_an_attention_of_its_own_is_called_for_each(
+def test_a_model_with_its_own_attention_is_not_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = _model("llama")
@@ -128,27 +128,27 @@ class _Neighbours(nn.Module):
         return logits + 10 * before[:, -1:, None]
 
 
-def test_a_model_that_looks_from_token_to_token_is_not_packed() -> None:
+def test_a_model_that_mixes_neighbouring_tokens_is_not_packed() -> None:
     model = _Neighbours(_model("llama"))
     assert not _selected(model).packs
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_head_sees_the_wanted_positions_only(tied: bool) -> None:
+def test_the_head_computes_selected_positions_only(tied: bool) -> None:
     model = _model("llama", tied)
     tokens = mx.array([[5, 9, 11, 4]])
-    whole = model(tokens)
+    complete = model(tokens)
     head = Head(model)
     with head.select([2, 3], axis=1) as seen:
-        some = model(tokens)
+        selected = model(tokens)
     assert [x.shape for x in seen] == [(1, 4, 64)]
-    assert some.shape == (1, 2, whole.shape[2])
-    assert mx.allclose(some, whole[:, -2:], atol=1e-5)
-    assert mx.allclose(model(tokens), whole, atol=1e-5)
+    assert selected.shape == (1, 2, complete.shape[2])
+    assert mx.allclose(selected, complete[:, -2:], atol=1e-5)
+    assert mx.allclose(model(tokens), complete, atol=1e-5)
 
 
-def test_a_model_of_a_file_that_python_does_not_know_is_accelerated() -> None:
-    """mlx-lm runs a directory's own model file without making a module of it."""
+def test_a_model_class_outside_of_any_module_is_accelerated() -> None:
+    """mlx-lm executes a directory's own model file without importing it as a module."""
     names: dict[str, Any] = {"__name__": "a_file_of_a_directory"}
     exec(
         "from mlx_lm.models import llama\n"

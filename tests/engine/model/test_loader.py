@@ -1,4 +1,4 @@
-"""Loading weights: types, sizes, contexts, and one clear line for what cannot be loaded."""
+"""Loading weights: types, sizes, context lengths, and one-line errors."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def _dtypes(model: Any) -> set[mx.Dtype]:
     return {array.dtype for _, array in tree_flatten(model.parameters())}
 
 
+@pytest.mark.system
 def test_the_default_model_answers() -> None:
     texts: list[str] = []
     source = ModelSource("smollm", "gguf", default_model_path())
@@ -93,7 +94,7 @@ def test_a_directory_loads_as_it_was_saved(tmp_path: Path, kind: TinyKind) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_dtype_is_given_to_all_floating_parameters(tmp_path: Path, dtype: str) -> None:
+def test_a_dtype_applies_to_all_floating_point_parameters(tmp_path: Path, dtype: str) -> None:
     loaded = load_model(_directory(tiny_model_dir(tmp_path, "llama")), dtype)
     assert loaded.dtype == dtype
     assert _dtypes(loaded.model) == {getattr(mx, dtype)}
@@ -111,7 +112,7 @@ def test_a_quantized_directory_is_dequantized_on_the_cpu(tmp_path: Path) -> None
     assert _dtypes(kept.model) == {mx.bfloat16, mx.uint32}
     assert kept.dtype == "bfloat16"
     assert kept.weight_bytes < loaded.weight_bytes / 4
-    # Scales are widened before they multiply, so that float32 loses nothing of the file.
+    # Scales are converted to float32 before they multiply, so that no precision is lost.
     quantized = kept.model.layers[0].mlp.up_proj
     exact = mx.dequantize(
         quantized.weight,
@@ -142,7 +143,7 @@ def test_a_quantized_directory_is_dequantized_on_the_cpu(tmp_path: Path) -> None
         ({"max_position_embeddings": None}, None),
     ],
 )
-def test_context_by_the_configuration(
+def test_the_context_length_comes_from_the_configuration(
     tmp_path: Path, changes: dict[str, Any], expected: int | None
 ) -> None:
     path = tiny_model_dir(tmp_path, "llama")
@@ -181,7 +182,7 @@ BREAKAGES: list[tuple[Callable[[Path], Any], type[ModelError], str]] = [
 
 
 @pytest.mark.parametrize(("breakage", "error", "line"), BREAKAGES)
-def test_broken_directories_end_with_one_line(
+def test_broken_directories_are_one_line_errors(
     tmp_path: Path, breakage: Callable[[Path], Any], error: type[ModelError], line: str
 ) -> None:
     path = tiny_model_dir(tmp_path, "llama")
@@ -198,7 +199,7 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
         load_model(_directory(tmp_path), "int4")
 
 
-def test_what_cannot_fit_the_memory_is_refused_at_once(
+def test_a_model_larger_than_memory_is_refused_before_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_model_dir(tmp_path, "llama")
@@ -208,7 +209,7 @@ def test_what_cannot_fit_the_memory_is_refused_at_once(
 
 
 @pytest.mark.parametrize("name", ["model", "tokenizer"])
-def test_code_that_comes_with_a_model_is_not_run_unasked(tmp_path: Path, name: str) -> None:
+def test_a_models_code_is_not_run_without_permission(tmp_path: Path, name: str) -> None:
     folder = tiny_model_dir(tmp_path, "llama")
     ran = tmp_path / "ran"
     (folder / "custom.py").write_text(f"open({str(ran)!r}, 'w').close()\n")

@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata, and streaming text that equals ``decode``."""
+"""Tokenizers rebuilt from GGUF metadata, and streamed text that equals ``decode``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.models import GGUF_VOCAB_SIZE, default_model_path, write_tiny_gguf
+from support.engine.detokenizing import TEXTS, streamed_text
+from support.models import GGUF_VOCAB_SIZE, write_tiny_gguf
 from support.tiny import BYTES, EOS_ID, IM_END_ID, SPECIALS, tiny_model, tiny_model_dir
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
@@ -16,18 +17,6 @@ from chairlift.engine.gguf.tokenizer import build_tokenizer
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.tokenizer import load_tokenizer
 
-TEXTS = [
-    "Hello, world!",
-    " a leading space",
-    "two  spaces   and more    ",
-    "line\n\n  indented\r\n\ttab",
-    "naïve café — “quoted” €99",
-    "👩‍👩‍👧‍👦 and 🎿🚠, 日本語 and العربية",
-    "in 2024, 12345 + 67",
-    "\n",
-    " ",
-    "",
-]
 # Pieces of a SentencePiece vocabulary, best score first; then bytes.
 PIECES = ["▁the", "▁th", "he", "▁t", "at", "▁", "t", "h", "e", "a", "c", "s", "\n", "é", "ca"]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -44,11 +33,6 @@ SPM: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def smollm() -> Any:
-    return load_tokenizer(ModelSource("smollm", "gguf", default_model_path()))
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path / "cache"))
@@ -61,68 +45,7 @@ def _source(tmp_path: Path, metadata: dict[str, Any]) -> ModelSource:
     return ModelSource("m", "gguf", path)
 
 
-def _streamed(tokenizer: Any, ids: list[int]) -> str:
-    detokenizer = tokenizer.detokenizer
-    segments = []
-    for token in ids:
-        detokenizer.add_token(token)
-        segments.append(detokenizer.last_segment)
-    detokenizer.finalize()
-    segments.append(detokenizer.last_segment)
-    assert "".join(segments) == detokenizer.text
-    assert detokenizer.tokens == ids
-    # What was sent is never half a character, but where the text truly ends so.
-    assert not any("\ufffd" in segment for segment in segments) or "\ufffd" in detokenizer.text
-    return detokenizer.text
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_smollm_gives_texts_back_and_streams_them(smollm: Any, text: str) -> None:
-    ids = smollm.encode(text)
-    assert smollm.decode(ids) == text
-    assert _streamed(smollm, ids) == text
-
-
-def test_smollm_streams_any_tokens_as_it_decodes_them(smollm: Any) -> None:
-    rng = random.Random(0)
-    for length in [1, 2, 3, 5, 8, 40, 200] * 5:
-        ids = [rng.randrange(len(smollm)) for _ in range(length)]
-        assert _streamed(smollm, ids) == smollm.decode(ids)
-
-
-def test_smollm_tokenizes_as_llama_cpp(smollm: Any) -> None:
-    # From llama-tokenize of llama.cpp b11434; digits stand alone, spaces join the next word.
-    text = "Hello  world,   this\n\n is 12345 ünïcode 😀 <html> the end   "
-    # fmt: off
-    expected = [
-        19556, 216, 905, 28, 256, 451, 1116, 314, 216, 33, 34, 35, 36, 37, 5549, 137, 94, 25972,
-        4635, 40303, 218, 2067, 5699, 46, 260, 1112, 333,
-    ]
-    # fmt: on
-    assert smollm.encode(text) == expected
-
-
-def test_smollm_chat_template_and_special_tokens(smollm: Any) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    text = smollm.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    ids = smollm.apply_chat_template(messages, add_generation_prompt=True)
-    assert ids.count(1) == 3  # <|im_start|> of system, user, assistant
-    assert smollm.decode(ids) == text
-    # The base model's end and the chat's; the metadata names only the latter.
-    assert smollm.eos_token_ids == {0, 2}
-
-
-def test_detokenizers_are_independent(smollm: Any) -> None:
-    one, other = smollm.detokenizer, smollm.detokenizer
-    ids = smollm.encode("🎿")
-    one.add_token(ids[0])
-    other.add_token(smollm.encode("x")[0])
-    assert other.text == "x"
-    assert one.text == ""
-
-
-def test_the_built_tokenizer_is_kept_and_mended(tmp_path: Path, cache: Path) -> None:
+def test_a_built_tokenizer_is_cached_and_rebuilt_if_damaged(tmp_path: Path, cache: Path) -> None:
     source = _source(tmp_path, {})
     first = load_tokenizer(source)
     (folder,) = (cache / "tokenizers").iterdir()
@@ -140,12 +63,12 @@ def test_byte_level_from_a_tiny_file(tmp_path: Path, cache: Path) -> None:
     ids = tokenizer.encode(text)
     assert len(ids) == 2 + 1 + 1 + 2 + 4
     assert ids[2:4] == [GGUF_VOCAB_SIZE - 1, IM_END_ID]
-    assert _streamed(tokenizer, ids) == tokenizer.decode(ids) == text
+    assert streamed_text(tokenizer, ids) == tokenizer.decode(ids) == text
     assert tokenizer.eos_token_ids == {EOS_ID, IM_END_ID}
     rng = random.Random(1)
     for _ in range(100):
         noise = [rng.randrange(len(tokenizer)) for _ in range(30)]
-        assert _streamed(tokenizer, noise) == tokenizer.decode(noise)
+        assert streamed_text(tokenizer, noise) == tokenizer.decode(noise)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +80,13 @@ def test_byte_level_from_a_tiny_file(tmp_path: Path, cache: Path) -> None:
         ("qwen2", "ab 123 (x)", ["ab", " ", "1", "2", "3", " (", "x", ")"]),
     ],
 )
-def test_pre_tokenizers_cut_text_into_words(
+def test_pre_tokenizers_split_text_into_words(
     tmp_path: Path, pre: str, text: str, words: list[str]
 ) -> None:
     metadata = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.bos_token_id": 0}
     source = _source(tmp_path, metadata)
-    cut = build_tokenizer(GGUFFile(source.path)).pre_tokenizer.pre_tokenize_str(text)
-    assert [text[start:end] for _, (start, end) in cut] == words
+    parts = build_tokenizer(GGUFFile(source.path)).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in parts] == words
 
 
 @pytest.mark.parametrize(
@@ -175,7 +98,7 @@ def test_pre_tokenizers_cut_text_into_words(
         ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, []),
     ],
 )
-def test_the_beginning_token_is_added_where_the_file_wants_it(
+def test_the_begin_token_is_added_as_the_file_says(
     tmp_path: Path, cache: Path, metadata: dict[str, Any], expected: list[int]
 ) -> None:
     source = _source(tmp_path, {"tokenizer.ggml.bos_token_id": 0} | metadata)
@@ -198,19 +121,21 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece_streams_what_it_decodes(tmp_path: Path, cache: Path, prefix: bool) -> None:
+def test_sentencepiece_text_is_streamed_as_decoded(
+    tmp_path: Path, cache: Path, prefix: bool
+) -> None:
     tokenizer = load_tokenizer(_source(tmp_path, SPM | {"tokenizer.ggml.add_space_prefix": prefix}))
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        assert _streamed(tokenizer, ids) == tokenizer.decode(ids)
+        assert streamed_text(tokenizer, ids) == tokenizer.decode(ids)
         if not prefix:
             assert tokenizer.decode(ids) == text
     rng = random.Random(2)
     first_piece = 5 + 256
     for _ in range(200):
-        # No bytes: where they are not UTF-8, decode() shows one U+FFFD a byte, streaming fewer.
+        # NOTE: Without bytes: for invalid UTF-8, decode() gives more U+FFFD than streaming.
         ids = [rng.choice([4, *range(first_piece, len(tokenizer))]) for _ in range(20)]
-        assert _streamed(tokenizer, ids) == tokenizer.decode(ids)
+        assert streamed_text(tokenizer, ids) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +153,7 @@ def test_sentencepiece_streams_what_it_decodes(tmp_path: Path, cache: Path, pref
         ),
     ],
 )
-def test_tokenizers_that_cannot_be_built(
+def test_bad_tokenizers_are_one_line_errors(
     tmp_path: Path, cache: Path, metadata: dict[str, Any], error: type[ModelError], line: str
 ) -> None:
     source = _source(tmp_path, metadata)
@@ -238,14 +163,16 @@ def test_tokenizers_that_cannot_be_built(
     assert "\n" not in str(caught.value)
 
 
-def test_a_directory_streams_leading_spaces_and_has_all_its_ends(tmp_path: Path) -> None:
+def test_a_directorys_tokenizer_streams_leading_spaces_and_has_all_end_tokens(
+    tmp_path: Path,
+) -> None:
     path = tiny_model_dir(tmp_path, "qwen3")
     (path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
     tokenizer = load_tokenizer(ModelSource("tiny", "directory", path))
     assert tokenizer.eos_token_ids == {EOS_ID, IM_END_ID}
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        assert _streamed(tokenizer, ids) == tokenizer.decode(ids) == text
+        assert streamed_text(tokenizer, ids) == tokenizer.decode(ids) == text
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whom a dead engine was computing is to be read from its file, whatever a step leaves out."""
+"""The black box names the requests that an engine was computing when it died."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def submit(bench: Bench, name: str, priority: int) -> None:
     bench.core.submit(Submit(name, [*range(5, 105)], params, priority=priority))
 
 
-def test_a_prompt_whose_chunk_still_runs_is_in_it(tmp_path: Path) -> None:
+def test_a_prompt_whose_chunk_still_runs_is_listed(tmp_path: Path) -> None:
     bench = Bench(tiny_model("llama"), tokens=40)
     reader = BlackBoxReader(tmp_path / "box")
     bench.core.on_compute = BlackBox(tmp_path / "box").note
@@ -27,7 +27,7 @@ def test_a_prompt_whose_chunk_still_runs_is_in_it(tmp_path: Path) -> None:
     submit(bench, "first", priority=0)
     bench.step()
     assert reader.computing.keys() == {"first"}
-    # It takes all of the next step, while the first one's chunk may still be on the device.
+    # It fills the next step, while the first request's chunk may still run on the device.
     submit(bench, "urgent", priority=-1)
     bench.step()
     assert reader.computing.keys() == {"first", "urgent"}
@@ -38,7 +38,7 @@ def test_a_prompt_whose_chunk_still_runs_is_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 5])
-def test_a_full_disk_stops_no_step_and_blames_nobody(
+def test_a_full_disk_stops_no_step_and_lists_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     write, full = os.pwrite, False
@@ -65,5 +65,5 @@ def test_a_full_disk_stops_no_step_and_blames_nobody(
     assert len(bench.tokens("first")) == len(bench.tokens("second")) == 4
 
 
-def test_an_engine_that_has_not_begun_computes_nothing(tmp_path: Path) -> None:
+def test_before_the_first_step_no_request_is_listed(tmp_path: Path) -> None:
     assert BlackBoxReader(tmp_path / "box").computing == {}

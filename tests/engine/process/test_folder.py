@@ -1,4 +1,4 @@
-"""The engine's folder is removed when nobody uses it any more, and never while somebody does."""
+"""The engine's folder is removed when no process uses it any more, and never before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("length", [20, 40, 60, 70, 71, 72, 73, 74, 75, 76, 80, 130])
 @pytest.mark.parametrize("letter", ["a", "é"])
-def test_a_socket_fits_in_the_folder_however_long_the_temporary_folder_is(
+def test_a_socket_path_fits_for_any_length_of_the_temporary_folder(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, length: int, letter: str
 ) -> None:
     long = temporary / (letter * (length - len(str(temporary)) - 1))
@@ -58,17 +58,17 @@ def test_a_socket_fits_in_the_folder_however_long_the_temporary_folder_is(
     assert not folder.path.exists()
 
 
-def test_a_folder_is_for_its_user_and_goes_with_what_is_in_it() -> None:
+def test_a_folder_is_private_and_is_removed_with_its_files() -> None:
     folder = EngineFolder()
     assert folder.path.stat().st_mode & 0o777 == 0o700
     for name in (SOCKET, BLACK_BOX):
         (folder.path / name).touch()
     folder.close()
     assert not folder.path.exists()
-    remove(folder.path)  # once more is no error
+    remove(folder.path)  # a second time is no error
 
 
-def test_what_a_killed_server_left_goes_and_what_others_use_stays(temporary: Path) -> None:
+def test_folders_of_killed_servers_are_removed_and_others_stay(temporary: Path) -> None:
     ours = EngineFolder()
     environment = {**os.environ, "TMPDIR": str(temporary)}
     servers = [
@@ -80,7 +80,7 @@ def test_what_a_killed_server_left_goes_and_what_others_use_stays(temporary: Pat
         remove_abandoned()
         assert set(temporary.iterdir()) == {ours.path, *folders}
         for killed in (0, 2):
-            servers[killed].send_signal(signal.SIGSTOP)  # it still lives
+            servers[killed].send_signal(signal.SIGSTOP)  # a stopped process still counts
             remove_abandoned()
             assert folders[killed].exists()
             servers[killed].kill()
@@ -95,7 +95,7 @@ def test_what_a_killed_server_left_goes_and_what_others_use_stays(temporary: Pat
         ours.close()
 
 
-def test_what_is_not_ours_is_left_alone(temporary: Path) -> None:
+def test_files_of_other_programs_are_left_alone(temporary: Path) -> None:
     victim = temporary / "victim"
     victim.mkdir()
     (victim / SOCKET).write_text("precious")
@@ -117,7 +117,7 @@ def test_what_is_not_ours_is_left_alone(temporary: Path) -> None:
     assert sorted(path.name for path in full.iterdir()) == ["folder", "of-somebody"]
 
 
-def test_what_another_user_has_is_left_alone(
+def test_folders_of_other_users_are_left_alone(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (temporary / NAME).mkdir()
@@ -131,16 +131,16 @@ def test_what_another_user_has_is_left_alone(
     assert not (temporary / NAME).exists()
 
 
-def test_folders_that_are_being_made_survive_those_that_clean_up() -> None:
-    """Between a folder's making and its locking another server may remove it."""
+def test_folders_survive_a_cleanup_during_their_creation() -> None:
+    """Between creating and locking a folder, another server may remove it."""
 
     def make(_: int) -> bool:
         folder = EngineFolder()
         (folder.path / BLACK_BOX).touch()
         remove_abandoned()
-        there = (folder.path / BLACK_BOX).exists()
+        existed = (folder.path / BLACK_BOX).exists()
         folder.close()
-        return there and not folder.path.exists()
+        return existed and not folder.path.exists()
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(make, range(400)))

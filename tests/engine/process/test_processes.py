@@ -1,4 +1,4 @@
-"""A real server and its processes: which of them outlives which, and what is left in the end."""
+"""A real server and its processes: they end with the server, and leave no files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from support.api.server_process import ServerProcess, ended, linux, server_process, until
 from support.tiny import tiny_model_dir
 
-pytestmark = linux
+pytestmark = [pytest.mark.system, linux]
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
 
@@ -23,11 +23,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_dir(tmp_path_factory.mktemp("models"), "llama")
 
 
-def left(server: ServerProcess) -> list[Path]:
+def leftovers(server: ServerProcess) -> list[Path]:
+    """The files in the server's temporary folder."""
     return list(server.temporary.rglob("*"))
 
 
-async def ask(server: ServerProcess, **fields: object) -> dict[str, object]:
+async def complete(server: ServerProcess, **fields: object) -> dict[str, object]:
     body = {"prompt": "ab", "max_tokens": 8, **fields}
     async with (
         aiohttp.ClientSession() as http,
@@ -38,30 +39,28 @@ async def ask(server: ServerProcess, **fields: object) -> dict[str, object]:
         return reply
 
 
-async def test_no_process_outlives_the_server_and_nothing_is_left(
-    tiny: Path, tmp_path: Path
-) -> None:
-    """Whether its processes run or are stopped; the process that tries grammars among them."""
+async def test_no_process_outlives_the_server(tiny: Path, tmp_path: Path) -> None:
+    """Engine and grammar worker end with the server, even if they are stopped."""
     with server_process(tmp_path, tiny) as server:
         await server.healthy()
-        assert left(server) == []
-        await ask(server, guided_regex="[ab]+")
+        assert leftovers(server) == []
+        await complete(server, guided_regex="[ab]+")
         children = server.children
         assert len(children) == 2
         for pid in children:
             os.kill(pid, STOP)
         server.signal(KILL)
         await until(lambda: all(map(ended, children)))
-        assert left(server) == []
+        assert leftovers(server) == []
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_an_engine_that_starts_ends_with_its_server(
+async def test_a_starting_engine_ends_with_its_server(
     tiny: Path, tmp_path: Path, stopped: bool
 ) -> None:
     with server_process(tmp_path, tiny) as server:
         engine = await server.engine()
-        # It says so as its first act; before it, Python starts.
+        # The engine ties itself to its parent first, but Python has to start before.
         await until(lambda: b"chairlift.engine" in Path(f"/proc/{engine}/cmdline").read_bytes())
         await until(lambda: ignores_hangups(engine))
         if stopped:
@@ -80,11 +79,11 @@ def ignores_hangups(pid: int) -> bool:
 SLOW_ENGINE = """
 import sys, time
 if "chairlift.engine" in sys.orig_argv:
-    time.sleep(5)
+    time.sleep(1)
 """
 
 
-async def test_what_a_server_killed_at_its_start_left_goes_with_the_next(
+async def test_leftovers_of_a_server_killed_at_its_start_are_removed_by_the_next(
     tiny: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_ENGINE)
@@ -95,46 +94,45 @@ async def test_what_a_server_killed_at_its_start_left_goes_with_the_next(
 
     with ExitStack() as stack:
         first = start()
-        await until(lambda: left(first))
+        await until(lambda: leftovers(first))
         first.signal(STOP)
-        abandoned = left(first)
+        abandoned = leftovers(first)
         for pid in (*first.children, first.process.pid):
             os.kill(pid, KILL)
         await first.exit_code()
-        assert left(first) == abandoned
-        # One that starts at that moment, and needs its folder.
+        assert leftovers(first) == abandoned
+        # Another server that is just starting keeps its folder.
         beside = start()
-        await until(lambda: left(beside) and not {*abandoned} & {*left(beside)})
+        await until(lambda: leftovers(beside) and not {*abandoned} & {*leftovers(beside)})
         beside.signal(STOP)
-        own = left(beside)
+        files = leftovers(beside)
         second = start()
         await second.healthy()
-        assert left(second) == own
+        assert leftovers(second) == files
         beside.signal(signal.SIGCONT)
         await beside.healthy()
-        assert left(second) == []
+        assert leftovers(second) == []
 
 
-async def test_an_engine_that_is_started_again_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+async def test_a_restarted_engine_leaves_no_files(tiny: Path, tmp_path: Path) -> None:
     with server_process(tmp_path, tiny) as server:
         await server.healthy()
-        for _ in range(2):
-            engine = server.children[0]
-            os.kill(engine, KILL)
-            await until(lambda engine=engine: server.children not in ([], [engine]))
-            await server.healthy()
-            assert json.dumps(await ask(server))
-        assert left(server) == []
+        engine = server.children[0]
+        os.kill(engine, KILL)
+        await until(lambda: server.children not in ([], [engine]))
+        await server.healthy()
+        assert json.dumps(await complete(server))
+        assert leftovers(server) == []
 
 
-async def test_the_engine_leaves_signals_to_the_server(tiny: Path, tmp_path: Path) -> None:
+async def test_only_the_server_reacts_to_signals(tiny: Path, tmp_path: Path) -> None:
     """``pkill chairlift`` and a unit without KillMode=mixed send SIGTERM to all processes."""
     with server_process(tmp_path, tiny) as server:
         await server.healthy()
-        await ask(server, guided_regex="[ab]+")
+        await complete(server, guided_regex="[ab]+")
         children = server.children
         streams = [
-            asyncio.create_task(ask(server, max_tokens=400, ignore_eos=True, seed=seed))
+            asyncio.create_task(complete(server, max_tokens=200, ignore_eos=True, seed=seed))
             for seed in range(3)
         ]
         await asyncio.sleep(0.2)
@@ -149,4 +147,4 @@ async def test_the_engine_leaves_signals_to_the_server(tiny: Path, tmp_path: Pat
             assert reply["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
         assert await server.exit_code() == 0
         assert "restart" not in server.said
-        assert left(server) == []
+        assert leftovers(server) == []

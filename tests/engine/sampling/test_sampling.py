@@ -1,4 +1,4 @@
-"""Sampling: each parameter against a plain NumPy reading of its definition."""
+"""Sampling: each parameter against a plain NumPy implementation of its definition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _logits(seed: int, rows: int = 1) -> mx.array:
     top_p=st.floats(0.01, 1.0),
     min_p=st.floats(0.0, 1.0),
 )
-def test_filters_keep_what_their_definitions_keep(
+def test_filters_keep_the_tokens_of_their_definitions(
     seed: int, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, VOCABULARY)
@@ -57,7 +57,7 @@ def test_filters_keep_what_their_definitions_keep(
     assert tight <= set(kept) <= loose
 
 
-def test_greedy_is_the_argmax_and_costs_no_draw() -> None:
+def test_greedy_is_the_argmax() -> None:
     logits = _logits(1, rows=5)
     sampled = _sampler(*[_row(seed=i) for i in range(5)]).sample(logits, [0] * 5)
     assert sampled.tokens.tolist() == mx.argmax(logits, axis=-1).tolist()
@@ -72,29 +72,29 @@ def test_draws_follow_the_distribution() -> None:
     assert counts == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.03)
 
 
-def test_draws_hardly_depend_on_rounding() -> None:
-    """Where many tokens are unlikely; by where a number falls in the sum, 18 of 400 differed."""
+def test_rounding_rarely_changes_a_sample() -> None:
+    """With many unlikely tokens; sampling by cumulative sums changed 18 of 400 samples."""
     vocabulary, count = 49_152, 400
     rng = np.random.default_rng(0)
     logits = -1.1 * np.log(rng.permutation(vocabulary) + 3.0)
-    nearly = logits + rng.normal(0, 7e-5, vocabulary)
+    perturbed = logits + rng.normal(0, 7e-5, vocabulary)
     sampler = Sampler(vocabulary)
     sampler.rearrange([], [_row(seed=i, temperature=1.0) for i in range(count)])
     one, other = (
         np.array(
             sampler.sample(mx.array(row[None].repeat(count, 0), mx.float32), [3] * count).tokens
         )
-        for row in (logits, nearly)
+        for row in (logits, perturbed)
     )
     assert (one != other).sum() <= 2
     assert len(set(one.tolist())) > 50
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10**6), vocabulary=st.integers(1, 70), some=st.floats(0.0, 1.0))
-def test_what_has_no_weight_is_never_drawn(seed: int, vocabulary: int, some: float) -> None:
+@given(seed=st.integers(0, 10**6), vocabulary=st.integers(1, 70), share=st.floats(0.0, 1.0))
+def test_tokens_without_weight_are_never_sampled(seed: int, vocabulary: int, share: float) -> None:
     rng = np.random.default_rng(seed)
-    weights = rng.random((50, vocabulary)) * (rng.random((50, vocabulary)) < some)
+    weights = rng.random((50, vocabulary)) * (rng.random((50, vocabulary)) < share)
     weights[np.arange(50), rng.integers(0, vocabulary, 50)] = 1.0
     keys = mx.array(rng.integers(0, 2**32, (50, 2), dtype=np.uint32))
     tokens = np.array(sample_categorical(mx.array(weights, mx.float32), keys))
@@ -110,7 +110,7 @@ def test_temperature_sharpens() -> None:
     assert share == pytest.approx(0.4**4 / (0.4**4 + 0.6**4), abs=0.03)
 
 
-def test_a_seed_gives_its_tokens_whatever_else_is_in_the_batch() -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
     logits = _logits(3) * 0.3
     mine = _row(seed=11, temperature=1.0, top_p=0.9)
 
@@ -126,7 +126,7 @@ def test_a_seed_gives_its_tokens_whatever_else_is_in_the_batch() -> None:
     assert len(set(alone)) > 3
 
 
-def test_penalties_follow_the_rows_as_they_move() -> None:
+def test_penalties_follow_moving_rows() -> None:
     logits = mx.zeros((1, VOCABULARY)) + mx.arange(VOCABULARY) * 0.01
     top, second = VOCABULARY - 1, VOCABULARY - 2
     rows = [
@@ -137,15 +137,15 @@ def test_penalties_follow_the_rows_as_they_move() -> None:
     ]
     sampler = _sampler(*rows)
     batch = mx.broadcast_to(logits, (4, VOCABULARY))
-    # Presence and frequency know the output only; repetition the prompt too.
+    # Presence and frequency penalties count the output only, repetition the prompt, too.
     assert sampler.sample(batch, [0] * 4).tokens.tolist() == [second, second, top, top]
     sampler.rearrange([3, 2], [_row(prompt=(second,), repetition_penalty=2.0)])
     batch = mx.broadcast_to(logits, (3, VOCABULARY))
-    # The frequency row has said top once; 0.004 off each time, it loses the lead at the third.
-    said = [sampler.sample(batch, [1] * 3).tokens.tolist() for _ in range(4)]
-    assert [row[0] for row in said] == [top] * 4
-    assert [row[1] for row in said] == [top, top, second, top]
-    assert [row[2] for row in said] == [top, second - 1, second - 2, second - 3]
+    # The frequency row has generated ``top`` once; 0.004 less each time, it loses at the third.
+    steps = [sampler.sample(batch, [1] * 3).tokens.tolist() for _ in range(4)]
+    assert [row[0] for row in steps] == [top] * 4
+    assert [row[1] for row in steps] == [top, top, second, top]
+    assert [row[2] for row in steps] == [top, second - 1, second - 2, second - 3]
 
 
 def test_bias_and_stop_tokens_before_min_tokens() -> None:
@@ -160,19 +160,19 @@ def test_bias_and_stop_tokens_before_min_tokens() -> None:
     assert sampler.sample(logits, [2, 2]).tokens.tolist() == [5, 5]
 
 
-def test_logprobs_are_the_models_own() -> None:
+def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = _logits(4, rows=3)
     rows = [_row(logprobs=3, logit_bias={7: 100.0}), _row(), _row(logprobs=0)]
     sampled = _sampler(*rows).sample(logits, [0, 0, 0])
-    found = sampled.logprobs
-    assert found is not None
-    assert found.rows == [0, 2]
+    logprobs = sampled.logprobs
+    assert logprobs is not None
+    assert logprobs.rows == [0, 2]
     expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     chosen = sampled.tokens.tolist()
     assert chosen[0] == 7
-    assert found.values.chosen.tolist() == pytest.approx(
+    assert logprobs.values.chosen.tolist() == pytest.approx(
         [expected[0, 7], expected[2, chosen[2]]], abs=1e-5
     )
     order = np.argsort(-expected[0])[:3]
-    assert found.values.top_ids.tolist()[0] == order.tolist()
-    assert found.values.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)
+    assert logprobs.values.top_ids.tolist()[0] == order.tolist()
+    assert logprobs.values.top.tolist()[0] == pytest.approx(expected[0, order].tolist(), abs=1e-5)

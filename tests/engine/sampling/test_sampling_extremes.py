@@ -1,4 +1,4 @@
-"""No draw leaves the vocabulary, whatever the parameters and the logits are; rows do not mix."""
+"""Samples stay in the vocabulary for any parameters and logits, and rows are independent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chairlift.engine.sampling.masks import allow, free
 from chairlift.engine.sampling.outcomes import NO_CHOICE, NONFINITE, token_of
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 
-# A multiple of what is computed at once: so a row is rounded alike wherever it stands.
+# A multiple of the vector width, so that a row is rounded alike at any place of a batch.
 VOCABULARY = 64
 SUBNORMAL = (5e-324, 1e-320, 1e-45, 1e-40, 1.17549435e-38, 1e-38, 1e-30, 1e-10, 1e-7)
 SHARES = st.one_of(st.sampled_from((*SUBNORMAL, 0.5, 0.9999999, 1.0)), st.floats(0, 1))
@@ -31,7 +31,7 @@ TOKENS = st.integers(0, VOCABULARY - 1)
 
 @st.composite
 def params(draw: st.DrawFn) -> SamplingParams:
-    given_ = SamplingParams(
+    drawn = SamplingParams(
         max_tokens=draw(st.sampled_from((0, 1, 2**31 - 1))),
         seed=draw(st.sampled_from((0, 1, -1, 2**63 - 1, -(2**63), 2**64 - 1, 12345))),
         min_tokens=draw(st.sampled_from((0, 1, 2**31 - 1))),
@@ -57,13 +57,13 @@ def params(draw: st.DrawFn) -> SamplingParams:
         logprobs=draw(st.sampled_from((None, 0, 1, 20))),
         stop_token_ids=tuple(draw(st.lists(st.one_of(TOKENS, st.just(2**31 - 1)), max_size=70))),
     )
-    check_params(given_, VOCABULARY)
-    return given_
+    check_params(drawn, VOCABULARY)
+    return drawn
 
 
 @st.composite
 def logits(draw: st.DrawFn) -> npt.NDArray[np.float32]:
-    """A row as a model gives it: of any finite size, with ties, and with tokens ruled out."""
+    """A model's logits of one row: of any finite size, with ties, and with -inf."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     size = draw(st.sampled_from((0.0, 1e-45, 1e-30, 1.0, 8.0, 1e4, 6.5e4, 1e30, 1.7e38)))
     row = rng.normal(0, 1, VOCABULARY).clip(-2, 2) * size
@@ -77,12 +77,12 @@ def logits(draw: st.DrawFn) -> npt.NDArray[np.float32]:
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[SamplerRow, npt.NDArray[np.float32], list[int] | None]:
-    """Parameters, logits, and the tokens that a grammar allows; None: any."""
-    own = draw(params())
+    """A row, its logits, and the tokens that a grammar allows (None: all)."""
+    parameters = draw(params())
     prompt = draw(st.lists(TOKENS, max_size=5))
     output = draw(st.lists(TOKENS, max_size=5))
     allowed = draw(st.one_of(st.none(), st.lists(TOKENS, max_size=4)))
-    return SamplerRow(own, prompt, output), draw(logits()), allowed
+    return SamplerRow(parameters, prompt, output), draw(logits()), allowed
 
 
 Row = tuple[SamplerRow, npt.NDArray[np.float32], list[int] | None]
@@ -99,8 +99,8 @@ def sampled(batch: list[Row]) -> tuple[Sampled, Sampler]:
                 bits[:] = 0
                 for token in allowed:
                     allow(bits, token)
-    given_ = mx.array(np.stack([own for _, own, _ in batch]))
-    return sampler.sample(given_, [len(row.output) for row, _, _ in batch], masks), sampler
+    stacked = mx.array(np.stack([row_logits for _, row_logits, _ in batch]))
+    return sampler.sample(stacked, [len(row.output) for row, _, _ in batch], masks), sampler
 
 
 BROKEN = (
@@ -116,63 +116,62 @@ BROKEN = (
     batch=st.lists(rows(), min_size=1, max_size=5),
     broken=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(BROKEN)), max_size=2),
 )
-def test_a_token_is_one_that_its_row_may_choose_and_chooses_alone(
+def test_rows_sample_allowed_tokens_independently(
     batch: list[Row], broken: list[tuple[int, Any]]
 ) -> None:
-    """Rows that are not finite stand among the others, and change nothing of theirs."""
-    expected = [told_alone(row) for row in batch]
-    whole: list[Row] = list(batch)
+    """Rows that are not finite do not change the tokens of others."""
+    expected = [outcome_alone(row) for row in batch]
+    all_rows: list[Row] = list(batch)
     for place, values in broken:
-        whole.insert(place, (batch[0][0], values, batch[0][2]))
+        all_rows.insert(place, (batch[0][0], values, batch[0][2]))
         expected.insert(place, NONFINITE)
-    own, sampler = sampled(whole)
-    assert own.outcomes.tolist() == expected
-    tokens: Any = own.tokens.tolist()
-    assert [max(told, 0) for told in expected] == tokens
-    for told, (_, row, allowed) in zip(expected, whole, strict=True):
-        if told == NONFINITE:
+    result, sampler = sampled(all_rows)
+    assert result.outcomes.tolist() == expected
+    tokens: Any = result.tokens.tolist()
+    assert [max(outcome, 0) for outcome in expected] == tokens
+    for outcome, (_, row, allowed) in zip(expected, all_rows, strict=True):
+        if outcome == NONFINITE:
             assert not np.isfinite(row.max()) or np.isnan(row).any()
-        elif told == NO_CHOICE:
+        elif outcome == NO_CHOICE:
             assert allowed is not None
             assert not np.isfinite(row[allowed]).any() if allowed else True
         else:
-            assert 0 <= told < VOCABULARY
-            assert np.isfinite(row[told])
-            assert allowed is None or told in allowed
-    if sampler._counts is not None:
+            assert 0 <= outcome < VOCABULARY
+            assert np.isfinite(row[outcome])
+            assert allowed is None or outcome in allowed
+    if sampler._counts is not None:  # without penalties, the sampler does not count
         counts = np.array(sampler._counts.in_output)
-        for number, (row, _, _) in enumerate(whole):
-            own_counts = np.bincount([*row.output, tokens[number]], minlength=VOCABULARY)
-            # A batch that was without penalties has not counted.
-            assert (counts[number] == own_counts).all()
+        for number, (row, _, _) in enumerate(all_rows):
+            expected_counts = np.bincount([*row.output, tokens[number]], minlength=VOCABULARY)
+            assert (counts[number] == expected_counts).all()
 
 
-def told_alone(row: Row) -> int:
-    own, _ = sampled([row])
-    told: Any = own.outcomes.tolist()
-    return int(told[0])
+def outcome_alone(row: Row) -> int:
+    result, _ = sampled([row])
+    outcomes: Any = result.outcomes.tolist()
+    return int(outcomes[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-40, 1e-38, 1e-10, 9.99e-6])
 @pytest.mark.parametrize("more", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {}])
 def test_a_tiny_temperature_is_greedy(temperature: float, more: dict[str, Any]) -> None:
-    """1e-40 with a filter gave tokens beyond the vocabulary, and the next step signal 11."""
-    given_ = SamplingParams(max_tokens=4, seed=1, temperature=temperature, **more)
+    """1e-40 with a filter gave tokens outside the vocabulary, and the next step crashed."""
+    parameters = SamplingParams(max_tokens=4, seed=1, temperature=temperature, **more)
     values = np.random.default_rng(2).normal(0, 3, VOCABULARY).astype(np.float32)
-    assert told_alone((SamplerRow(given_, (1,), ()), values, None)) == values.argmax()
+    assert outcome_alone((SamplerRow(parameters, (1,), ()), values, None)) == values.argmax()
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-4, 1e-3])
-def test_a_temperature_just_above_that_draws_the_likeliest(temperature: float) -> None:
-    """Even of logits whose quotient float32 does not hold."""
-    given_ = SamplingParams(max_tokens=4, seed=1, temperature=temperature, top_p=0.9, top_k=9)
+def test_a_small_temperature_samples_the_likeliest_token(temperature: float) -> None:
+    """Even if the logits divided by the temperature overflow float32."""
+    parameters = SamplingParams(max_tokens=4, seed=1, temperature=temperature, top_p=0.9, top_k=9)
     values = np.linspace(-3e38, 3e38, VOCABULARY, dtype=np.float32)
-    assert told_alone((SamplerRow(given_, (1,), ()), values, None)) == VOCABULARY - 1
+    assert outcome_alone((SamplerRow(parameters, (1,), ()), values, None)) == VOCABULARY - 1
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    own=st.lists(
+    shares=st.lists(
         st.lists(st.sampled_from((0.0, 1e-45, 1e-30, 1e-9, 0.3, 1.0)), min_size=16, max_size=16),
         min_size=1,
         max_size=4,
@@ -180,11 +179,11 @@ def test_a_temperature_just_above_that_draws_the_likeliest(temperature: float) -
     noise=st.lists(st.floats(-0.4, 0.4), min_size=16, max_size=16),
     at=st.sampled_from((0.0, 1e-45, 0.1, 0.5, 0.999, 1 - 2**-24)),
 )
-def test_sums_that_do_not_rise_choose_no_part_without_weight(
-    own: list[list[float]], noise: list[float], at: float
+def test_inexact_cumulative_sums_choose_no_part_without_weight(
+    shares: list[list[float]], noise: list[float], at: float
 ) -> None:
-    """As cumulative sums come out of a GPU: off by rounding, here by much more."""
-    parts = np.array(own, np.float32)
+    """A GPU's cumulative sums have rounding errors; these are much larger."""
+    parts = np.array(shares, np.float32)
     sums = (parts.cumsum(axis=1) + np.array(noise, np.float32)).astype(np.float32)
     chosen = np.array(chosen_part(mx.array(parts), mx.array(sums), mx.array(sums[:, -1:] * at)))
     assert (chosen >= 0).all()
@@ -199,7 +198,9 @@ def test_sums_that_do_not_rise_choose_no_part_without_weight(
     seed=st.integers(0, 2**32),
     value=st.sampled_from((0.0, math.nan, math.inf, 1e-45, 1e-38, 1.0)),
 )
-def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, value: float) -> None:
+def test_samples_of_any_weights_are_in_the_vocabulary(
+    vocabulary: int, seed: int, value: float
+) -> None:
     rng = np.random.default_rng(seed)
     weights = np.where(rng.random((8, vocabulary)) < 0.9, value, 0.0).astype(np.float32)
     keys = rng.integers(0, 2**32, (8, 2), dtype=np.uint32)
@@ -207,20 +208,20 @@ def test_a_draw_of_anything_is_in_the_vocabulary(vocabulary: int, seed: int, val
     assert (tokens >= 0).all()
     assert (tokens < vocabulary).all()
     if math.isfinite(value) and value > 0:
-        found = weights[np.arange(8), tokens]
-        assert ((found > 0) | (weights.max(axis=1) == 0)).all()
+        sampled_weights = weights[np.arange(8), tokens]
+        assert ((sampled_weights > 0) | (weights.max(axis=1) == 0)).all()
 
 
-def test_what_was_read_is_checked() -> None:
+def test_outcomes_read_from_the_device_are_checked() -> None:
     assert token_of(0, 10) == 0
     assert token_of(9, 10) == 9
-    for told, reason in ((10, "bad_token"), (-3, "bad_token"), (NONFINITE, "nonfinite_logits")):
+    for outcome, reason in ((10, "bad_token"), (-3, "bad_token"), (NONFINITE, "nonfinite_logits")):
         with pytest.raises(RowFailed) as raised:
-            token_of(told, 10)
+            token_of(outcome, 10)
         assert raised.value.reason == reason
 
 
-def test_log_probabilities_of_tokens_that_are_ruled_out() -> None:
+def test_log_probabilities_of_tokens_with_infinite_logits() -> None:
     values = mx.array([[0.0, -mx.inf, 1.0, -mx.inf]])
     scored = top_logprobs(values, mx.array([1]), 4)
     assert scored.chosen.tolist() == [-math.inf]

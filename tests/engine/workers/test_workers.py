@@ -1,4 +1,4 @@
-"""Worker processes: what a job may take, what happens at its limits, and who is next."""
+"""Worker processes: jobs, their limits in time and memory, and the order of clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def outcomes() -> list[str]:
 
 @pytest.fixture(scope="module")
 def workers(outcomes: list[str]) -> Iterator[Workers]:
-    # NOTE: the children know this module by its name here.
+    # NOTE: The children import this module by its name.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH")))
     )
@@ -38,10 +38,10 @@ def workers(outcomes: list[str]) -> Iterator[Workers]:
 
 # Jobs, which the children import.
 
-kept: list[bytes] = []
+retained: list[bytes] = []
 
 
-def same(value: Any) -> Any:
+def identity(value: Any) -> Any:
     return value
 
 
@@ -53,8 +53,8 @@ def take_memory(size: int) -> int:
     return len(b"x" * size)
 
 
-def keep(size: int) -> int:
-    kept.append(b"x" * size)
+def retain(size: int) -> int:
+    retained.append(b"x" * size)
     return os.getpid()
 
 
@@ -76,7 +76,7 @@ def print_much() -> str:
     return "done"
 
 
-def load(value: str) -> tuple[str, int]:
+def load_fixture(value: str) -> tuple[str, int]:
     return value, os.getpid()
 
 
@@ -89,13 +89,13 @@ def wait(seconds: float) -> float:
     return time.monotonic()
 
 
-async def test_a_job_gives_what_its_function_returns(workers: Workers) -> None:
+async def test_a_job_returns_its_functions_value(workers: Workers) -> None:
     for value in (1, "text" * 1_000_000, {"a": [b"x"]}, None):
-        assert await workers.run(Job(same, (value,))) == value
+        assert await workers.run(Job(identity, (value,))) == value
     assert await workers.run(Job(print_much, ())) == "done"
 
 
-async def test_native_code_that_hangs_is_ended_in_its_time(
+async def test_native_code_that_hangs_is_killed_at_its_time_limit(
     workers: Workers, outcomes: list[str]
 ) -> None:
     began = time.monotonic()
@@ -103,30 +103,28 @@ async def test_native_code_that_hangs_is_ended_in_its_time(
         await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.5))
     assert time.monotonic() - began < 30  # 2^40 steps would take hours
     assert outcomes[-1] == "ended"
-    assert await workers.run(Job(same, (1,))) == 1
+    assert await workers.run(Job(identity, (1,))) == 1
     assert outcomes[-1] == "done"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="macOS limits no memory")
 @pytest.mark.parametrize("job", [Job(take_memory, (4 << 30,)), Job(die, ())])
-async def test_what_takes_the_process_along_is_an_error_of_its_job(
-    workers: Workers, job: Job
-) -> None:
+async def test_a_job_that_kills_its_process_fails_alone(workers: Workers, job: Job) -> None:
     with pytest.raises(TooExpensive, match="memory or stack"):
         await workers.run(job)
-    assert await workers.run(Job(same, (1,))) == 1
+    assert await workers.run(Job(identity, (1,))) == 1
 
 
-async def test_a_process_that_keeps_much_memory_is_replaced() -> None:
+async def test_a_process_that_retains_much_memory_is_replaced() -> None:
     workers = Workers((), processes=1)
     try:
-        first, second, third = [await workers.run(Job(keep, (n << 20,))) for n in (1, 600, 1)]
+        first, second, third = [await workers.run(Job(retain, (n << 20,))) for n in (1, 600, 1)]
     finally:
         workers.close()
     assert first == second != third
 
 
-async def test_errors_come_back_as_they_are(workers: Workers, outcomes: list[str]) -> None:
+async def test_errors_keep_their_type_and_fields(workers: Workers, outcomes: list[str]) -> None:
     with pytest.raises(RequestError) as caught:
         await workers.run(Job(refuse, ("request",)))
     assert (str(caught.value), caught.value.param) == ("no", "field")
@@ -138,23 +136,23 @@ async def test_errors_come_back_as_they_are(workers: Workers, outcomes: list[str
 
 
 async def test_a_fixture_is_loaded_once_in_each_process(workers: Workers) -> None:
-    made: list[int] = []
+    loads: list[int] = []
 
     def make() -> tuple[Any, tuple[str]]:
-        made.append(1)
-        return load, ("kept",)
+        loads.append(1)
+        return load_fixture, ("kept",)
 
     fixture = Fixture("test", make)
     for number in range(6):
         job = Job(with_fixture, (number,), fixture=fixture)
         assert await workers.run(job) == ("kept", True, number)
-    assert 1 <= len(made) <= 2
+    assert 1 <= len(loads) <= 2
     with pytest.raises(TooExpensive):
         await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.2))
     assert await workers.run(Job(with_fixture, (7,), fixture=fixture)) == ("kept", True, 7)
 
 
-async def test_a_client_with_many_jobs_does_not_hold_up_another() -> None:
+async def test_a_client_with_many_jobs_does_not_delay_another() -> None:
     workers = Workers((), processes=1)
     try:
         CLIENT.set("greedy")
@@ -168,7 +166,7 @@ async def test_a_client_with_many_jobs_does_not_hold_up_another() -> None:
         workers.close()
 
 
-async def test_who_waits_is_bounded_for_one_client_and_for_all() -> None:
+async def test_the_queue_is_bounded_for_each_client_and_in_total() -> None:
     outcomes: list[str] = []
     workers = Workers((), processes=1, record=outcomes.append)
     tasks: list[asyncio.Task[Any]] = []
@@ -182,12 +180,12 @@ async def test_who_waits_is_bounded_for_one_client_and_for_all() -> None:
         await fill("first", MAX_WAITING_OF_ONE + 2)
         CLIENT.set("first")
         with pytest.raises(QueueFull):
-            await workers.run(Job(same, (1,)))
+            await workers.run(Job(identity, (1,)))
         for number in range(MAX_WAITING // MAX_WAITING_OF_ONE):
             await fill(str(number), MAX_WAITING_OF_ONE)
         CLIENT.set("last")
         with pytest.raises(QueueFull):
-            await workers.run(Job(same, (1,)))
+            await workers.run(Job(identity, (1,)))
         assert "queue_full" in outcomes
     finally:
         workers.close()
@@ -195,18 +193,18 @@ async def test_who_waits_is_bounded_for_one_client_and_for_all() -> None:
     assert all(isinstance(r, WorkerFailed | QueueFull | TooExpensive) for r in results)
 
 
-async def test_a_process_that_ended_by_itself_is_replaced_unseen(workers: Workers) -> None:
-    await workers.run(Job(same, (1,)))
+async def test_a_process_that_has_died_is_replaced_silently(workers: Workers) -> None:
+    await workers.run(Job(identity, (1,)))
     for pid in workers.pids:
         os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(0.2)
     for _ in range(4):
-        assert await workers.run(Job(same, (1,))) == 1
+        assert await workers.run(Job(identity, (1,))) == 1
 
 
-async def test_closing_ends_the_processes_whatever_they_do() -> None:
+async def test_closing_kills_busy_processes() -> None:
     workers = Workers((), processes=1)
-    assert await workers.run(Job(same, (1,))) == 1
+    assert await workers.run(Job(identity, (1,))) == 1
     (pid,) = workers.pids
     running = asyncio.create_task(workers.run(Job(wait, (60,))))
     await asyncio.sleep(0.1)
@@ -214,15 +212,15 @@ async def test_closing_ends_the_processes_whatever_they_do() -> None:
     with pytest.raises((TooExpensive, WorkerFailed)):
         await asyncio.wait_for(running, 30)
     with pytest.raises(WorkerFailed):
-        await workers.run(Job(same, (1,)))
+        await workers.run(Job(identity, (1,)))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-async def test_closing_takes_jobs_whose_callers_have_left() -> None:
+async def test_closing_with_cancelled_callers() -> None:
     workers = Workers((), processes=1)
     running = asyncio.create_task(workers.run(Job(wait, (60,))))
-    waiting = [asyncio.create_task(workers.run(Job(same, (1,)))) for _ in range(3)]
+    waiting = [asyncio.create_task(workers.run(Job(identity, (1,)))) for _ in range(3)]
     await asyncio.sleep(0.1)
     waiting[1].cancel()
     await asyncio.sleep(0)
@@ -233,10 +231,10 @@ async def test_closing_takes_jobs_whose_callers_have_left() -> None:
         assert isinstance(result, TooExpensive | WorkerFailed)
 
 
-async def test_a_job_waits_for_a_process_that_starts() -> None:
+async def test_a_job_waits_for_a_process_that_is_starting() -> None:
     workers = Workers((), processes=2)
     workers.warm()
-    assert await workers.run(Job(same, (1,))) == 1
+    assert await workers.run(Job(identity, (1,))) == 1
     assert len(workers.pids) == 1
     workers.close()
 
@@ -249,12 +247,12 @@ def test_clients_take_turns_and_keep_their_order(owners: list[str]) -> None:
     taken = [turns.take() for _ in owners]
     assert len(turns) == 0
     for owner in "abc":
-        own = [entry for entry in taken if entry[0] == owner]
-        assert own == sorted(own)
+        entries = [entry for entry in taken if entry[0] == owner]
+        assert entries == sorted(entries)
     left = {owner: owners.count(owner) for owner in set(owners)}
     last: dict[str, int] = {}
     for place, (owner, _) in enumerate(taken):
-        # Between two of one client's each other that waits has had one.
+        # Between two entries of a client, every other waiting client has had one.
         between = {other for other, _ in taken[last.get(owner, place) : place]}
         if owner in last:
             assert between >= {other for other, count in left.items() if count}

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI
-from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer
+from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.listen import listen
@@ -34,24 +34,29 @@ def ids(text: str) -> list[int]:
 
 
 def ending(text: str) -> Callable[[Submit, int], Scripted]:
-    """Every choice is ``text`` and then the end token."""
+    """A script in which every choice is ``text`` and then the end token."""
     return lambda request, index: Scripted([*ids(text), END], ended_by_token=True)
 
 
+def engine_replying(text: str, **settings: Any) -> FakeEngine:
+    """An engine whose every choice is ``text``; ``settings`` are FakeEngine's."""
+    return FakeEngine(model_info(), ending(text), **settings)
+
+
 def tool(name: str, parameters: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """A function that can be called, as a request names it."""
+    """An entry of a chat request's ``tools``: a function; ``fields`` are further ones of it."""
     function = {"name": name, "parameters": parameters or {"type": "object"}, **fields}
     return {"type": "function", "function": function}
 
 
 def chosen(name: str) -> dict[str, Any]:
-    """The ``tool_choice`` that demands a call of one function."""
+    """The ``tool_choice`` that requires a call of the function ``name``."""
     return {"type": "function", "function": {"name": name}}
 
 
 @dataclass
 class Running:
-    """A server on a socket, and what it is made of."""
+    """A server on a socket, its parts, and clients that are connected to it."""
 
     url: str
     service: Service
@@ -61,7 +66,8 @@ class Running:
     openai: AsyncOpenAI
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        # NOTE: aiohttp warns of more than a mebibyte of bytes.
+        """Posts JSON, or ``body`` itself if it is bytes; returns status and parsed reply."""
+        # NOTE: aiohttp warns about bytes of more than a mebibyte, but not about a file.
         data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         headers = {"Content-Type": "application/json", **headers}
         async with self.http.post(self.url + path, data=data, headers=headers) as response:
@@ -73,7 +79,7 @@ class Running:
             return response.status, await response.json()
 
     async def events(self, path: str, body: Any) -> list[str]:
-        """A stream's events, each as it stood on the wire."""
+        """A stream's events, as sent on the wire."""
         async with self.http.post(self.url + path, json={**body, "stream": True}) as response:
             assert response.status == 200
             assert response.headers["Content-Type"].startswith("text/event-stream")
@@ -84,7 +90,7 @@ class Running:
         return text.removesuffix("\n\n").split("\n\n")
 
     async def named_events(self, path: str, body: Any) -> list[dict[str, Any]]:
-        """A stream's events as objects; each is called what it says it is."""
+        """A stream's events as objects; checks that each one's name is its ``type``."""
         events = []
         for event in await self.events(path, body):
             name, data = event.split("\n")
@@ -93,7 +99,7 @@ class Running:
         return events
 
     async def chunks(self, path: str, body: Any) -> list[Any]:
-        """A successful stream's chunks, [DONE] checked and left out."""
+        """A successful stream's chunks, without the [DONE] that it must end with."""
         events = await self.events(path, body)
         assert events[-1] == "data: [DONE]"
         return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
@@ -102,11 +108,22 @@ class Running:
         return self.service.recorder.registry.get_sample_value(name, labels)
 
 
+def last_prompt(server: Running, tokenizer: TokenizerWrapper = TOKENIZER) -> str:
+    """The text of the prompt that the engine was given last."""
+    return str(tokenizer.decode(server.engine.submitted[-1].prompt))
+
+
 @asynccontextmanager
 async def running(
     engine: FakeEngine, tokenizer: TokenizerWrapper = TOKENIZER, **settings: Any
 ) -> AsyncIterator[Running]:
-    """``tokenizer`` is that of the model."""
+    """Serves ``engine`` on the loopback.
+
+    Args:
+        engine: its ``info`` is None while the model loads.
+        tokenizer: the model's.
+        settings: further fields of ServerSettings.
+    """
     service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
@@ -125,6 +142,7 @@ async def running(
 
 
 async def until(condition: Callable[[], object]) -> None:
+    """Waits until ``condition`` holds, for 5 s at most."""
     for _ in range(500):
         if condition():
             return

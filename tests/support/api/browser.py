@@ -1,4 +1,4 @@
-"""A real browser: Debian's Chromium, as ``make test`` installs it, or one that is there."""
+"""A real browser: Debian's Chromium, which ``make test`` installs, or another installed one."""
 
 from __future__ import annotations
 
@@ -17,36 +17,40 @@ PATIENCE_MS = 60_000
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window; skips the test where there is none."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
+    """A headless browser; skips the test if none is installed."""
+    executable = next(filter(None, map(shutil.which, _NAMES)), None)
+    if executable is None:
         pytest.skip("no Chromium: `make test` brings Debian's to root; elsewhere install one")
     with sync_playwright() as playwright:
-        # Chromium's sandbox does not take root.
+        # NOTE: Chromium's sandbox does not work for root.
         browser = playwright.chromium.launch(
-            executable_path=found, chromium_sandbox=os.geteuid() != 0
+            executable_path=executable, chromium_sandbox=os.geteuid() != 0
         )
         yield browser
         browser.close()
 
 
 @contextmanager
-def opened(browser: Browser, url: str, key: str | None = None, **context: Any) -> Iterator[Page]:
-    """The page at ``url``, whose tab knows ``key``; ``context`` is what Playwright calls so.
+def open_page(browser: Browser, url: str, key: str | None = None, **context: Any) -> Iterator[Page]:
+    """Opens the page at ``url``.
+
+    Args:
+        key: the API key that the tab has stored; None for none.
+        context: arguments of Playwright's ``new_context``.
 
     Raises:
-        AssertionError: the browser complained of something other than that a key is wanted.
+        AssertionError: the browser's console shows an error other than that of a missing key.
     """
-    made = browser.new_context(**context)
-    made.set_default_timeout(PATIENCE_MS)
+    tab = browser.new_context(**context)
+    tab.set_default_timeout(PATIENCE_MS)
     if key is not None:
-        made.add_init_script(f"sessionStorage.setItem('chairlift-key', '{key}')")
-    page = made.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.add_init_script(f"sessionStorage.setItem('chairlift-key', '{key}')")
+    page = tab.new_page()
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(url)
     yield page
-    made.close()
-    wrong = [text for text in complaints if key is not None or "status of 401" not in text]
-    assert not wrong, wrong
+    tab.close()
+    errors = [text for text in messages if key is not None or "status of 401" not in text]
+    assert not errors, errors

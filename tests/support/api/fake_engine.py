@@ -1,4 +1,4 @@
-"""A scripted engine and a tiny tokenizer, for tests that are about the API and not about tokens."""
+"""A scripted engine and a tiny tokenizer, for tests of the API that need no model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from chairlift.engine.model.detokenizer import byte_detokenizer
 from chairlift.scheduler.limits import Limits
 
 END = "<|im_end|>"
-# What every text's hidden states come to.
+# The pooled hidden state of every text.
 VECTOR = array("f", [3.0, 0.0, 4.0, 0.0])
 _TEMPLATE = (
     "{% for m in messages %}"
@@ -48,10 +48,12 @@ _TEMPLATE = (
 def byte_tokenizer(
     chat_template: str | None = _TEMPLATE, special: Sequence[str] = (), plain: Sequence[str] = ()
 ) -> TokenizerWrapper:
-    """One token per byte, so that every text can be split anywhere; two special tokens.
+    """A tokenizer with one token per byte and two special tokens, loaded by mlx-lm from a file.
 
-    Of the tokens that are added, the ``special`` ones are so, too, and the ``plain`` ones are text.
-    mlx-lm reads it from a file, as it would a model's.
+    Args:
+        chat_template: None for a model without one.
+        special: further special tokens.
+        plain: further tokens that are ordinary text.
     """
     vocab = {char: index for index, char in enumerate(bytes_to_unicode().values())}
     backend = Tokenizer(models.BPE(vocab, []))
@@ -68,16 +70,20 @@ def byte_tokenizer(
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
         wrapper = load_directory(Path(directory))
-    # As load_tokenizer does it.
+    # load_tokenizer does the same.
     wrapper._detokenizer = byte_detokenizer(wrapper)
     return wrapper
 
 
 @dataclass
 class Scripted:
-    """What one choice generates: tokens, and how it ends. ``chunk`` tokens come in each step.
+    """One choice's output.
 
-    ``cached_tokens`` of its prompt came from the prefix cache.
+    Attributes:
+        ended_by_token: whether the last token is the end token.
+        error: the message, if ``finish`` is "error".
+        chunk: the tokens of each step.
+        cached_tokens: the prompt tokens that came from the prefix cache.
     """
 
     tokens: list[int]
@@ -93,15 +99,26 @@ Script = Callable[[Submit, int], Scripted]
 
 @dataclass
 class FakeEngine:
-    """An EngineClient that plays ``script``. ``die`` makes it fail like a lost process."""
+    """An EngineClient that plays ``script``; setting ``dead`` makes it fail like a lost process.
+
+    Attributes:
+        info: the loaded model; None while it loads.
+        script: the output of a request's choice.
+        step_seconds, first_step_seconds: how long a step takes, and what the first takes before it.
+        steps_at_once: the steps whose outputs arrive together, as for a reader that is late.
+        waiting: the number of outputs that every stream reports as not yet read.
+        unhealthy: why the engine accepts no requests; None if it does.
+        refusal: raised for every request.
+        submitted: all requests.
+        stopped: request id and index of choices that the API stopped.
+        closed: ids of the requests that the API closed before their end.
+    """
 
     info: ModelInfo | None
     script: Script
     step_seconds: float = 0.0
     first_step_seconds: float = 0.0
-    # Steps whose outputs arrive together, as for a reader that was late.
     steps_at_once: int = 1
-    # Outputs that every stream says are waiting.
     waiting: int = 0
     unhealthy: str | None = None
     unfinished: int = 0
@@ -138,7 +155,7 @@ class FakeEngine:
 
 
 class FakeStream:
-    """Plays all choices of one request, one step after the other."""
+    """Plays all choices of one request, step by step."""
 
     def __init__(self, engine: FakeEngine, request: Submit) -> None:
         self._engine = engine
@@ -194,13 +211,13 @@ class FakeStream:
             script.ended_by_token and last,
             script.error if last else None,
             script.cached_tokens if position == 0 else 0,
-            self._begun() if position == 0 else None,
+            self._prefill_times() if position == 0 else None,
             self._prompt_logprobs() if position == 0 else None,
             VECTOR.tobytes() if self._request.pooling else None,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of a prompt whose tokens are all the most likely ones."""
+        """Log-probabilities of a prompt whose tokens are all the most likely ones."""
         if (top := self._request.prompt_logprobs) is None:
             return None
         following = self._request.prompt[1:]
@@ -209,8 +226,8 @@ class FakeStream:
         values = array("f", [-0.25 - i for _ in following for i in range(top)])
         return PromptLogprobs(chosen.tobytes(), ids.tobytes(), values.tobytes())
 
-    def _begun(self) -> PrefillTimes:
-        """A quarter of the time until now was spent in the queue; the prompt took two chunks."""
+    def _prefill_times(self) -> PrefillTimes:
+        """A quarter of the time so far was spent in the queue; the prompt took two chunks."""
         now, arrival = time.monotonic(), self._request.arrival
         quarter = (now - arrival) / 4
         tokens = len(self._request.prompt) - 1
@@ -218,7 +235,7 @@ class FakeStream:
 
 
 def model_info(**changes: Any) -> ModelInfo:
-    """The facts of a model that does not exist."""
+    """The facts of a made-up model; ``changes`` override fields."""
     facts: dict[str, Any] = {
         "architecture": "llama",
         "dtype": "float32",
@@ -237,7 +254,7 @@ def model_info(**changes: Any) -> ModelInfo:
 
 
 def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepStats:
-    """One step in which every field is set."""
+    """Statistics of one step, in which every field is set."""
     choice = FinishedChoice("stop", 10, 5, 16, 1, 100.0, 101.0, 103.0, 107.0, 4)
     return StepStats(
         duration=0.5,

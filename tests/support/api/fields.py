@@ -1,4 +1,4 @@
-"""What becomes of each field of another server's API, as data; ``test_fields.py`` tries it all."""
+"""Expected outcomes of the fields of other servers' APIs, tried by ``test_declared_fields.py``."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ Outcome = Literal["done", "ignored", "refused"]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """``name`` is the field's, or that of a kind of objects in it ("tools: web_search"), as the
-    docs have it.
+class FieldCase:
+    """A field in a request, and its outcome.
 
-    ``body`` holds it, ``beside`` what else the request needs. "done" changes the prompt, the
-    sampling or the reply; "ignored" changes nothing; "refused" is a 400 with ``named`` in it.
+    Attributes:
+        name: the field, or a kind of object in it ("tools: web_search"), as the docs name it.
+        outcome: "done" changes the prompt, the sampling or the reply; "ignored" changes nothing;
+            "refused" is an error reply.
+        body: the part of the request that contains the field.
+        context: other fields that the request needs.
+        message: a part of the error's message or param, if the field is refused.
     """
 
     name: str
     outcome: Outcome
     body: dict[str, Any]
-    beside: dict[str, Any] = field(default_factory=dict)
-    named: str = ""
+    context: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.outcome}"
 
 
-def done(name: str, body: dict[str, Any], **beside: Any) -> Tried:
-    return Tried(name, "done", body, beside)
+def done(name: str, body: dict[str, Any], **context: Any) -> FieldCase:
+    return FieldCase(name, "done", body, context)
 
 
-def ignored(name: str, body: dict[str, Any], **beside: Any) -> Tried:
-    return Tried(name, "ignored", body, beside)
+def ignored(name: str, body: dict[str, Any], **context: Any) -> FieldCase:
+    return FieldCase(name, "ignored", body, context)
 
 
-def refused(name: str, named: str, body: dict[str, Any], **beside: Any) -> Tried:
-    return Tried(name, "refused", body, beside, named)
+def refused(name: str, message: str, body: dict[str, Any], **context: Any) -> FieldCase:
+    return FieldCase(name, "refused", body, context, message)

@@ -1,4 +1,4 @@
-"""The fields of Anthropic's Messages API: ``anthropic``'s types, and what becomes of each."""
+"""Requests with each field of Anthropic's Messages API, and the expected outcome of each."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FIELDS = [
     done("top_p", {"top_p": 0.5}),
     ignored("user_profile_id", {"user_profile_id": "u"}),
     ignored("workspace_id", {"workspace_id": "w"}),
-    # Thoughts.
+    # Thinking.
     done("thinking: enabled", {"thinking": {"type": "enabled", "budget_tokens": 50}}),
     done("thinking: disabled", {"thinking": {"type": "disabled"}}),
     done("thinking: adaptive", {"thinking": {"type": "adaptive"}}, thinking={"type": "disabled"}),
@@ -158,7 +158,7 @@ FIELDS = [
     ignored("tools.eager_input_streaming", _tool(eager_input_streaming=True), tools=[TOOL]),
     refused("tools.input_examples", "tools[0].input_examples", _tool(input_examples=[{"a": 1}])),
     ignored("tools.input_examples", _tool(input_examples=[]), tools=[TOOL]),
-    # What is to be called.
+    # Tool choices.
     ignored("tool_choice: auto", {"tool_choice": {"type": "auto"}}, tools=[TOOL]),
     done(
         "tool_choice: auto",
@@ -264,8 +264,8 @@ FIELDS = [
     ),
 ]
 
-# As they are for a conversation that is only counted.
-COUNTED = [
+# The fields of /v1/messages/count_tokens.
+COUNT_TOKENS_FIELDS = [
     ignored("compaction", {"compaction": {"type": "summarize"}}),
     done("tools", {"tools": [TOOL]}),
     done("system", {"system": "Be brief"}),

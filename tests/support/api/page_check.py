@@ -1,4 +1,4 @@
-"""Reads the load test's HTML report as a browser would, and asserts what must hold of any."""
+"""Checks of an HTML report of the load test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ _ADDRESSES = {"src", "href", "srcset", "data", "action", "poster", "xlink:href"}
 
 
 class PageCheck(HTMLParser):
-    """``charts`` are the titles of the pictures in their order, ``text`` is what can be read."""
+    """Parses a report, and asserts that it is self-contained and accessible.
+
+    Attributes:
+        open: the tags that are open.
+        tags: how often each tag occurs.
+        charts: the titles of the charts, in order.
+        text: the visible text.
+        style: the style sheet.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect
-from support.api.browser import chromium, opened
+from support.api.browser import chromium, open_page
 from support.paths import ROOT
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
@@ -36,7 +36,7 @@ def main() -> None:
         url = server.spec.base_url
         browser = stack.enter_context(chromium())
         pages = {
-            name: stack.enter_context(opened(browser, url, **context))
+            name: stack.enter_context(open_page(browser, url, **context))
             for name, context in PICTURES.items()
         }
         bench = subprocess.Popen([CHAIRLIFT, "bench", "--base-url", url, *load.split()])

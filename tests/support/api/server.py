@@ -1,7 +1,8 @@
-"""The real server with the default model, as a process."""
+"""The real server as a process, with the default model unless a test names another."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -20,20 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift.engine.config import DEFAULT_MODEL
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
-
-
 PATIENCE = 120.0
-
-
 GREEDY: Mapping[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0}
-
-
 SAMPLED: Mapping[str, Any] = {"model": DEFAULT_MODEL, "temperature": 1.0, "max_tokens": 16}
 
 
 @dataclass
 class Server:
-    """A server process that serves."""
+    """A healthy server process."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -54,7 +49,7 @@ class Server:
 
 @dataclass
 class Metrics:
-    """One scrape: the families' names, and every sample by name and labels."""
+    """One scrape: the names of the metric families, and all samples by name."""
 
     families: set[str] = field(default_factory=set)
     samples: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
@@ -77,7 +72,7 @@ class Metrics:
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """Runs ``chairlift serve`` from its start to a SIGTERM, which it must survive with 0."""
+    """Runs ``chairlift serve``, ends it with SIGTERM, and checks its exit code and log."""
     port = free_port()
     log = folder / f"server-{port}.log"
     with log.open("wb") as output:
@@ -119,3 +114,33 @@ def wait_until_healthy(server: Server, log: Path) -> None:
         except urllib.error.URLError:
             pass  # not listening yet
         time.sleep(0.05)
+
+
+async def until_metric(server: Server, name: str, value: float, **labels: str) -> Metrics:
+    """Scrapes until a metric has this value, and returns that scrape."""
+    deadline = time.monotonic() + PATIENCE
+    while (metrics := server.metrics()).total(name, **labels) != value:
+        assert time.monotonic() < deadline, f"{name} is not {value}"
+        await asyncio.sleep(0.02)
+    return metrics
+
+
+def lenient(client: AsyncOpenAI) -> AsyncOpenAI:
+    """A client for completion streams.
+
+    NOTE: The strict client refuses the null finish_reason that OpenAI's own completions stream.
+    """
+    return client.with_options(_extra_kwargs={"_strict_response_validation": False})
+
+
+async def streamed(client: AsyncOpenAI, prompt: str, **options: Any) -> tuple[list[str], str]:
+    """Streams a completion; returns its pieces of text and its finish reason."""
+    pieces: list[str] = []
+    finishes: list[str] = []
+    stream = await lenient(client).completions.create(prompt=prompt, stream=True, **options)
+    async with stream:
+        async for chunk in stream:
+            pieces += [choice.text for choice in chunk.choices if choice.text]
+            finishes += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+    (finish,) = finishes
+    return pieces, finish

@@ -1,4 +1,4 @@
-"""``chairlift serve`` as a process of its own, to be sent signals, and what it leaves behind."""
+"""``chairlift serve`` as a process, for tests of signals, exit codes and leftovers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,36 @@ from typing import Any
 import aiohttp
 import pytest
 
+from chairlift.api.server.sockets import bind
 from chairlift.loadtest.servers import procfs
 from chairlift.loadtest.servers.child import free_port
 
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
-# Of a machine that is busy with other things.
+# Seconds that a busy machine may take for anything.
 PATIENCE = 120.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
 
+def _has_ipv6() -> bool:
+    try:
+        bind("::1", 0).close()
+    except OSError:
+        return False
+    return True
+
+
+ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")
+
+
 @dataclass
 class ServerProcess:
-    """One server. ``temporary`` is its temporary folder, ``log`` what it writes to stderr."""
+    """One server process.
+
+    Attributes:
+        url: where it serves.
+        temporary: its temporary folder.
+        log: the file that holds its stderr.
+    """
 
     process: subprocess.Popen[bytes]
     url: str
@@ -54,7 +72,7 @@ class ServerProcess:
         return await asyncio.to_thread(self.process.wait, PATIENCE)
 
     async def engine(self) -> int:
-        """Waits until there is an engine process."""
+        """Waits for the engine process and returns its process id."""
         await until(lambda: self.children)
         return self.children[0]
 
@@ -73,8 +91,9 @@ class ServerProcess:
 
 
 def short_folder(link: Path) -> Path:
-    """A folder whose path is short enough for a local socket, the same for the same ``link``; it
-    goes when the tests end.
+    """A folder whose path is short enough for a local socket.
+
+    It is removed when the tests end. The same ``link`` gives the same folder.
     """
     if not link.exists():
         folder = tempfile.mkdtemp(prefix="t-")
@@ -84,6 +103,7 @@ def short_folder(link: Path) -> Path:
 
 
 async def until(condition: Callable[[], object]) -> None:
+    """Waits until ``condition`` holds, for PATIENCE seconds at most."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -91,7 +111,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process is gone, or is no more than an entry that nobody has asked for."""
+    """Whether a process is gone, or a zombie that has not been waited for."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -100,7 +120,7 @@ def ended(pid: int) -> bool:
 
 
 def blocks(pid: int, number: int) -> bool:
-    """Whether a process makes a signal wait."""
+    """Whether a process blocks a signal."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigBlk:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
@@ -125,8 +145,13 @@ def server_process(
     scheme: str = "http",
     **options: Any,
 ) -> Iterator[ServerProcess]:
-    """Starts a server of ``model``, whose temporary folder and log are in ``folder``, and ends it
-    with all it has started.
+    """Starts a server with 4 rows, and kills it and its children at the end.
+
+    Args:
+        folder: holds the server's temporary folder and log.
+        model: the model to serve.
+        flags: further flags of ``chairlift serve``.
+        options: further arguments of ``subprocess.Popen``.
     """
     temporary = short_folder(folder / "tmp")
     port = port or free_port()

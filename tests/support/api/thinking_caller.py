@@ -1,4 +1,4 @@
-"""A model that thinks and calls, as a scripted engine plays it."""
+"""A scripted model that thinks and calls functions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CALLING = f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}\n{_CALLS}"
 ANSWER = "Sunny in both."
 
 
-def playing() -> FakeEngine:
-    """It thinks, says something and calls twice; told of the results, it answers."""
+def thinking_caller() -> FakeEngine:
+    """An engine that thinks, writes a text and calls twice; after the results, it answers."""
 
     def script(request: Submit, index: int) -> Scripted:
-        told = "sunny" in TOKENIZER.decode(request.prompt)
-        tokens = TOKENIZER.encode(ANSWER if told else CALLING, add_special_tokens=False)
+        has_results = "sunny" in TOKENIZER.decode(request.prompt)
+        tokens = TOKENIZER.encode(ANSWER if has_results else CALLING, add_special_tokens=False)
         return Scripted([*tokens, TOKENIZER.eos_token_id], ended_by_token=True)
 
     return FakeEngine(model_info(vocab_size=len(TOKENIZER)), script)

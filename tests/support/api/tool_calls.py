@@ -1,4 +1,4 @@
-"""Families of tool-call formats, and a scripted engine that writes calls."""
+"""Families of tool-call formats, and scripted engines that write calls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.api.api_server import MESSAGES, Running, tool
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
-PATH = "/v1/chat/completions"
+from chairlift.engine.messages import Submit
 
+PATH = "/v1/chat/completions"
 
 WEATHER = tool(
     "get_weather",
@@ -25,7 +26,6 @@ WEATHER = tool(
 
 
 CLOCK = tool("clock")
-
 
 _TURN = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
@@ -44,9 +44,14 @@ _HERMES_CALL = (
 
 @dataclass(frozen=True)
 class Family:
-    """A format: its parser, what in a template or vocabulary tells it, and a reply in it.
+    """A tool-call format of mlx-lm.
 
-    ``reply`` calls WEATHER with Zürich and 3, after ``text``.
+    Attributes:
+        parser: the name of mlx-lm's parser.
+        marker: the part of a chat template by which mlx-lm recognizes the format.
+        reply: a call of WEATHER with Zürich and 3.
+        special, plain: the special and the other tokens that the format adds to the vocabulary.
+        text: a text that stands before the call.
     """
 
     parser: str
@@ -141,7 +146,7 @@ FAMILIES = [
         plain=["<longcat_tool_call>", "</longcat_tool_call>"],
     ),
     Family(
-        # Its tags are no tokens, and are found by their text.
+        # Its tags are not tokens; they are found by their text.
         "minicpm5",
         '<function name="{{ tool_call.name }}"><param name="x"></param></function>',
         '<function name="get_weather"><param name="city">Zürich</param>'
@@ -164,8 +169,13 @@ FAMILIES = [
 TOKENIZERS = {family.parser: family.tokenizer() for family in FAMILIES}
 
 
-def writing(tokenizer: TokenizerWrapper, text: str, chunk: int = 1, **ending: Any) -> FakeEngine:
-    """An engine whose every reply is ``text``."""
+def engine_writing(
+    tokenizer: TokenizerWrapper, text: str, chunk: int = 1, **ending: Any
+) -> FakeEngine:
+    """An engine whose every reply is ``text``, ``chunk`` tokens a step.
+
+    The end token ends a reply; ``ending`` overrides this with fields of Scripted.
+    """
     tokens = list(tokenizer.encode(text, add_special_tokens=False))
     ended = {"ended_by_token": True, **ending}
     if ended["ended_by_token"]:
@@ -175,9 +185,37 @@ def writing(tokenizer: TokenizerWrapper, text: str, chunk: int = 1, **ending: An
     )
 
 
+def truncating_engine(tokenizer: TokenizerWrapper, text: str) -> FakeEngine:
+    """An engine whose every reply is ``text``, cut off after max_tokens."""
+    tokens = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+    def script(request: Submit, index: int) -> Scripted:
+        limit = request.params.max_tokens
+        if limit < len(tokens):
+            return Scripted(tokens[:limit], "length")
+        return Scripted(tokens, ended_by_token=True)
+
+    return FakeEngine(model_info(vocab_size=len(tokenizer)), script)
+
+
+def skip_grammar_check(server: Running) -> None:
+    """Lets the server accept any grammar without compiling it, which other tests cover."""
+
+    async def check(grammar: object) -> None:
+        pass
+
+    server.service.model().vocabulary.grammars.check = check  # type: ignore[method-assign]
+
+
 @dataclass
-class Told:
-    """A streamed choice, put together as a client does it."""
+class ParsedChoice:
+    """A choice, put together from its chunks as a client does it.
+
+    Attributes:
+        calls: each call's id, name and arguments.
+        finish: the finish reason.
+        scored: the tokens that have log-probabilities.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -186,66 +224,64 @@ class Told:
     scored: list[str] = field(default_factory=list)
 
 
-async def told(server: Running, body: dict[str, Any]) -> Told:
-    """What the stream of a request with one choice says."""
-    whole = Told()
+async def streamed_choice(server: Running, body: dict[str, Any]) -> ParsedChoice:
+    """Streams a chat request with one choice."""
+    merged = ParsedChoice()
     for chunk in await server.chunks(PATH, body):
         (choice,) = chunk["choices"]
-        assert whole.finish is None
+        assert merged.finish is None
         delta = choice["delta"]
-        whole.content += delta.get("content", "")
-        whole.reasoning += delta.get("reasoning_content", "")
+        merged.content += delta.get("content", "")
+        merged.reasoning += delta.get("reasoning_content", "")
         for call in delta.get("tool_calls", ()):
             if "id" in call:
-                assert call["index"] == len(whole.calls)
+                assert call["index"] == len(merged.calls)
                 assert call["type"] == "function"
                 name = call["function"]["name"]
-                whole.calls.append({"id": call["id"], "name": name, "arguments": ""})
+                merged.calls.append({"id": call["id"], "name": name, "arguments": ""})
             else:
                 assert set(call) == {"index", "function"}
                 assert set(call["function"]) == {"arguments"}
-            whole.calls[call["index"]]["arguments"] += call["function"]["arguments"]
+            merged.calls[call["index"]]["arguments"] += call["function"]["arguments"]
         if choice["logprobs"] is not None:
-            whole.scored += [entry["token"] for entry in choice["logprobs"]["content"]]
-        whole.finish = choice["finish_reason"]
-    return whole
+            merged.scored += [entry["token"] for entry in choice["logprobs"]["content"]]
+        merged.finish = choice["finish_reason"]
+    return merged
 
 
-async def both(server: Running, body: dict[str, Any]) -> Told:
-    """What a request gets, which is the same whole and streamed but for the calls' ids."""
+async def reply_both_ways(server: Running, body: dict[str, Any]) -> ParsedChoice:
+    """Sends a chat request with and without ``stream``, and checks that the replies agree.
+
+    Only the ids of the calls may differ.
+    """
     status, reply = await server.post(PATH, body)
     assert status == 200, reply
     (choice,) = reply["choices"]
     message = choice["message"]
     calls = [{"id": c["id"], **c["function"]} for c in message.get("tool_calls", ())]
     scored = [entry["token"] for entry in (choice["logprobs"] or {}).get("content", ())]
-    whole = Told(
+    unstreamed = ParsedChoice(
         message["content"] or "",
         message.get("reasoning_content", ""),
         calls,
         choice["finish_reason"],
         scored,
     )
-    assert (message["content"] is None) == (bool(calls) and not whole.content)
-    streamed = await told(server, body)
-    for mine, other in zip(whole.calls, streamed.calls, strict=True):
-        other["id"] = mine["id"]
-    assert streamed == whole
-    return whole
+    assert (message["content"] is None) == (bool(calls) and not unstreamed.content)
+    streamed = await streamed_choice(server, body)
+    for one, other in zip(unstreamed.calls, streamed.calls, strict=True):
+        other["id"] = one["id"]
+    assert streamed == unstreamed
+    return unstreamed
 
 
-def arguments(call: dict[str, str]) -> Any:
+def arguments_of(call: dict[str, str]) -> Any:
     return json.loads(call["arguments"])
 
 
 JSON = TOKENIZERS["json_tools"]
-
-
 PYTHONIC = TOKENIZERS["pythonic"]
-
-
 BODY = {"messages": MESSAGES, "tools": [WEATHER, CLOCK]}
-
 
 CALLED = {
     "role": "assistant",

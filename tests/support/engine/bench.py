@@ -1,4 +1,4 @@
-"""An engine in the test, step by step."""
+"""An engine in the test's process, stepped by the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ from chairlift.scheduler.limits import Limits
 
 
 class Bench:
-    """An engine that is stepped by hand; collects what it gives."""
+    """An engine that the test steps.
+
+    Attributes:
+        outputs: token outputs by request id and choice.
+        stats: of each step.
+    """
 
     def __init__(
         self,
@@ -81,8 +86,8 @@ class Bench:
         reading: Mapping[str, Any] = {},
         **params: Any,
     ) -> None:
-        given = SamplingParams(**({"max_tokens": count, "seed": 1, "temperature": 0.0} | params))
-        self.core.submit(Submit(name, prompt, given, n, cache_salt=salt, **reading))
+        sampling = SamplingParams(**({"max_tokens": count, "seed": 1, "temperature": 0.0} | params))
+        self.core.submit(Submit(name, prompt, sampling, n, cache_salt=salt, **reading))
 
     def step(self) -> None:
         output = self.core.step()
@@ -96,7 +101,7 @@ class Bench:
     def drain(self) -> None:
         while not self.core.idle or self.core.scheduler.waiting:
             if self.core.idle:
-                time.sleep(0.001)  # somebody waits for the disk
+                time.sleep(0.001)  # a request waits for the disk
             else:
                 self.step()
 

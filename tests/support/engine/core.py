@@ -1,4 +1,4 @@
-"""An engine core around a model in the test."""
+"""An engine core built around a model of the test."""
 
 from __future__ import annotations
 

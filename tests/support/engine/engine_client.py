@@ -1,4 +1,4 @@
-"""Requests to an engine client, and how to wait for what comes of them."""
+"""Requests to an engine client, and helpers that wait for their outputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from chairlift.engine.client.stream import Stream
 from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
 
 Client = LocalClient | ProcessClient
-
-
+# Seconds that a test waits at most.
 PATIENCE = 60.0
-
-
 _ids = count()
 
 
@@ -38,7 +35,7 @@ def request(prompt: list[int] | None = None, n: int = 1, **params: Any) -> Submi
 async def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "the condition never held"
         await asyncio.sleep(0.01)
 
 
@@ -46,9 +43,9 @@ async def drained(stream: Stream) -> dict[int, list[TokenOutput]]:
     """A stream's outputs to its end, by choice."""
     outputs: dict[int, list[TokenOutput]] = {}
     async with asyncio.timeout(PATIENCE):
-        async for arrived in stream:
-            assert arrived
-            for output in arrived:
+        async for batch in stream:
+            assert batch
+            for output in batch:
                 outputs.setdefault(output.index, []).append(output)
     return outputs
 

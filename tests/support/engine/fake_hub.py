@@ -1,4 +1,4 @@
-"""A model hub on localhost with one repository: the few requests that downloads make."""
+"""A model hub on localhost with one repository; it answers the requests that downloads make."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ COMMIT = "c" * 40
 
 @dataclass
 class Hub:
-    """``breaks`` are files whose first download ends in the middle, ``stalls`` those where it stops
-    there and does not end, ``half_sent`` being set then. ``ranges`` is what was asked for from some
-    place on. ``lies`` are files that have other bytes than their checksum says."""
+    """A repository and the faults of its server.
+
+    Attributes:
+        breaks: files whose first download ends in the middle.
+        stalls: files whose first download stops in the middle and stays open.
+        half_sent: set when a download stalls.
+        lies: files whose bytes do not match their checksum.
+        downloads: names of the files that were downloaded, in order.
+        ranges: ``Range`` headers of the requests.
+    """
 
     name: str
     files: Mapping[str, bytes]
@@ -35,7 +42,7 @@ class Hub:
     def tree(self) -> list[dict[str, object]]:
         listed = []
         for path, content in self.files.items():
-            # Large files are known by SHA-256, small ones as git knows them.
+            # Large files have a SHA-256, small ones git's hash of a blob.
             sha256 = hashlib.sha256(content).hexdigest()
             lfs = {"oid": sha256, "sha256": sha256, "size": len(content)}
             entry: dict[str, object] = {"type": "file", "path": path, "size": len(content)}
@@ -101,9 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, name: str, with_body: bool) -> None:
         hub, content = self.hub, self.hub.files[name]
         start = 0
-        if asked := self.headers.get("Range"):
-            hub.ranges.append(asked)
-            start = int(asked.removeprefix("bytes=").partition("-")[0])
+        if requested := self.headers.get("Range"):
+            hub.ranges.append(requested)
+            start = int(requested.removeprefix("bytes=").partition("-")[0])
         self.send_response(206 if start else 200)
         (entry,) = (entry for entry in hub.tree() if entry["path"] == name)
         lfs = entry.get("lfs")

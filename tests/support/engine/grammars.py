@@ -10,8 +10,6 @@ from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon
 
 TOKENIZER = tiny_tokenizer()
-
-
 ENDS = (EOS_ID, IM_END_ID)
 
 

@@ -1,4 +1,4 @@
-"""Keys and values that tell the token they came from."""
+"""Keys and values that hold their token's number."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import numpy as np
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5
 
 
-def _tokens_to_kv(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
-    """Keys and values that carry their token's number: ``[rows, heads, length, dim]``."""
+def tokens_to_kv(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
+    """Keys and values ``[rows, heads, length, dim]`` that hold their token's number.
+
+    Args:
+        tokens: ``[rows, length]``.
+    """
     base = mx.array(tokens.astype(np.float32))[:, None, :, None]
     heads = mx.arange(HEADS)[None, :, None, None] * 0.25
     return (

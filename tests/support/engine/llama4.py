@@ -1,4 +1,4 @@
-"""A tiny llama4, whose attention is chunked."""
+"""A tiny llama4, a model with chunked attention."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.model.adapters import adapt
 
 CHUNK = 8
-
-
 CHUNKED = LayerKind(CHUNK, chunked=True)
 
 
-def _llama4(seed: int = 5, **changes: Any) -> Any:
-    """Chunks of 8 in three layers of four, queries scaled by position in the fourth."""
-    usual = OVERRIDES["llama4"]["text_config"]
+def tiny_llama4(seed: int = 5, **changes: Any) -> Any:
+    """Three layers attend within chunks of 8 tokens; the fourth scales its queries by position."""
+    default = OVERRIDES["llama4"]["text_config"]
     with pytest.MonkeyPatch.context() as patch:
-        text = Text(usual.module, usual.args, {**usual.values, **changes})
+        text = Text(default.module, default.args, {**default.values, **changes})
         patch.setitem(OVERRIDES, "llama4", {"text_config": text})
         model = tiny_model("llama4", seed)
     adapt(model)

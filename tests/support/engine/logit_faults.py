@@ -1,4 +1,4 @@
-"""Puts numbers that are not finite into the logits of one row, as a model's overflow would."""
+"""Puts NaN or infinity into the logits of one row, as an overflow in a model does."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ VALUES = {
 
 
 class Faults:
-    """Stands in for a core's ``forward``: one choice's logits are bad where it chooses a token.
+    """Replaces a core's ``forward`` and spoils the logits of one choice in one step.
 
     Args:
-        choice: request id and index; it fails in the place of its token number ``at``, 0 being the
-            one that follows the prompt.
-        kind: of VALUES.
+        choice: request id and index.
+        at: the number of the token that these logits choose; 0 follows the prompt.
+        kind: a key of VALUES.
+
+    Attributes:
+        calls: how often ``forward`` was called.
+        faulty_call: the number of the call whose logits were spoilt.
     """
 
     def __init__(self, core: EngineCore, choice: tuple[str, int], at: int, kind: str) -> None:
@@ -35,8 +39,7 @@ class Faults:
         self._at = at
         self._kind = kind
         self.calls = 0
-        # The call in which it happened.
-        self.struck: int | None = None
+        self.faulty_call: int | None = None
         self._fed: list[mx.array] = []
 
     def __call__(self, bands: Any, tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
@@ -44,18 +47,18 @@ class Faults:
         self._fed.append(tokens)
         outcome = self._forward(bands, tokens, chunks)
         for row, sequence in enumerate(self._core.batch.rows):
-            own = (sequence.request_id, sequence.index) == self._choice
-            if own and sequence.generated == self._at:
+            is_choice = (sequence.request_id, sequence.index) == self._choice
+            if is_choice and sequence.generated == self._at:
                 assert outcome.logits is not None
-                assert self.struck is None
-                self.struck = self.calls
-                bad = VALUES[self._kind](outcome.logits[row].astype(mx.float32))
+                assert self.faulty_call is None
+                self.faulty_call = self.calls
+                spoilt = VALUES[self._kind](outcome.logits[row].astype(mx.float32))
                 rows = [*outcome.logits]
-                rows[row] = bad.astype(outcome.logits.dtype)
+                rows[row] = spoilt.astype(outcome.logits.dtype)
                 outcome = outcome._replace(logits=mx.stack(rows))
         return outcome
 
     @property
     def fed(self) -> list[int]:
-        """All tokens that rows were fed, of all steps."""
+        """The input tokens of all rows in all steps."""
         return [token for tokens in self._fed for token in np.array(tokens).tolist()]

@@ -1,4 +1,4 @@
-"""NumPy in the place of the CUDA kernels, for tests on the CPU."""
+"""Replaces the CUDA kernels by NumPy, for tests on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_CUDA = AttentionLayers(CudaLayer, CudaPrompt)
 
 def _memory(array: mx.array) -> np.ndarray[Any, Any]:
     mx.eval(array)
-    mx.synchronize()  # the device does one thing after the other, as they were launched
+    mx.synchronize()  # as on the device, which runs operations in the order of launch
     return np.array(array, copy=False)
 
 
@@ -58,7 +58,7 @@ def _decode(
         _memory(buffer)[:rows, :, cursor.item() - 1] = _memory(array)[:, :, 0]
     behind = (cursor - 1 - mx.arange(columns)) % columns
     mask = (behind[None] < lengths[:, None])[:, None, None]
-    # Copies: what is computed later must not see what the next step writes.
+    # Copies: lazy operations must not see what the next step writes.
     keys, values = (mx.array(_memory(buffer)[:rows].copy()) for buffer in held)
     return mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=scale, mask=mask, sinks=sinks

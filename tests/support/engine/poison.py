@@ -1,4 +1,4 @@
-"""A tiny llama that brings its process down when it is fed a certain prompt."""
+"""A tiny llama that aborts its process when a prompt contains certain tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.tiny import tiny_model_dir
 
-# No random prompt or output has so many of them in one step.
+# No random prompt or output has this token so often in one step.
 POISON = [250] * 24
 _CODE = f"""
 import os
@@ -31,7 +31,7 @@ class Model(llama.Model):
 
 
 def poisonable_model_dir(folder: Path) -> Path:
-    """An mlx-lm directory with code of its own, which has to be trusted."""
+    """Writes an mlx-lm directory with model code, which a server has to trust."""
     path = tiny_model_dir(folder, "llama")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "model_file": "poisonable.py"}))

@@ -1,4 +1,4 @@
-"""mlx-lm's own single-sequence generation: what every batched result is compared with."""
+"""mlx-lm's own computation of one sequence: the reference for batched results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def solo_tokens(model: Any, prompt: Seq[int], count: int) -> list[int]:
 
 
 def solo_logprobs(model: Any, prompt: Seq[int]) -> mx.array:
-    """``[tokens - 1, vocabulary]``: of what follows each token of ``prompt`` but the last."""
+    """Logprobs ``[tokens - 1, vocabulary]`` after each token of ``prompt`` but the last."""
     logits = model(mx.array([list(prompt)]))[0, :-1].astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def solo_hidden(model: Any, prompt: Seq[int]) -> mx.array:
-    """``[tokens, hidden size]``: what the body of a plain mlx-lm model gives its output layer."""
+    """Hidden states ``[tokens, hidden size]`` before the output layer of a plain mlx-lm model."""
     return model.model(mx.array([list(prompt)]))[0].astype(mx.float32)

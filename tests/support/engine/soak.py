@@ -1,8 +1,8 @@
-"""Random operations on a batch, every token checked.
+"""Random operations on a batch that check every token.
 
-Rows join (fresh, or from a snapshot), leave, take steps, are rewound and restored, in random order.
-Each follows a sequence whose greedy tokens mlx-lm has computed alone; a step whose most likely
-token is another one is an error.
+Rows join from a prompt or a snapshot, leave, take steps, are rewound and restored, in random order.
+Each follows a sequence whose greedy tokens mlx-lm has computed alone; a step that gives another
+greedy token is an error.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ from support.engine.reference import solo_tokens
 from chairlift.cache.kinds import make_batch
 from chairlift.cache.snapshot import Snapshot
 
-MOST_ROWS = 6
-# A sequence longer than this is not computed whole in one step.
+MAX_ROWS = 6
+# Most tokens that a prefill step computes.
 CHUNK = 256
 
 
 @dataclass(slots=True)
-class Story:
-    """A prompt and its greedy continuation, and snapshots taken of rows that follow it."""
+class Reference:
+    """A prompt with its greedy continuation.
+
+    Attributes:
+        tokens: prompt and continuation.
+        prompt: tokens of the prompt.
+        snapshots: of rows that follow this sequence, to join and restore from.
+    """
 
     tokens: list[int]
     prompt: int
@@ -33,19 +39,24 @@ class Story:
 
 
 class Soak:
-    """A batch and what its rows follow. ``done`` counts operations by name."""
+    """A batch, and the sequence that each of its rows follows.
+
+    Attributes:
+        done: operations that were done, by name.
+        refused: rewinds that the batch refused.
+    """
 
     def __init__(self, model: Any, prompts: list[list[int]], new: int, seed: int) -> None:
         self.model = model
         self.random = random.Random(seed)
-        self.stories = [Story([*p, *solo_tokens(model, p, new)], len(p)) for p in prompts]
+        self.references = [Reference([*p, *solo_tokens(model, p, new)], len(p)) for p in prompts]
         self.batch = make_batch(model)
-        self.rows: list[Story] = []
+        self.rows: list[Reference] = []
         self.done: dict[str, int] = {}
         self.refused = 0
 
     def run(self, operations: int) -> None:
-        """Does that many random operations."""
+        """Runs this many random operations."""
         for i in range(operations):
             name = self.random.choices(
                 ["step", "join", "leave", "keep", "rewind", "restore"], [6, 2, 1, 1, 1, 1]
@@ -66,19 +77,19 @@ class Soak:
             logits = self.model(mx.array(inputs)[:, None], cache=self.batch.layers)[:, -1]
         mx.eval(logits, self.batch.state)
         chosen: Any = mx.argmax(logits, axis=-1).tolist()
-        for row, (story, token) in enumerate(zip(self.rows, chosen, strict=True)):
+        for row, (reference, token) in enumerate(zip(self.rows, chosen, strict=True)):
             at = self._at(row)
-            if at >= story.prompt:
-                assert token == story.tokens[at], (row, at, token, story.tokens[at])
+            if at >= reference.prompt:
+                assert token == reference.tokens[at], (row, at, token, reference.tokens[at])
         return True
 
     def _join(self) -> bool:
-        if len(self.rows) == MOST_ROWS:
+        if len(self.rows) == MAX_ROWS:
             return False
-        story = self.random.choice(self.stories)
-        saved = self.random.choice([None, *story.snapshots])
-        self.batch.join(saved or self._prefilled(story))
-        self.rows.append(story)
+        reference = self.random.choice(self.references)
+        saved = self.random.choice([None, *reference.snapshots])
+        self.batch.join(saved or self._prefilled(reference))
+        self.rows.append(reference)
         return True
 
     def _leave(self) -> bool:
@@ -99,14 +110,14 @@ class Soak:
         row = self.random.randrange(len(self.rows))
         at = self._at(row)
         target = max(0, at - self.random.choice([0, 1, 2, 5, 20, at]))
-        went = self.batch.rewind(row, target)
+        rewound = self.batch.rewind(row, target)
         mx.eval(self.batch.take_moves(), self.batch.state)
-        assert self._at(row) == (target if went else at)
-        self.refused += not went
-        return went
+        assert self._at(row) == (target if rewound else at)
+        self.refused += not rewound
+        return rewound
 
     def _restore(self) -> bool:
-        kept = [row for row, story in enumerate(self.rows) if story.snapshots]
+        kept = [row for row, reference in enumerate(self.rows) if reference.snapshots]
         if not kept:
             return False
         row = self.random.choice(kept)
@@ -124,13 +135,13 @@ class Soak:
         self.rows = [self.rows[row] for row in order]
         return bool(rows)
 
-    def _prefilled(self, story: Story) -> Snapshot:
-        """All of a prompt but its last token, computed in chunks of random size."""
+    def _prefilled(self, reference: Reference) -> Snapshot:
+        """The state after all of a prompt but its last token, computed in chunks of random size."""
         prompts = make_batch(self.model)
-        prompts.join(columns=story.prompt)
-        while (start := prompts.offsets[0]) < story.prompt - 1:
-            size = self.random.randint(1, min(CHUNK, story.prompt - 1 - start))
+        prompts.join(columns=reference.prompt)
+        while (start := prompts.offsets[0]) < reference.prompt - 1:
+            size = self.random.randint(1, min(CHUNK, reference.prompt - 1 - start))
             with prompts.step(size):
-                self.model(mx.array([story.tokens[start : start + size]]), cache=prompts.layers)
+                self.model(mx.array([reference.tokens[start : start + size]]), cache=prompts.layers)
             mx.eval(prompts.state)
         return prompts.extract(0)

@@ -1,4 +1,4 @@
-"""An engine client that the test plays."""
+"""An engine client whose engine is played by the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.engine.messages import (
 
 
 class Scripted(BaseEngineClient):
-    """Its engine is the test."""
+    """Records messages to the engine; the test sends the engine's outputs with ``step``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,5 @@ def submitted(client: Scripted, name: str, n: int = 1) -> Stream:
     return client.submit(Submit(name, [1], SamplingParams(max_tokens=4, seed=0), n))
 
 
-async def tokens(arrivals: AsyncIterator[list[TokenOutput]]) -> list[list[int]]:
-    return [
-        [token for output in arrived for token in output.token_ids] async for arrived in arrivals
-    ]
+async def tokens(batches: AsyncIterator[list[TokenOutput]]) -> list[list[int]]:
+    return [[token for output in batch for token in output.token_ids] async for batch in batches]

@@ -1,4 +1,4 @@
-"""Kinds of caches, and engines whose memory is too small."""
+"""Models with each kind of cache, and engines whose memory is too small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from conformance.weights import tiny_model as conformance_model
 from support.engine.bench import Bench
-from support.engine.llama4 import _llama4
+from support.engine.llama4 import tiny_llama4
 from support.tiny import tiny_model
 
 from chairlift.cache.capacity import Capacity
@@ -25,33 +25,33 @@ class Kind(NamedTuple):
 
 
 def _quantized_llama4() -> Any:
-    return _llama4(head_dim=32, interleave_moe_layer_step=9)
+    return tiny_llama4(head_dim=32, interleave_moe_layer_step=9)
 
 
 KINDS = {
     "full": Kind(lambda: tiny_model("llama", seed=2)),
     "window": Kind(lambda: tiny_model("gemma3", seed=2)),
     "state": Kind(lambda: tiny_model("lfm2", seed=2)),
-    "chunked": Kind(_llama4),
+    "chunked": Kind(tiny_llama4),
     "quantized": Kind(_quantized_llama4, quantization=Quantization(8, 32)),
     "cache lists": Kind(lambda: conformance_model("falcon_h1")),
 }
 
 
-# Where KV is quantized, rounding makes codes jump, and decides between greedy tokens this close,
-# preempted or not.
+# With quantized KV, rounding may decide between two greedy tokens whose logprobs are this close,
+# with or without a preemption.
 TIE = 0.1
 
 
-def squeeze(bench: Bench, most: int) -> None:
-    """A step for which there is memory for so many rows only."""
-    fitting = CapacityPlanner.capacities
+def squeeze(bench: Bench, max_rows: int) -> None:
+    """Runs a step with memory for at most ``max_rows`` rows."""
+    original = CapacityPlanner.capacities
 
     def capacities(
-        room: CapacityPlanner, more: Sequence | None = None, prompt_bytes: int = 0
+        planner: CapacityPlanner, more: Sequence | None = None, prompt_bytes: int = 0
     ) -> tuple[Capacity, ...] | None:
-        full = room.rows + (more.rows if more else 0) > most
-        return None if full else fitting(room, more, prompt_bytes)
+        full = planner.rows + (more.rows if more else 0) > max_rows
+        return None if full else original(planner, more, prompt_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CapacityPlanner, "capacities", capacities)

@@ -1,0 +1,93 @@
+"""Input that is not HTTP, slow clients, and logs without users' text."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.api.api_server import Running, engine_replying, running
+from support.api.fake_engine import FakeEngine, Scripted, model_info
+
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
+from chairlift.engine.messages import Submit
+
+
+async def send_raw(server: Running, data: bytes, seconds: float = 5.0) -> bytes:
+    """Sends bytes, and returns what the server answers until it closes the connection."""
+    port = int(server.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        return await asyncio.wait_for(reader.read(), seconds)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Big: " + b"s" * 10_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"s" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-A: secret\r\n" * 200 + b"\r\n", 431),
+        (b"secret secret secret\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-A\x00: secret\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400),
+    ],
+    ids=["header", "path", "headers", "line", "zero", "tls"],
+)
+async def test_malformed_http_gets_an_error_and_is_not_logged(
+    sent: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    async with running(engine_replying("Hello")) as server:
+        reply = await send_raw(server, sent)
+        assert reply.startswith(b"HTTP/1.0 %d " % status), reply
+        assert b'{"error":{"message":' in reply
+        assert b"secret" not in reply
+        assert server.metric("chairlift_requests_rejected_total", reason="malformed") == 1
+        assert await server.get("/health")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "secret" not in caplog.text
+    assert "ssss" not in caplog.text
+
+
+async def test_slow_heads_and_slow_bodies_time_out() -> None:
+    async with running(engine_replying("Hello"), idle_seconds=0.3, body_seconds=0.3) as server:
+        assert await send_raw(server, b"GET /health HTTP/1.1\r\nHos") == b""
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        reply = await send_raw(
+            server, head + b"Connection: close\r\nContent-Length: 50\r\n\r\n{", 20.0
+        )
+        assert reply.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_redacted_traceback_has_the_place_and_not_the_text() -> None:
+    try:
+        try:
+            raise KeyError("secret")
+        except KeyError as error:
+            raise ValueError("secret") from error
+    except ValueError as error:
+        trace = redacted_traceback(error)
+    assert "ValueError" in trace
+    assert "caused by KeyError" in trace
+    assert "test_malformed_http.py" in trace
+    assert "secret" not in trace
+
+
+async def test_no_users_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+
+    def script(request: Submit, index: int) -> Scripted:
+        raise ValueError(f"cannot generate for {request.prompt} and {'my secret'}")
+
+    async with running(FakeEngine(model_info(), script)) as server:
+        text = {"messages": [{"role": "user", "content": "my secret"}]}
+        status, body = await server.post("/v1/chat/completions", text)
+        assert (status, body["error"]["message"]) == (500, "internal error")
+        wrong = {**text, "temperature": "my secret", "my secret": 1, "stop": ["my secret"]}
+        for path in ("/v1/chat/completions", "/v1/completions?my+secret", "/my-secret"):
+            status, _ = await server.post(path, wrong)
+            assert status in (400, 404)
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text

@@ -1,0 +1,173 @@
+"""The real command: it ends on a signal, and refuses bad settings before anything slow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey
+from chairlift.api.cli.main import main
+from chairlift.api.server import serve
+from chairlift.api.server.sockets import bind_all
+from chairlift.api.settings import ServerSettings
+from chairlift.engine.client.supervision import Supervision
+from chairlift.engine.config import EngineConfig
+from chairlift.loadtest.servers.child import free_port
+
+pytestmark = pytest.mark.system
+CHAIRLIFT = Path(sys.executable).parent / "chairlift"
+PATIENCE = 30.0
+
+
+@contextmanager
+def server_process(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs ``chairlift serve`` of the model in ``folder``; gives the process and its URL."""
+    port = free_port()
+    process = subprocess.Popen(
+        [CHAIRLIFT, "serve", str(folder), "--port", str(port), "--max-rows", "4", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+async def until_health(http: aiohttp.ClientSession, url: str, status: int = 200) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                async with http.get(f"{url}/health") as response:
+                    if response.status == status:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def stream(http: aiohttp.ClientSession, url: str, tokens: int) -> str:
+    body = {"prompt": "ab" * 50, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    async with http.post(f"{url}/v1/completions", json=body) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def test_sigterm_finishes_streams_and_stores_prefixes(tiny: Path, tmp_path: Path) -> None:
+    with server_process(tiny, "--prefix-cache-dir", str(tmp_path)) as (process, url):
+        async with aiohttp.ClientSession() as http:
+            await until_health(http, url)
+            streams = [asyncio.create_task(stream(http, url, 500)) for _ in range(6)]
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            for text in await asyncio.gather(*streams):
+                assert '"finish_reason":"length"' in text
+                assert text.endswith("data: [DONE]\n\n")
+        assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+    assert list(tmp_path.rglob("*.safetensors"))  # noqa: ASYNC240
+
+
+async def test_a_second_signal_ends_at_once(tiny: Path) -> None:
+    with server_process(tiny) as (process, url):
+        async with aiohttp.ClientSession() as http:
+            await until_health(http, url)
+            endless = asyncio.create_task(stream(http, url, 3500))
+            await asyncio.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            await until_health(http, url, 503)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 130
+            assert time.monotonic() - began < 2
+            with pytest.raises(aiohttp.ClientError):
+                await endless
+
+
+def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [CHAIRLIFT, "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_bad_settings_are_one_line_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[alice]\nkey = 5\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cases = [
+            (["--port", str(port)], {}, f"cannot listen on 127.0.0.1:{port}: "),
+            (
+                ["--port", "0", "--metrics-port", str(port)],
+                {},
+                f"cannot listen on 127.0.0.1:{port}",
+            ),
+            (["--host", "192.0.2.1", "--port", "0"], {}, "cannot listen on 192.0.2.1:0"),
+            (["--api-key-file", str(tmp_path / "none")], {}, "none: No such file"),
+            (["--api-key-file", str(keys)], {}, "[alice]: key must be a string"),
+            ([], {"CHAIRLIFT_API_KEY": "short"}, "CHAIRLIFT_API_KEY has fewer than"),
+            (["--ssl-certfile", str(tmp_path / "c.pem")], {}, "c.pem: No such file"),
+        ]
+        for arguments, environment, said in cases:
+            done = start("no/model", "--log-level", "error", *arguments, **environment)
+            assert done.returncode == 1, done.stderr
+            (line,) = done.stderr.splitlines()
+            assert line.startswith("chairlift: error: ")
+            assert said in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ssl-keyfile", "k.pem"], "--ssl-keyfile needs --ssl-certfile"),
+        (["--metrics-port", "8000"], "--metrics-port must not be --port"),
+        (["--cors-origin", "example.org"], "is no origin like"),
+        (["--rpm", "0"], "--rpm"),
+        (["--drain-timeout", "-1"], "--drain-timeout"),
+    ],
+)
+def test_bad_flags_are_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["serve", "no/model", *arguments])
+    assert exit_info.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("public", "keys", "warned"),
+    [(True, (), True), (False, (), False), (True, (ApiKey("a", b"", NO_LIMITS),), False)],
+)
+async def test_a_public_server_without_a_key_warns(
+    public: bool,
+    keys: tuple[ApiKey, ...],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Only the loopback is bound.
+    monkeypatch.setattr(serve, "is_loopback", lambda host: not public)
+    settings = ServerSettings(port=0, keys=keys)
+    server = serve.Server(settings, EngineConfig(), Supervision(), bind_all(settings))
+    async with AsyncExitStack() as stack:
+        await server._listen(stack)
+    assert any("there is no API key" in record.message for record in caplog.records) == warned

@@ -1,0 +1,38 @@
+"""The files of the dashboard and the alerts, without a running server."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+from support.paths import ROOT
+from support.prometheus import promtool
+
+ALERTS = ROOT / "metrics" / "alerts.yml"
+DASHBOARD = json.loads((ROOT / "metrics" / "grafana.json").read_text())
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def test_the_alert_rules_are_valid_and_each_fires_when_it_should() -> None:
+    checked = promtool("check", "rules", ALERTS)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    cases = ROOT / "tests" / "metrics" / "alerts_test.yml"
+    tested = promtool("test", "rules", cases)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    fired, quiet = set(), set()
+    for case in yaml.safe_load(cases.read_text())["tests"]:
+        for expected in case["alert_rule_test"]:
+            (fired if expected.get("exp_alerts") else quiet).add(expected["alertname"])
+    assert fired == quiet == {rule["alert"] for rule in RULES}
+
+
+def test_no_panels_share_an_id_or_overlap() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    cells = [
+        (x, y)
+        for panel in DASHBOARD["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
