@@ -190,7 +190,7 @@ def test_statistics_match_the_work() -> None:
     assert 0 < sum(s.ended_seconds for s in steps) <= time.monotonic() - began
     assert max(s.rows for s in steps) == 2
     assert steps[0].waiting == 1
-    assert all(0 <= s.padded_columns <= s.held_columns for s in steps)
+    assert all(0 <= s.padded_columns <= s.total_columns for s in steps)
     assert all(s.kv_used_bytes <= s.kv_reserved_bytes <= s.kv_limit_bytes for s in steps)
     assert {c.generated_tokens for c in bench.finished} == {10, 4}
     for choice in bench.finished:
