@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import AsyncIterator
@@ -9,13 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
-
-# Otherwise importing LiteLLM downloads prices.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-
-import litellm
 from openai import AsyncOpenAI
+from support.api.weather_question import MODEL, QUESTION, TOOL, WEATHER
 
 pytestmark = [
     pytest.mark.system,
@@ -35,6 +31,14 @@ ASK: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def litellm() -> Any:
+    """The package. Its import takes seconds, which processes that only collect tests save."""
+    # Otherwise the import downloads prices.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    return importlib.import_module("litellm")
+
+
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
     """The client that LiteLLM uses; it would leave one of its own open."""
@@ -42,7 +46,7 @@ async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def test_a_call_and_its_answer(client: AsyncOpenAI) -> None:
+async def test_a_call_and_its_answer(litellm: Any, client: AsyncOpenAI) -> None:
     reply = await litellm.acompletion(**ASK, client=client)
     (choice,) = reply.choices
     assert choice.finish_reason == "tool_calls"
@@ -56,7 +60,7 @@ async def test_a_call_and_its_answer(client: AsyncOpenAI) -> None:
     assert reply.choices[0].message.content
 
 
-async def test_a_streamed_call(client: AsyncOpenAI) -> None:
+async def test_a_streamed_call(litellm: Any, client: AsyncOpenAI) -> None:
     stream = await litellm.acompletion(**ASK, client=client, stream=True)
     chunks = [chunk async for chunk in stream]
     reply = litellm.stream_chunk_builder(chunks)
