@@ -16,6 +16,7 @@ from chairlift.loadtest.servers import procfs
 REQUESTS = 400
 
 
+@pytest.mark.system  # half a minute
 @pytest.mark.filterwarnings("default")
 async def test_bad_requests_get_clear_errors_and_leave_nothing(
     caplog: pytest.LogCaptureFixture,
