@@ -111,7 +111,7 @@ class NativeCallParser:
         return deltas or ([] if cut else None)
 
     def _candidates(self, cut: bool) -> list[str]:
-        """The texts to parse: the call's text or, if it was cut, that up to each possible end."""
+        """The texts to parse: the call or, if it was cut, the part up to each possible end."""
         if len(self.text) > MAX_CALL_CHARS:
             return []
         if not cut:
