@@ -91,7 +91,7 @@ def _continues_last(messages: list[Fields]) -> bool:
     if last["role"] != "assistant":
         return False
     if "tool_calls" in last or not last.get("content"):
-        raise RequestError("messages: an assistant's last message must be text, to be continued")
+        raise RequestError("messages: only a text can be continued, as the last message")
     return True
 
 
