@@ -72,8 +72,8 @@ def test_prompt_outputs_beside_rows_and_each_other(kind: TinyKind) -> None:
         for i, prompt in enumerate(prompts):
             [scored] = bench.outputs[f"{run} scored {i}", 0]
             assert (scored.token_ids, scored.finish) == ([], "length")
-            assert scored.begun is not None
-            assert sum(tokens for _, tokens in scored.begun.chunks) == len(prompt)
+            assert scored.prefill_times is not None
+            assert sum(tokens for _, tokens in scored.prefill_times.chunks) == len(prompt)
             _assert_scored(model, prompt, scored)
             first, *others = bench.outputs[f"{run} followed {i}", 0]
             _assert_scored(model, prompt, first, top=0)
@@ -220,5 +220,5 @@ def test_a_step_bounds_the_scored_tokens() -> None:
     bench.submit("scored", _prompts(1, [80])[0], 0, reading={"prompt_logprobs": 0})
     bench.submit("not", _prompts(2, [80])[0], 0, reading={"pooling": "last"})
     bench.drain()
-    assert [tokens for _, tokens in bench.outputs["scored", 0][0].begun.chunks] == [16] * 5
-    assert [tokens for _, tokens in bench.outputs["not", 0][0].begun.chunks] == [48, 32]
+    assert [tokens for _, tokens in bench.outputs["scored", 0][0].prefill_times.chunks] == [16] * 5
+    assert [tokens for _, tokens in bench.outputs["not", 0][0].prefill_times.chunks] == [48, 32]
