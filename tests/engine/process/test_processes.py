@@ -84,24 +84,26 @@ def ignores_hangups(pid: int) -> bool:
     return False
 
 
-SLOW_ENGINE = """
-import sys, time
-if "chairlift.engine" in sys.orig_argv:
-    time.sleep(1)
+# An engine starts once the file that the variable names exists.
+GATED_ENGINE = """
+import os, sys, time
+while "chairlift.engine" in sys.orig_argv and not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.05)
 """
 
 
 async def test_leftovers_of_a_server_killed_at_its_start_are_removed_by_the_next(
     tiny: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW_ENGINE)
-    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    (tmp_path / "sitecustomize.py").write_text(GATED_ENGINE)
+    path, gate = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", tmp_path / "gate"
 
-    def start() -> ServerProcess:
-        return stack.enter_context(server_process(tmp_path, tiny, env={"PYTHONPATH": path}))
+    def start(gate: Path) -> ServerProcess:
+        environment = {"PYTHONPATH": path, "GATE": str(gate)}
+        return stack.enter_context(server_process(tmp_path, tiny, env=environment))
 
     with ExitStack() as stack:
-        first = start()
+        first = start(gate)
         await until(lambda: leftovers(first))
         first.signal(STOP)
         abandoned = leftovers(first)
@@ -110,13 +112,14 @@ async def test_leftovers_of_a_server_killed_at_its_start_are_removed_by_the_next
         await first.exit_code()
         assert leftovers(first) == abandoned
         # Another server that is just starting keeps its folder.
-        beside = start()
+        beside = start(gate)
         await until(lambda: leftovers(beside) and not {*abandoned} & {*leftovers(beside)})
         beside.signal(STOP)
         files = leftovers(beside)
-        second = start()
+        second = start(tmp_path)
         await second.healthy()
         assert leftovers(second) == files
+        gate.touch()
         beside.signal(signal.SIGCONT)
         await beside.healthy()
         assert leftovers(second) == []
