@@ -136,4 +136,4 @@ def test_no_prompt_is_left_with_a_short_rest_that_costs_another_chunk() -> None:
         return [rest for rest in left if rest]
 
     assert min(rests(avoid_partial_prefill=False)) < 128
-    assert min(rests(whole=True)) >= 128
+    assert min(rests(avoid_partial_prefill=True)) >= 128
