@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 import uuid
@@ -21,7 +20,7 @@ from chairlift.api.observe.lag import lag_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
-from chairlift.api.server.openapi import document
+from chairlift.api.server.openapi import document_bytes
 from chairlift.api.server.routes import ROUTES, error_format_of
 from chairlift.api.server.scrape import metrics
 from chairlift.api.service import SERVICE, Service
@@ -67,7 +66,7 @@ def build_app(service: Service) -> web.Application:
 
 
 def _openapi_handler() -> Handler:
-    body = json.dumps(document()).encode()
+    body = document_bytes()
 
     async def openapi(request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")

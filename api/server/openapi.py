@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -22,6 +23,12 @@ _PRIORITY = {
     "description": "The priority class if the body has no priority; lower runs earlier.",
     "schema": {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY, "default": 0},
 }
+
+
+@cache
+def document_bytes() -> bytes:
+    """The description as JSON. Building it takes a fifth of a second."""
+    return msgspec.json.encode(document())
 
 
 def document() -> dict[str, Any]:

@@ -80,10 +80,13 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     if len(grammar.text) > MAX_CHARS:
         raise GrammarError(f"longer than {MAX_CHARS} characters")
     try:
-        source = _source(grammar)
+        sources = _sources(grammar)
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
-    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    for source in sources:
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            return matcher
     check(matcher)
     return matcher
 
@@ -96,26 +99,28 @@ def check(matcher: LLMatcher) -> None:
         raise GrammarError("there is no text that is it" if nothing else _short(message))
 
 
-def _source(grammar: Grammar) -> str:
+def _sources(grammar: Grammar) -> list[str]:
+    """The grammar in the library's form. The first one that compiles is used."""
     match grammar.kind:
         case "json_object":
-            return _json_source({"type": "object"})
+            return _json_sources({"type": "object"})
         case "json_schema":
-            return _json_source(_decoded(grammar.text))
+            return _json_sources(_decoded(grammar.text))
         case "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
+            return [LLMatcher.grammar_from_regex(grammar.text)]
         case "choice":
             choices = msgspec.json.decode(grammar.text, type=list[str])
             # Lark's strings have JSON's syntax, except for surrogates.
             quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+            return [LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))]
         case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)
+            return [LLMatcher.grammar_from_lark(grammar.text)]
 
 
-def _json_source(schema: Object | str) -> str:
-    limited = bounded(schema) if isinstance(schema, dict) else schema
-    return LLMatcher.grammar_from_json_schema(limited, overrides=JSON_OPTIONS)
+def _json_sources(schema: Object | str) -> list[str]:
+    """A schema with bounded objects, then as it is: the library cannot bound every object."""
+    forms = [bounded(schema), schema] if isinstance(schema, dict) else [schema]
+    return [LLMatcher.grammar_from_json_schema(form, overrides=JSON_OPTIONS) for form in forms]
 
 
 def _decoded(text: str) -> Object | str:

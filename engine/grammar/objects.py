@@ -18,6 +18,7 @@ from chairlift.engine.grammar.subschemas import (
     Schema,
     changed,
     combined,
+    combines,
     references,
 )
 
@@ -53,7 +54,8 @@ def closed(schema: Object) -> Object:
 
     Two kinds of objects do not change: those whose schema describes unmentioned properties, and
     those that several schemas describe together, in ``allOf`` or with ``$ref`` or ``anyOf`` beside
-    ``properties``. If one of these were closed, no value would fit all of them.
+    ``properties``, with all that is in them. If one of these were closed, no value might fit all
+    of its schemas.
     """
     return _Closing(schema).result()
 
@@ -86,11 +88,17 @@ class _Closing:
     def _rewritten(self, keyword: str, pointer: str, schema: Schema) -> Schema:
         if isinstance(schema, bool) or (keyword and "$id" in schema):
             return schema  # references below an $id point to schemas below it
-        if pointer in self._combined or not APPLYING.isdisjoint(schema):
+        if pointer in self._combined or combines(schema):
+            # Their properties, too, may be described by several schemas.
+            return changed(schema, pointer, self._rewritten_definition)
+        if not APPLYING.isdisjoint(schema):
             return changed(schema, pointer, self._rewritten)
         if not _may_be_object(schema):
             return changed(schema, pointer, self._rewritten)
         return self._limited(changed(_all_named(schema), pointer, self._rewritten), pointer)
+
+    def _rewritten_definition(self, keyword: str, pointer: str, schema: Schema) -> Schema:
+        return self._rewritten(keyword, pointer, schema) if keyword in _DEFINITIONS else schema
 
     def _limited(self, schema: Object, pointer: str) -> Object:
         if "properties" in schema and not _says_others(schema):

@@ -48,7 +48,7 @@ ROOM = 7
 ENDLESS = 3000
 # The share of a core that an idle engine may use, and the seconds of the measurement.
 IDLE_SHARE = 0.02
-IDLE_SECONDS = 3.0
+IDLE_SECONDS, IDLE_WINDOWS = 3.0, 3
 
 PARENT = """
 import asyncio, sys
@@ -327,7 +327,15 @@ async def test_an_idle_engine_process_uses_no_cpu(model_path: Path) -> None:
     await client.start()
     await drained(client.submit(request(max_tokens=20)))
     assert isinstance(client, ProcessClient)
-    before = _cpu_seconds(client.pid)
-    await asyncio.sleep(IDLE_SECONDS)
-    assert _cpu_seconds(client.pid) - before < IDLE_SHARE * IDLE_SECONDS
-    await client.stop()
+    used = []
+    try:
+        # What its start has left to do may still take time in the first of these.
+        for _ in range(IDLE_WINDOWS):
+            before = _cpu_seconds(client.pid)
+            await asyncio.sleep(IDLE_SECONDS)
+            used.append(_cpu_seconds(client.pid) - before)
+            if used[-1] < IDLE_SHARE * IDLE_SECONDS:
+                return
+    finally:
+        await client.stop()
+    raise AssertionError(used)

@@ -111,7 +111,9 @@ def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
     )
     assert hub.half_sent.wait(60)
     deadline = time.monotonic() + 60
-    while not (left := [new for new in set(blobs.glob("*")) - before if new.stat().st_size >= STEP]):
+    while not (
+        left := [new for new in set(blobs.glob("*")) - before if new.stat().st_size >= STEP]
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()
