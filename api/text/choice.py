@@ -9,6 +9,7 @@ from chairlift.api.errors import GenerationFailed
 from chairlift.api.schemas.replies import Finish
 from chairlift.api.text.logprobs import LogprobQueue, Scored
 from chairlift.api.text.stream import TextStream
+from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import PromptLogprobs, TokenOutput
 
 
@@ -90,12 +91,14 @@ class Choice(ABC):
 
         Raises:
             GenerationFailed: the engine ended the choice with an error.
+            RequestError: the error lies in the request, such as a grammar that leads nowhere.
         """
         if stopped:
             return "stop"
         if output.finish is None or output.finish == "stop" or output.finish == "length":
             return output.finish
-        raise GenerationFailed(output.error or "the engine ended this request")
+        error = output.error or "the engine ended this request"
+        raise RequestError(error) if output.client_error else GenerationFailed(error)
 
 
 class VectorChoice(Choice):

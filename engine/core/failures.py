@@ -17,6 +17,8 @@ _NONFINITE = ("nonfinite_logits", "nonfinite_hidden")
 def explained(error: BaseException) -> str:
     """One line about an exception, for the client whose request fails."""
     text = " ".join(str(error).split())
+    if isinstance(error, GrammarError):
+        return f"the output cannot follow this request's grammar: {text}"
     if isinstance(error, RowFailed):
         return f"this request failed in the engine: {text}"
     return f"this request failed in the engine: {type(error).__name__}" + (f": {text}" * bool(text))
@@ -31,7 +33,8 @@ def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[T
     sequence.nonfinite = reason in _NONFINITE
     stats.rows_failed[reason] = stats.rows_failed.get(reason, 0) + len(sequence.choices)
     why = explained(error)
-    return [_last(sequence.request_id, index, why) for index in sequence.choices]
+    by_client = isinstance(error, GrammarError)
+    return [_last(sequence.request_id, index, why, by_client) for index in sequence.choices]
 
 
 def _reason(error: BaseException) -> str:
@@ -41,8 +44,8 @@ def _reason(error: BaseException) -> str:
     return "grammar" if isinstance(error, GrammarError) else "other"
 
 
-def _last(request_id: str, index: int, why: str) -> TokenOutput:
-    return TokenOutput(request_id, index, [], finish="error", error=why)
+def _last(request_id: str, index: int, why: str, by_client: bool = False) -> TokenOutput:
+    return TokenOutput(request_id, index, [], finish="error", error=why, client_error=by_client)
 
 
 def refusal(request: Submit, why: str) -> list[TokenOutput]:

@@ -82,6 +82,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
         error: explains a ``finish`` of "error".
         cached_tokens: prompt tokens that were taken from the prefix cache.
         embedding: the result of pooling: float32 numbers in the machine's byte order.
+        client_error: the error lies in what the request asks for, not in the engine.
     """
 
     request_id: str
@@ -95,3 +96,4 @@ class TokenOutput(msgspec.Struct, array_like=True):
     prefill_times: PrefillTimes | None = None
     prompt_logprobs: PromptLogprobs | None = None
     embedding: bytes | None = None
+    client_error: bool = False

@@ -81,6 +81,21 @@ async def test_a_choice_that_fails() -> None:
         assert events[-1] == "data: [DONE]"
 
 
+async def test_a_choice_that_fails_by_its_request() -> None:
+    """Such as a grammar that becomes too expensive on the way."""
+
+    def script(request: Submit, index: int) -> Scripted:
+        return Scripted(ids("abc"), "error", error="a bad grammar", client_error=True)
+
+    async with running(FakeEngine(model_info(), script)) as server:
+        status, body = await server.post("/v1/completions", {"prompt": "x"})
+        assert (status, body["error"]["message"]) == (400, "a bad grammar")
+        events = await server.events("/v1/chat/completions", CHAT)
+        error = json.loads(events[-2].removeprefix("data: "))["error"]
+        assert error["type"] == "invalid_request_error"
+        assert events[-1] == "data: [DONE]"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 2])
 async def test_a_client_that_leaves_frees_its_rows(stream: bool, n: int) -> None:

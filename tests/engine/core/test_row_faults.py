@@ -24,7 +24,7 @@ from chairlift.api.text.stream import TextStream
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core import loop
 from chairlift.engine.core.requests import ActiveRequest
-from chairlift.engine.errors import EngineDead
+from chairlift.engine.errors import EngineDead, GrammarError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import SamplingParams, Submit, Thinking, ToEngine, TokenOutput
 from chairlift.engine.model.detokenizer import ByteDetokenizer
@@ -113,14 +113,26 @@ def test_more_log_probabilities_than_tokens_give_all_tokens() -> None:
     assert [len(output.logprobs[0].top) for output in bench.outputs["one", 0]] == [1] * 8
 
 
+@pytest.mark.parametrize(
+    ("error", "text", "by_client"),
+    [
+        (RuntimeError("no reason"), "RuntimeError: no reason", False),
+        (GrammarError("too expensive"), "cannot follow this request's grammar: too exp", True),
+    ],
+)
 def test_a_row_whose_token_cannot_be_processed_fails_alone(
-    bench: Bench, model: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
+    model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    text: str,
+    by_client: bool,
 ) -> None:
     original = ActiveRequest.finish_reason
 
     def failing(request: ActiveRequest, sequence: Any, token: int) -> Any:
         if sequence.request_id == "bad" and sequence.index == 1 and sequence.generated > 3:
-            raise RuntimeError("no reason")
+            raise error
         return original(request, sequence, token)
 
     monkeypatch.setattr(ActiveRequest, "finish_reason", failing)
@@ -131,7 +143,8 @@ def test_a_row_whose_token_cannot_be_processed_fails_alone(
     assert bench.tokens("good") == bench.tokens("bad", 0) == expected
     last = bench.outputs["bad", 1][-1]
     assert (last.finish, bench.tokens("bad", 1)) == ("error", expected[:2])
-    assert "RuntimeError: no reason" in str(last.error)
+    assert text in str(last.error)
+    assert last.client_error == by_client
 
 
 class Inbox:

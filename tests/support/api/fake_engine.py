@@ -82,6 +82,7 @@ class Scripted:
     Attributes:
         ended_by_token: whether the last token is the end token.
         error: the message, if ``finish`` is "error".
+        client_error: the error lies in the request.
         chunk: the tokens of each step.
         cached_tokens: the prompt tokens that came from the prefix cache.
     """
@@ -90,6 +91,7 @@ class Scripted:
     finish: FinishReason = "stop"
     ended_by_token: bool = False
     error: str | None = None
+    client_error: bool = False
     chunk: int = 1
     cached_tokens: int = 0
 
@@ -214,6 +216,7 @@ class FakeStream:
             self._prefill_times() if position == 0 else None,
             self._prompt_logprobs() if position == 0 else None,
             VECTOR.tobytes() if self._request.pooling else None,
+            client_error=script.client_error and last,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
