@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import aiohttp
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
@@ -113,6 +115,12 @@ def last_prompt(server: Running, tokenizer: TokenizerWrapper = TOKENIZER) -> str
     return str(tokenizer.decode(server.engine.submitted[-1].prompt))
 
 
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Shared, because loading the certificates takes longer than starting the server."""
+    return ssl.create_default_context()
+
+
 @asynccontextmanager
 async def running(
     engine: FakeEngine, tokenizer: TokenizerWrapper = TOKENIZER, **settings: Any
@@ -131,7 +139,11 @@ async def running(
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     client = AsyncOpenAI(
-        base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True
+        base_url=f"{url}/v1",
+        api_key="-",
+        max_retries=0,
+        http_client=DefaultAsyncHttpxClient(verify=_certificates()),
+        _strict_response_validation=True,
     )
     try:
         async with aiohttp.ClientSession() as http, client:
