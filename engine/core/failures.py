@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _NONFINITE = ("nonfinite_logits", "nonfinite_hidden")
 
 
-def explained(error: BaseException) -> str:
+def _explained(error: BaseException) -> str:
     """One line about an exception, for the client whose request fails."""
     text = " ".join(str(error).split())
     if isinstance(error, GrammarError):
@@ -32,9 +32,7 @@ def failed(sequence: Sequence, error: BaseException, stats: StepStats) -> list[T
     reason = _reason(error)
     sequence.nonfinite = reason in _NONFINITE
     stats.rows_failed[reason] = stats.rows_failed.get(reason, 0) + len(sequence.choices)
-    why = explained(error)
-    by_client = isinstance(error, GrammarError)
-    return [_last(sequence.request_id, index, why, by_client) for index in sequence.choices]
+    return [_last(sequence.request_id, index, error) for index in sequence.choices]
 
 
 def _reason(error: BaseException) -> str:
@@ -44,13 +42,20 @@ def _reason(error: BaseException) -> str:
     return "grammar" if isinstance(error, GrammarError) else "other"
 
 
-def _last(request_id: str, index: int, why: str, by_client: bool = False) -> TokenOutput:
-    return TokenOutput(request_id, index, [], finish="error", error=why, client_error=by_client)
+def _last(request_id: str, index: int, error: BaseException) -> TokenOutput:
+    return TokenOutput(
+        request_id,
+        index,
+        [],
+        finish="error",
+        error=_explained(error),
+        client_error=isinstance(error, GrammarError),
+    )
 
 
-def refusal(request: Submit, why: str) -> list[TokenOutput]:
+def refusal(request: Submit, error: BaseException) -> list[TokenOutput]:
     """The outputs of a request that the engine cannot accept."""
-    return [_last(request.request_id, index, why) for index in _choices(request)]
+    return [_last(request.request_id, index, error) for index in _choices(request)]
 
 
 def refused(request: Submit, now: float) -> list[FinishedChoice]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence as Seq
 
 from chairlift.engine.core.background import Background
-from chairlift.engine.core.failures import explained, failed, refusal, refused
+from chairlift.engine.core.failures import failed, refusal, refused
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import StepRecorder
 from chairlift.engine.core.step import Step
@@ -84,7 +84,7 @@ class Outputs:
     def refuse(self, request: Submit, error: Exception) -> None:
         """Ends a request that could not be queued."""
         log.error("request %s cannot be served: %s", request.request_id, redacted_traceback(error))
-        self._failed += refusal(request, explained(error))
+        self._failed += refusal(request, error)
         self._recorder.current.finished += refused(request, time.monotonic())
 
     def fail(self, sequence: Sequence, error: BaseException) -> None:
