@@ -12,8 +12,8 @@ from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.model.forward import (
     CacheFactories,
     Forward,
-    attention_heads,
     hidden_size,
+    score_heads,
     select_forward,
 )
 
@@ -63,7 +63,8 @@ def prepare_model(
     """
     make_cache = partial(make_batch, model, quantization)
     preferred = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
-    max_pairs = None if score_bytes is None else score_bytes // (4 * attention_heads(model))
+    heads = score_heads(model)
+    max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
     forward, caches = select_forward(model, make_cache, preferred, chunk_multiple, max_pairs)
     return PreparedModel(
         forward=forward,

@@ -53,6 +53,11 @@ def install(model: Any, attend: Attend | None = None) -> bool:
     return found
 
 
+def calls_attention(layer: Any) -> bool:
+    """Whether the module of a layer's code imports the function that ``install`` replaces."""
+    return callable(layer) and _NAME in names_of(layer)
+
+
 def names_of(layer: Any) -> dict[str, Any]:
     """The globals of the module with a layer's code, which may be missing in ``sys.modules``."""
     names: dict[str, Any] = type(layer).__call__.__globals__

@@ -15,6 +15,7 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
+from chairlift.engine.model.attention import calls_attention
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.trial import Trial, within_largest
@@ -128,7 +129,7 @@ class Forward:
 
         Returns:
             Logits ``[scored + 1, vocabulary]``, those of the last token at the end; and for each
-            call the input of the output layer, ``[tokens, hidden size]``, where that is known.
+            call of a pooled chunk the input of the output layer, ``[tokens, hidden size]``.
         """
         results: list[mx.array] = []
         inputs: list[mx.array] = []
@@ -296,8 +297,17 @@ def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int |
     return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
 
 
-def attention_heads(model: Any) -> int:
-    """The largest number of query heads of any layer; 128 where no layer names it."""
-    named = (getattr(layer, name, None) for layer in model.modules() for name in _HEAD_COUNTS)
-    counts = [count for count in named if isinstance(count, int) and count > 0]
-    return max(counts, default=128)
+def score_heads(model: Any) -> int | None:
+    """The largest number of query heads of a layer that keeps its scores; None if none does.
+
+    These are the layers of model files that do not call mlx-lm's attention function, and multi-head
+    latent attention, which passes a part of its scores to that function as a mask.
+    """
+    counts = [
+        count
+        for layer in model.modules()
+        for name in _HEAD_COUNTS
+        if isinstance(count := getattr(layer, name, None), int)
+        and (hasattr(layer, "qk_rope_head_dim") or not calls_attention(layer))
+    ]
+    return max(counts, default=None)

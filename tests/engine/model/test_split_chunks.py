@@ -16,7 +16,7 @@ from chairlift.cache.kinds import make_batch
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
-from chairlift.engine.model.forward import Chunk, Forward, attention_heads
+from chairlift.engine.model.forward import Chunk, Forward, score_heads
 from chairlift.engine.model.head import Head
 
 # Model files with scores of their own: with a soft cap, as a mask, of an indexer, beside recurrent
@@ -82,7 +82,7 @@ def test_the_memory_of_scores_is_bounded_however_long_the_context_is() -> None:
     model = gemma2.Model(_gemma2_args())
     mx.eval(model.parameters())
     attention.install(model)
-    assert attention_heads(model) == 8
+    assert score_heads(model) == 8
     tokens = [1 + i % 60 for i in range(4096)]
     peaks = []
     for score_bytes in (None, 4 << 20):
@@ -122,4 +122,14 @@ def test_models_with_our_attention_take_a_chunk_at_once() -> None:
     model = tiny_model("llama")
     attention.install(model)
     assert prepare_model(model, 64, score_bytes=1).forward.packs
-    assert attention_heads(model) == 4
+    assert score_heads(model) is None
+
+
+@pytest.mark.parametrize("name", ["jamba", "qwen3_next", "falcon_h1"])
+def test_recurrent_models_with_plain_attention_take_a_chunk_at_once(name: str) -> None:
+    assert score_heads(_model(name)) is None
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "kimi_linear", "gemma2"])
+def test_layers_that_keep_their_scores_are_found(name: str) -> None:
+    assert (score_heads(_model(name)) or 0) > 0
