@@ -82,7 +82,8 @@ class EngineCore:
             *(constraints, self.scheduler, self._recorder),
         )
         self.outputs = Outputs(
-            self.requests, self.scheduler, constraints, self._recorder, self._background
+            *(self.requests, self.scheduler, constraints, self.grammars, self._recorder),
+            self._background,
         )
 
     @property

@@ -11,7 +11,9 @@ from chairlift.engine.core.failures import failed, refusal, refused
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import StepRecorder
 from chairlift.engine.core.step import Step
+from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.constraints import Constraints
+from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     FinishReason,
@@ -40,12 +42,14 @@ class Outputs:
         requests: Requests,
         scheduler: Scheduler,
         constraints: Constraints,
+        grammars: Grammars,
         recorder: StepRecorder,
         background: Seq[Background],
     ) -> None:
         self._requests = requests
         self._scheduler = scheduler
         self._constraints = constraints
+        self._grammars = grammars
         self._recorder = recorder
         self._background = background
         # The last outputs of failed choices, which the next ``read`` returns.
@@ -89,6 +93,9 @@ class Outputs:
 
     def fail(self, sequence: Sequence, error: BaseException) -> None:
         """Ends a sequence whose part of a step has failed."""
+        grammar = self._requests.request_for(sequence).submit.params.grammar
+        if grammar is not None and isinstance(error, GrammarError):
+            self._grammars.forget(grammar)
         self._failed += failed(sequence, error, self._recorder.current)
         self.finish(sequence, "error")
 

@@ -67,6 +67,14 @@ class Compiler:
         future.add_done_callback(lambda _: done())
         return future
 
+    def forget(self, grammar: Grammar) -> None:
+        """Removes a grammar from the cache, after a row has failed with it.
+
+        Copies of a matcher share its lexer, and after one of them has exceeded the lexer's limits
+        the others fail too.
+        """
+        self._kept.pop(grammar, None)
+
     @property
     def _chars(self) -> int:
         return sum(len(grammar.text) for grammar in self._kept)

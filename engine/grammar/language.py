@@ -20,9 +20,12 @@ MAX_CHARS = 128 << 10
 WHITESPACE = r"[ ]|\n[ ]{0,16}"
 # "oneOf" is treated as "anyOf", which is what most libraries that write it mean.
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
-# The library's default limits, which bound a mask to tens of milliseconds, with two exceptions: a
-# row's lexer takes at most 100 MB, and errors quote nothing of the grammar.
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+# The limits of the parser's items bound one mask to about 50 ms: with the library's defaults
+# (50,000 and 2,000) an ambiguous grammar takes 2 s for one mask. Schemas of 400 alternatives stay
+# below them. A lexer takes at most 100 MB. Errors quote nothing of the grammar.
+LIMITS = LLParserLimits(
+    step_max_items=5_000, max_items_in_row=1_000, max_lexer_states=50_000, verbose_errors=False
+)
 _MAX_REASON_CHARS = 300
 
 
@@ -112,7 +115,9 @@ def _sources(grammar: Grammar) -> list[str]:
             choices = msgspec.json.decode(grammar.text, type=list[str])
             # Lark's strings have JSON's syntax, except for surrogates.
             quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
-            return [LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))]
+            # A terminal, whose name is in capitals, is one lexeme: a rule would need a parser item
+            # for each choice.
+            return [LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(quoted))]
         case "lark":
             return [LLMatcher.grammar_from_lark(grammar.text)]
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from llguidance import LLMatcher
 
 from chairlift.engine.grammar.compiler import Compiled, Compiler
-from chairlift.engine.messages import Submit
+from chairlift.engine.messages import Grammar, Submit
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -62,6 +62,11 @@ class Grammars:
         """A copy of the matcher for one row, before the first token; None if unconstrained."""
         future = self._matchers.get(sequence.request_id)
         return None if future is None else future.result().deep_copy()
+
+    def forget(self, grammar: Grammar) -> None:
+        """See ``Compiler.forget``."""
+        if self._compiler is not None:
+            self._compiler.forget(grammar)
 
     def take_counts(self) -> Compiled:
         """See ``Compiler.take_counts``."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from support.engine.bench import Bench
 from support.engine.grammars import ENDS, TOKENIZER, compiler
@@ -17,7 +19,7 @@ from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraint import Constraint
 from chairlift.engine.grammar.effort import SECONDS, SECONDS_PER_TOKEN, Effort
-from chairlift.engine.grammar.language import Lexicon
+from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.grammar.trial import walk
 from chairlift.engine.messages import Grammar, Resumed, SamplingParams, Submit, Thinking
 from chairlift.engine.model.probe import probe
@@ -308,3 +310,52 @@ def test_the_effort_of_a_row_counts_its_own_cpu_time() -> None:
         effort.check()
     effort.tokens = 1000
     effort.check()
+
+
+# Its lexer needs a state for each number of letters of each level, more than the limits allow.
+MANY_STATES = Grammar("lark", "start: /((a{1,99}){1,99}){1,99}b/")
+
+
+def test_a_grammar_whose_lexer_has_overflowed_is_compiled_anew(model: Any) -> None:
+    bench = make_bench(
+        model, compiler=Compiler(lambda: Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS))
+    )
+    letter = {TOKENIZER.encode("a").ids[0]: 100.0}
+    bench.submit("far", PROMPT, 400, grammar=MANY_STATES, logit_bias=letter)
+    bench.drain()
+    assert finish(bench, "far") == "error"
+    assert "too many expressions" in str(bench.outputs["far", 0][-1].error)
+    bench.submit("near", PROMPT, 5, grammar=MANY_STATES, logit_bias=letter)
+    bench.drain()
+    assert (finish(bench, "near"), text(bench, "near")) == ("length", "aaaaa")
+
+
+def test_thousands_of_choices_are_one_grammar(model: Any) -> None:
+    bench = make_bench(model)
+    choices = [f"number {number}" for number in range(4000)]
+    bench.submit("pick", PROMPT, 20, grammar=Grammar("choice", json.dumps(choices)), **SAMPLED)
+    bench.drain()
+    assert finish(bench, "pick") == "stop"
+    assert text(bench, "pick") in choices
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_mask_of_an_ambiguous_grammar_takes_long(seed: int) -> None:
+    draw = random.Random(seed)
+    for body in (
+        "a a a | a a | /[a-z]/ |",
+        "a a | b*\nb: /[a-z]/ | /[a-z]+/ |",
+        "/[a-z]/ a | a a |",
+    ):
+        grammar = Grammar("lark", f"start: /[a-z]{{24}}/ a\na: {body}")
+        matcher = compiled(grammar, Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS).load())
+        began = time.thread_time()
+        for _ in range(80):
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            assert time.thread_time() - began < 1
+            matcher.consume_token(
+                draw.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+            )
+            began = time.thread_time()
