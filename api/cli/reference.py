@@ -9,8 +9,8 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator
 
+from chairlift.api.cli import serve
 from chairlift.api.cli.config_sources import PREFIX
-from chairlift.api.cli.main import add_serve_arguments
 
 _HEAD = """\
 # Flags of `chairlift serve`
@@ -36,7 +36,7 @@ _BY_DEVICE = ("max_rows", "max_step_tokens", "max_step_ms")
 def page() -> str:
     """The whole page, in Markdown."""
     parser = argparse.ArgumentParser(prog="chairlift serve", add_help=False)
-    add_serve_arguments(parser)
+    serve.add_arguments(parser)
     lines = [_HEAD.format(prefix=PREFIX)]
     for group in parser._action_groups:
         actions = [a for a in group._group_actions if a.help is not argparse.SUPPRESS]

@@ -20,8 +20,8 @@ from support.paths import ROOT
 from support.prometheus import promtool
 
 from chairlift.api.admission.keys import KEY_VARIABLE
+from chairlift.api.cli import serve
 from chairlift.api.cli.config_sources import Resolved, resolve
-from chairlift.api.cli.main import add_serve_arguments
 from chairlift.api.settings import ServerSettings
 
 DEPLOY = ROOT / "docs" / "deploy"
@@ -58,7 +58,7 @@ def serves(command: Sequence[str], environment: Mapping[str, str], keys: Path) -
     flags = [str(places.get(flag, flag)) for flag in flags]
     ours = {name: value for name, value in environment.items() if name.startswith("CHAIRLIFT_")}
     parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
+    serve.add_arguments(parser)
     result = resolve(parser, flags, ours)
     sources = {setting.source for setting in result.settings}
     assert ours.keys() - NO_FLAGS <= sources

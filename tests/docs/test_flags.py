@@ -26,7 +26,7 @@ OTHERS = {"--build-arg", "--init", "--now", "--signal", "--stop-timeout", "--tas
 
 def commands_flags() -> set[str]:
     """The flags of all commands of ``chairlift``."""
-    parser = build_parser(COMMANDS.keys() | {"serve"})
+    parser = build_parser(COMMANDS)
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     parsers = [parser, *commands.choices.values()]
     return {flag for p in parsers for action in p._actions for flag in action.option_strings}

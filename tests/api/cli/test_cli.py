@@ -15,7 +15,8 @@ import pytest
 from support.paths import ROOT
 
 from chairlift.api.cli.flags import byte_size
-from chairlift.api.cli.main import add_serve_arguments, engine_config, main
+from chairlift.api.cli.main import main
+from chairlift.api.cli.serve import add_arguments, engine_config
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.limits import step_seconds
 from chairlift.engine.device.memory import swap_bytes
@@ -57,7 +58,7 @@ def test_bad_sizes(text: str) -> None:
 
 def test_the_command_line_imports_nothing_slow() -> None:
     code = (
-        "import sys, chairlift.api.cli.main;"
+        "import sys, chairlift.api.cli.main, chairlift.api.cli.serve;"
         "slow = ('mlx', 'mlx_lm', 'transformers', 'aiohttp', 'huggingface_hub', 'shtab', 'numpy');"
         "print([m for m in slow if m in sys.modules])"
     )
@@ -92,7 +93,7 @@ def test_bash_completes_with_the_script() -> None:
 
 def config_of(*arguments: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
+    add_arguments(parser)
     return engine_config(parser.parse_args(arguments))
 
 
@@ -101,7 +102,7 @@ def test_the_reference_has_all_flags_and_no_others() -> None:
     rows = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `--")]
     listed = [flag for row in rows for flag in FLAG.findall(row)]
     parser = argparse.ArgumentParser(add_help=False)
-    add_serve_arguments(parser)
+    add_arguments(parser)
     assert sorted(listed) == sorted(parser._option_string_actions)
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from chairlift.api.cli.config_sources import ConfigError, Resolved, as_toml, resolve
-from chairlift.api.cli.main import add_serve_arguments, engine_config, main
+from chairlift.api.cli.main import main
+from chairlift.api.cli.serve import add_arguments, engine_config
 
 
 def resolved(*arguments: str, **environment: str) -> Resolved:
     parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
+    add_arguments(parser)
     return resolve(parser, arguments, {f"CHAIRLIFT_{k}": v for k, v in environment.items()})
 
 
@@ -53,7 +54,7 @@ def test_each_source_overrides_those_after_it(tmp_path: Path) -> None:
 def test_every_flag_of_serve_is_a_setting() -> None:
     result = resolved("--log-level", "debug", MAX_STEP_MS="40", CORS_ORIGIN="https://a.org,*")
     parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
+    add_arguments(parser)
     names = {action.dest.replace("_", "-") for action in parser._actions} - {"help"}
     assert set(sources(result)) == names
     assert result.options.cors_origin == ["https://a.org", "*"]

@@ -1,0 +1,149 @@
+"""``chairlift serve``: serves a model; reads its settings from flags, environment and file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from chairlift.api.admission.keys import KEY_VARIABLE, KeyFileError
+from chairlift.api.cli import (
+    batching_flags,
+    config_sources,
+    limit_flags,
+    model_flags,
+    network_flags,
+    observability_flags,
+    output_flags,
+)
+from chairlift.api.cli.config_sources import ConfigError, Setting
+from chairlift.api.server import signals, standard_streams
+from chairlift.api.server.sockets import bind_all
+from chairlift.api.server.tls import Certificate
+from chairlift.api.settings import ServerSettings
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.device.backend import BackendError
+from chairlift.engine.device.open_files import import_mlx_lm
+from chairlift.engine.logs.setup import set_up_logs
+
+logger = logging.getLogger(__name__)
+
+_ENGINE = EngineConfig()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model and all flags, one group for each module."""
+    for flags in (
+        network_flags,
+        model_flags,
+        batching_flags,
+        limit_flags,
+        output_flags,
+        observability_flags,
+        config_sources,
+    ):
+        flags.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until a signal stops the server; returns the exit code.
+
+    Args:
+        options: ``parser`` is the one of ``add_arguments``, and has accepted ``arguments``.
+    """
+    parser: argparse.ArgumentParser = options.parser
+    signals.before_loop()
+    standard_streams.fill()
+    try:
+        options, sourced = config_sources.resolve(parser, options.arguments, os.environ)
+        if options.print_config:
+            _print_settings(sourced)
+        config = engine_config(options)
+        settings = server_settings(options)
+    except (ValueError, ConfigError) as error:
+        parser.error(str(error))
+    except KeyFileError as error:
+        print(f"chairlift: error: {error}", file=sys.stderr)
+        return 1
+    if options.print_config:
+        return 0
+    set_up_logs(options.log_level, options.log_format, "api")
+    try:
+        certificate = Certificate.from_settings(settings)
+        sockets = bind_all(settings)
+    except OSError as error:
+        logger.critical("%s", error)
+        return 1
+    # Otherwise transformers advises users in every process to install PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # Slow imports come last, so that wrong settings fail at once.
+    try:
+        import_mlx_lm()
+    except BackendError as error:
+        logger.critical("%s", error)
+        return 1
+    from chairlift.api.server.serve import Server, serve
+
+    supervision = limit_flags.supervision(options)
+    return serve(Server(settings, config, supervision, sockets, certificate))
+
+
+def _print_settings(settings: Sequence[Setting]) -> None:
+    print(config_sources.as_toml(settings), end="")
+    if os.environ.get(KEY_VARIABLE):
+        print(f"# {KEY_VARIABLE} = {config_sources.MASK}  # environment")
+
+
+def server_settings(options: argparse.Namespace) -> ServerSettings:
+    """The API process's settings from the flags of ``serve``.
+
+    Raises:
+        ValueError: two flags contradict each other; the message names them.
+        KeyFileError: the keys cannot be read.
+    """
+    return ServerSettings(
+        served_model_name=options.served_model_name,
+        **network_flags.network_settings(options, limit_flags.key_limits(options)),
+        **limit_flags.limit_settings(options),
+        **output_flags.output_settings(options),
+        **observability_flags.observability_settings(options),
+    )
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """The engine's settings from the flags of ``serve``.
+
+    Raises:
+        ValueError: a flag is given without another that it needs; the message names both.
+    """
+    dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
+    if dir_bytes is not None and options.prefix_cache_dir is None:
+        raise ValueError("--prefix-cache-dir-bytes needs --prefix-cache-dir")
+    swap_dir_bytes = options.swap_dir_bytes
+    if swap_dir_bytes is not None and options.swap_dir is None:
+        raise ValueError("--swap-dir-bytes needs --swap-dir")
+    if group_size is not None and options.kv_bits is None:
+        raise ValueError("--kv-group-size needs --kv-bits")
+    return EngineConfig(
+        model=options.model,
+        dtype=options.dtype,
+        threads=options.threads,
+        max_rows=options.max_rows,
+        max_step_tokens=options.max_step_tokens,
+        max_step_ms=options.max_step_ms,
+        kv_memory=options.kv_memory,
+        max_queue=options.max_queue,
+        max_context=options.max_context,
+        priority_ageing=options.priority_ageing,
+        trust_remote_code=options.trust_remote_code,
+        prefix_cache_bytes=options.prefix_cache_bytes,
+        prefix_cache_dir=options.prefix_cache_dir,
+        prefix_cache_dir_bytes=_ENGINE.prefix_cache_dir_bytes if dir_bytes is None else dir_bytes,
+        swap_memory=options.swap_memory,
+        swap_dir=options.swap_dir,
+        swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
+        kv_bits=options.kv_bits,
+        kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
+    )
