@@ -17,8 +17,13 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 IGNORED = "Taken, and without effect."
 NOT_SUPPORTED = "Not supported."
 
-# A field that cannot change the reply.
-Ignored = Annotated[Any, WithJsonSchema({"description": IGNORED})]
+
+def _nothing(value: object) -> None:
+    """Drops a value, which may be as large as the body."""
+
+
+# A field that cannot change the reply; always None.
+Ignored = Annotated[Any, BeforeValidator(_nothing), WithJsonSchema({"description": IGNORED})]
 
 
 def only(*neutral_values: object) -> tuple[BeforeValidator, WithJsonSchema]:

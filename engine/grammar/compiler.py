@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
+from chairlift.engine.device.priority import give_way
 from chairlift.engine.grammar.language import Lexicon, compiled
 from chairlift.engine.messages import Grammar
 
@@ -39,7 +40,9 @@ class Compiler:
     """
 
     def __init__(self, lexicon: Callable[[], Lexicon]) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chairlift-grammar")
+        self._threads = ThreadPoolExecutor(
+            THREADS, thread_name_prefix="chairlift-grammar", initializer=give_way
+        )
         self._tokenizer: Future[LLTokenizer] = self._threads.submit(lambda: lexicon().load())
         self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._hits = 0

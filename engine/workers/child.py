@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from chairlift.engine.device.priority import NICENESS
 from chairlift.engine.errors import ChairliftError
 from chairlift.engine.lifeline import follow_parent
 from chairlift.engine.workers.job import (
@@ -39,6 +40,7 @@ def main() -> None:
     with suppress(OSError):  # standard input is also closed when the server is killed
         follow_parent(int(sys.argv[1]))
     _limit_memory()
+    os.nice(NICENESS)  # all streams wait for the engine's steps, which come first
     # The parent reads answers from standard output. Libraries that print get standard error.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -11,7 +11,7 @@ from chairlift.engine.errors import ChairliftError
 # Default limit of a job's CPU time.
 CPU_SECONDS = 2.0
 # A job may take this many times its CPU time, because other processes may use the cores.
-WALL_FACTOR = 5.0
+WALL_FACTOR = 4.0
 # Time limit for starting Python, importing modules and loading a vocabulary.
 LOAD_SECONDS = 60.0
 # Limit of the address space, most of which is never used.
