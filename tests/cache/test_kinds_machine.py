@@ -89,7 +89,7 @@ class NestedMachine(StateMachine):
 
 
 BOUNDED = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),

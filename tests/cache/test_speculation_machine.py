@@ -110,7 +110,7 @@ class SpeculationMachine(RuleBasedStateMachine):
 
 TestSpeculation = SpeculationMachine.TestCase
 TestSpeculation.settings = settings(
-    max_examples=50,
+    max_examples=30,
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -213,8 +213,8 @@ step()
 with ThreadWatch(threads, fixed=1):
     alone = min(cpu for _, cpu in windows(2))
 with ThreadWatch(threads, fixed=None if {watched} else threads.get()):
-    windows(2)  # threads are fewer after the first look at the machine
-    print(json.dumps([name, alone, [wall for wall, _ in windows(5)]]))
+    windows(1)  # threads are fewer after the first look at the machine
+    print(json.dumps([name, alone, [wall for wall, _ in windows(3)]]))
 """
 _BUSY = """
 import sys, time

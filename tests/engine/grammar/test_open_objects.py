@@ -160,7 +160,7 @@ def test_references_into_a_schema_still_work() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), max_size=6), st.text(max_size=9))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_other_names_match_all_but_the_named_ones(taken: list[str], name: str) -> None:
     pattern = other_names(taken, 8)
     plain = all(char > "\x1f" for char in name)

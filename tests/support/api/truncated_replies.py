@@ -25,7 +25,7 @@ from chairlift.engine.workers.pool import Workers
 FUNCTION = tool("f", {"type": "object", "properties": {"s": {"type": "string"}}})
 OTHER = tool("g")
 PROPERTY = settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
