@@ -63,7 +63,7 @@ def _schemas() -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     content = {"application/json": _schema_of(route.reply)}
     if route.chunks:
-        content["text/event-stream"] = _schema_of(*route.chunks)
+        content[route.stream_type] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.handler.__name__}_{route.method.lower()}"

@@ -14,6 +14,11 @@ from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
+from chairlift.api.ollama import handlers as ollama
+from chairlift.api.ollama import models as ollama_models
+from chairlift.api.ollama import replies as ollama_replies
+from chairlift.api.ollama import request as ollama_request
+from chairlift.api.ollama.errors import OLLAMA_ERRORS
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings
@@ -45,6 +50,7 @@ class Route:
         request: the type of the request body. A route that has one does work, so its requests
             count against their key's limits.
         chunks: the types of its stream's events, if it can stream.
+        stream_type: the media type of its stream.
         error_format: the format of its errors.
         query: the JSON schema of each query parameter.
         is_free: whether it needs no API key.
@@ -58,6 +64,7 @@ class Route:
     request: type[Request] | None = None
     chunks: tuple[type[msgspec.Struct], ...] = ()
     error_format: ErrorFormat = OPENAI_ERRORS
+    stream_type: str = "text/event-stream"
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False
 
@@ -67,6 +74,25 @@ class Route:
         if self.is_free:
             return "free"
         return "key" if self.request is None else "work"
+
+
+def _ollama(
+    method: str,
+    path: str,
+    handler: Handler,
+    summary: str,
+    reply: type[msgspec.Struct],
+    request: type[Request] | None = None,
+    chunks: tuple[type[msgspec.Struct], ...] = (),
+) -> Route:
+    """A route of Ollama's API. Its version needs no key, like /version."""
+    summary = f"{summary}, in Ollama's format"
+    return Route(
+        *(method, path, handler, summary, reply, request, chunks),
+        error_format=OLLAMA_ERRORS,
+        stream_type="application/x-ndjson",
+        is_free=path == "/api/version",
+    )
 
 
 _STORED = "/v1/responses/{response_id}"
@@ -171,6 +197,69 @@ ROUTES: tuple[Route, ...] = (
         replies.EmbeddingList,
         schemas.EmbeddingRequest,
     ),
+    _ollama(
+        "POST",
+        "/api/chat",
+        ollama.ollama_chat,
+        "Answer a conversation",
+        ollama_replies.OllamaChat,
+        ollama_request.OllamaChatRequest,
+        (ollama_replies.OllamaChat, ollama_replies.OllamaError),
+    ),
+    _ollama(
+        "POST",
+        "/api/generate",
+        ollama.ollama_generate,
+        "Answer or continue a prompt",
+        ollama_replies.OllamaGenerated,
+        ollama_request.OllamaGenerateRequest,
+        (ollama_replies.OllamaGenerated, ollama_replies.OllamaError),
+    ),
+    _ollama(
+        "POST",
+        "/api/embed",
+        ollama.ollama_embed,
+        "Compute embeddings of texts",
+        ollama_replies.OllamaEmbeddings,
+        ollama_request.OllamaEmbedRequest,
+    ),
+    _ollama(
+        "POST",
+        "/api/embeddings",
+        ollama.ollama_embeddings,
+        "Compute the embedding of one text",
+        ollama_replies.OllamaEmbedding,
+        ollama_request.OllamaEmbeddingsRequest,
+    ),
+    _ollama(
+        "POST",
+        "/api/show",
+        ollama_models.ollama_show,
+        "Describe a model",
+        ollama_replies.OllamaModelInfo,
+        ollama_request.OllamaShowRequest,
+    ),
+    _ollama(
+        "GET",
+        "/api/tags",
+        ollama_models.ollama_tags,
+        "List the models",
+        ollama_replies.OllamaModels,
+    ),
+    _ollama(
+        "GET",
+        "/api/ps",
+        ollama_models.ollama_ps,
+        "List the loaded models",
+        ollama_replies.OllamaRunningModels,
+    ),
+    _ollama(
+        "GET",
+        "/api/version",
+        ollama_models.ollama_version,
+        "Get the version of Ollama's API",
+        ollama_replies.OllamaVersion,
+    ),
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
     Route(
@@ -209,7 +298,8 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/version", version, "Get the version", replies.VersionReply, is_free=True),
 )
 
-_OTHER_FORMATS = {
+# Ollama's API has further routes, for managing models, which this server lacks.
+_OTHER_FORMATS = {"/api": OLLAMA_ERRORS} | {
     route.path: route.error_format for route in ROUTES if route.error_format != OPENAI_ERRORS
 }
 
