@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
+Api = Literal[
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "embeddings",
+    "ollama_chat",
+    "ollama_generate",
+    "ollama_embed",
+]
 
 _TEXTS: Mapping[Api, Mapping[str, str]] = {
     "chat": {
@@ -228,6 +237,21 @@ _TEXTS: Mapping[Api, Mapping[str, str]] = {
         "Ollama": """
             dimensions encoding_format input keep_alive model options truncate
         """,
+    },
+    "ollama_chat": {
+        "Ollama": """
+            _debug_render_only format keep_alive logprobs messages model options shift stream think
+            tools top_logprobs truncate
+        """,
+    },
+    "ollama_generate": {
+        "Ollama": """
+            _debug_render_only context format height images keep_alive logprobs model options prompt
+            raw shift steps stream suffix system template think top_logprobs truncate width
+        """,
+    },
+    "ollama_embed": {
+        "Ollama": "dimensions input keep_alive model options truncate",
     },
 }
 
