@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import WithJsonSchema
 
 from chairlift.api.anthropic.request import MessagesRequest
+from chairlift.api.llamacpp.request import InfillRequest
 from chairlift.api.ollama.options import OllamaOptions
 from chairlift.api.ollama.request import (
     OllamaChatRequest,
@@ -34,6 +35,7 @@ ENDPOINTS: Mapping[Api, tuple[str, type[Request]]] = {
     "responses": ("/v1/responses", ResponsesRequest),
     "messages": ("/v1/messages", MessagesRequest),
     "embeddings": ("/v1/embeddings", EmbeddingRequest),
+    "infill": ("/infill", InfillRequest),
     "ollama_chat": ("/api/chat", OllamaChatRequest),
     "ollama_generate": ("/api/generate", OllamaGenerateRequest),
     "ollama_embed": ("/api/embed", OllamaEmbedRequest),
@@ -50,8 +52,13 @@ _NOTES: Mapping[str, str] = {
     "response_format": "also with llama.cpp's `schema`",
     "user": "stored and returned with the response",
 }
-# Why options of Ollama's that could matter have no effect here.
-_OPTIONS: Mapping[str, str] = {
+# Why declared fields that could matter have no effect.
+_IGNORED: Mapping[str, str] = {
+    "n_indent": "editors send it; no indentation is enforced",
+    "response_fields": "the reply has all fields",
+    "samplers": "editors send it; the order of samplers is fixed",
+    "t_max_predict_ms": "editors send it; `timeout` limits a request",
+    "t_max_prompt_ms": "editors send it; `timeout` limits a request",
     "num_ctx": "the server's flags decide how long the context is",
     "num_keep": "no part of a context is ever dropped",
     "repeat_last_n": "penalties count all tokens of prompt and reply",
@@ -120,7 +127,7 @@ def _declared_outcome(kind: type[Request], name: str) -> Outcome:
         if isinstance(mark, WithJsonSchema) and mark.json_schema is not None:
             description = mark.json_schema.get("description")
             if description == IGNORED:
-                return Outcome("ignored", "it cannot change the reply")
+                return Outcome("ignored", _IGNORED.get(name, "it cannot change the reply"))
             if description == NOT_SUPPORTED:
                 values = [json.dumps(v) for v in mark.json_schema.get("enum", ()) if v is not None]
                 note = f"except {', '.join(f'`{value}`' for value in values)}" if values else ""
@@ -150,7 +157,6 @@ def _options_section() -> Iterator[str]:
     yield "|---|---|"
     for name in sorted(OllamaOptions.model_fields):
         kind, note = _declared_outcome(OllamaOptions, name)
-        note = _OPTIONS.get(name, note)
         yield f"| `{name}` | {kind}{': ' if note else ''}{note} |"
     yield ""
 

@@ -61,7 +61,10 @@ def _schemas() -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    content = {"application/json": _schema_of(route.reply)}
+    reply = _schema_of(route.reply)
+    if route.is_list:
+        reply = {"schema": {"type": "array", "items": reply["schema"]}}
+    content = {"application/json": reply}
     if route.chunks:
         content[route.stream_type] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {

@@ -14,6 +14,10 @@ from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
+from chairlift.api.llamacpp import replies as llama_replies
+from chairlift.api.llamacpp.prompts import apply_template, infill
+from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
+from chairlift.api.llamacpp.status import llama_props, llama_slots
 from chairlift.api.ollama import handlers as ollama
 from chairlift.api.ollama import models as ollama_models
 from chairlift.api.ollama import replies as ollama_replies
@@ -54,6 +58,7 @@ class Route:
         error_format: the format of its errors.
         query: the JSON schema of each query parameter.
         is_free: whether it needs no API key.
+        is_list: whether the reply body is a list of ``reply``.
     """
 
     method: str
@@ -67,6 +72,7 @@ class Route:
     stream_type: str = "text/event-stream"
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False
+    is_list: bool = False
 
     @property
     def access(self) -> Access:
@@ -285,6 +291,25 @@ ROUTES: tuple[Route, ...] = (
         "Get the tokenizer's special tokens",
         replies.TokenizerInfo,
     ),
+    Route(
+        "POST",
+        "/apply-template",
+        apply_template,
+        "Render a conversation as text",
+        llama_replies.LlamaPrompt,
+        ApplyTemplateRequest,
+    ),
+    Route(
+        "POST",
+        "/infill",
+        infill,
+        "Write the text between two texts",
+        llama_replies.LlamaInfill,
+        InfillRequest,
+        (llama_replies.LlamaInfillPiece, llama_replies.LlamaInfill, replies.ErrorReply),
+    ),
+    Route("GET", "/props", llama_props, "Get llama.cpp's properties", llama_replies.LlamaProps),
+    Route("GET", "/slots", llama_slots, "List the rows", llama_replies.LlamaSlot, is_list=True),
     Route(
         "GET",
         "/health",

@@ -51,6 +51,7 @@ BASES: dict[Api, dict[str, Any]] = {
     "responses": {"input": "Hi"},
     "messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30},
     "embeddings": {"input": "Hi there"},
+    "infill": {"input_prefix": "Hi"},
     "ollama_chat": {"messages": [{"role": "user", "content": "Hi"}]},
     "ollama_generate": {"prompt": "Hi"},
     "ollama_embed": {"input": "Hi there"},
@@ -91,6 +92,9 @@ DONE: dict[str, Sample] = {
     "include": Sample(["message.output_text.logprobs"]),
     "include_stop_str_in_output": Sample(True, {"stop": "STOP"}),
     "input": Sample("Ho"),
+    "input_extra": Sample([{"filename": "a", "text": "b"}]),
+    "input_prefix": Sample("Ho"),
+    "input_suffix": Sample("Ho"),
     "instructions": Sample("Be kind."),
     "json_schema": Sample(SCHEMA),
     "logit_bias": Sample({"5": 1.5}),
@@ -105,6 +109,7 @@ DONE: dict[str, Sample] = {
     "min_tokens": Sample(2),
     "model": Sample("another"),
     "n": Sample(2),
+    "n_predict": Sample(3),
     "normalize": Sample(False),
     "options": Sample({"temperature": 0.5}),
     "output_config": Sample({"effort": "low"}),
@@ -119,6 +124,7 @@ DONE: dict[str, Sample] = {
     "reasoning": Sample({"effort": "low"}),
     "reasoning_effort": Sample("low"),
     "regex": Sample("a+"),
+    "repeat_penalty": Sample(1.1),
     "repetition_penalty": Sample(1.1),
     "response_format": Sample({"type": "json_object"}),
     "seed": Sample(7),
@@ -185,7 +191,7 @@ async def observe(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
     async with server.http.post(server.url + path, json=body) as response:
         text = await response.text()
     text = re.sub(r"[0-9a-f]{24,32}|\b[0-9]{10}\b", "ID", text)
-    text = re.sub(r'("created_at":|_duration":)[^,}]*', r"\1TIME", text)
+    text = re.sub(r'("created_at":|_duration":|_ms":|_per_second":)[^,}]*', r"\1TIME", text)
     given = [
         (s.prompt, s.params, s.n, s.cache_salt, s.priority, s.prompt_logprobs, s.pooling)
         for s in server.engine.submitted
