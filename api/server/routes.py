@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import msgspec
 
-from chairlift.api.admission.admission import Access
 from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
@@ -26,6 +22,7 @@ from chairlift.api.ollama.errors import OLLAMA_ERRORS
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings
+from chairlift.api.openai.scoring import RerankRequest, ScoreRequest, rerank, score
 from chairlift.api.openai.tokens import detokenize, tokenize, tokenizer_info
 from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
@@ -38,48 +35,8 @@ from chairlift.api.responses.request import (
 )
 from chairlift.api.schemas import replies, schemas
 from chairlift.api.schemas.request import Request
+from chairlift.api.server.route import Route
 from chairlift.api.server.status import get_model, health, list_models, version
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One route, as the app serves it and /openapi.json describes it.
-
-    Attributes:
-        method: the HTTP method.
-        path: the pattern, with path parameters in braces.
-        handler: the coroutine that answers.
-        summary: one line for /openapi.json.
-        reply: the type of the reply body.
-        request: the type of the request body. A route that has one does work, so its requests
-            count against their key's limits.
-        chunks: the types of its stream's events, if it can stream.
-        stream_type: the media type of its stream.
-        error_format: the format of its errors.
-        query: the JSON schema of each query parameter.
-        is_free: whether it needs no API key.
-        is_list: whether the reply body is a list of ``reply``.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    reply: type[msgspec.Struct]
-    request: type[Request] | None = None
-    chunks: tuple[type[msgspec.Struct], ...] = ()
-    error_format: ErrorFormat = OPENAI_ERRORS
-    stream_type: str = "text/event-stream"
-    query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    is_free: bool = False
-    is_list: bool = False
-
-    @property
-    def access(self) -> Access:
-        """The route's access class, for the admission middleware."""
-        if self.is_free:
-            return "free"
-        return "key" if self.request is None else "work"
 
 
 def _ollama(
@@ -99,6 +56,12 @@ def _ollama(
         stream_type="application/x-ndjson",
         is_free=path == "/api/version",
     )
+
+
+def _refused(path: str, handler: Handler, request: type[Request]) -> Route:
+    """A route that no served model can answer."""
+    summary = "Refused, as no model kind of this server scores texts"
+    return Route("POST", path, handler, summary, replies.ErrorReply, request)
 
 
 _STORED = "/v1/responses/{response_id}"
@@ -203,6 +166,9 @@ ROUTES: tuple[Route, ...] = (
         replies.EmbeddingList,
         schemas.EmbeddingRequest,
     ),
+    _refused("/v1/rerank", rerank, RerankRequest),
+    _refused("/v2/rerank", rerank, RerankRequest),
+    _refused("/v1/score", score, ScoreRequest),
     _ollama(
         "POST",
         "/api/chat",
