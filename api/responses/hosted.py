@@ -152,7 +152,7 @@ class McpCallInput(HostedItem):
     server_label: Ignored = None
     approval_request_id: Ignored = None
     output: str | None = None
-    error: Ignored = None
+    error: str | JsonObject | None = None
 
     def items(self) -> list[Item]:
         call_id = self.id or new_id("call")
