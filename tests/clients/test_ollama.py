@@ -156,7 +156,7 @@ def test_models_are_listed_and_described(client: ollama.Client) -> None:
 @pytest.mark.system
 def test_errors(client: ollama.Client) -> None:
     calls: list[tuple[int, str, Any]] = [
-        (404, "llama3", lambda: client.chat("llama3", [USER])),
+        (404, "not found: .*llama3", lambda: client.chat("llama3", [USER])),
         (404, "llama3", lambda: list(client.chat("llama3", [USER], stream=True))),
         (404, "llama3", lambda: client.show("llama3")),
         (400, "images", lambda: client.generate(NAME, "Hi", images=["aGk="])),
