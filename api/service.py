@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Modules that worker processes import before their first body or grammar.
 MODULES = (
     "chairlift.api.anthropic.dialogue",
+    "chairlift.api.ollama.dialogue",
     "chairlift.api.responses.dialogue",
     "chairlift.engine.grammar.trial",
 )

@@ -26,6 +26,7 @@ from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Transition
 from chairlift.api.text.grammars import check, grammar_of
+from chairlift.api.text.template import Rendering
 from chairlift.engine.messages import Grammar
 
 if TYPE_CHECKING:  # it imports transformers, which takes a second
@@ -52,13 +53,22 @@ async def rendered(messages: Messages, templating: Templating, model: ServedMode
 
     Raises: as ``prompt_of``.
     """
+    return await model.vocabulary.render(await _rendering(messages, templating, model))
+
+
+async def rendered_text(messages: Messages, templating: Templating, model: ServedModel) -> str:
+    """As ``rendered``, but the text."""
+    return await model.vocabulary.render_text(await _rendering(messages, templating, model))
+
+
+async def _rendering(messages: Messages, templating: Templating, model: ServedModel) -> Rendering:
     vocabulary = model.vocabulary
     chars = chars_of(messages) + templating.tool_chars
     vocabulary.check_chars(chars, model.info.max_context, "messages")
     check_arguments(messages)
     shown = partial(rendering_of, messages, templating, vocabulary.format)
     large = chars > INLINE_CHARS or len(messages) > INLINE_MESSAGES
-    return await vocabulary.render(await asyncio.to_thread(shown) if large else shown())
+    return await asyncio.to_thread(shown) if large else shown()
 
 
 async def prepare(

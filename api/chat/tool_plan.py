@@ -50,11 +50,11 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         return None
     native, choice = format.calls, request.effective_choice
     short_ids = native is not None and native.parser_name == _SHORT_IDS
-    strict = any(tool.function.strict for tool in request.tools)
+    strict = any(tool.function.strict for tool in request.callable_tools)
     is_json = native is not None and native.parser_name == JSON_TOOLS
     is_free = choice.mode == "auto" and request.grammar_request is None and not (is_json and strict)
     if native is not None and is_free:
-        tools = [tool.for_template() for tool in request.tools]
+        tools = [tool.for_template() for tool in request.callable_tools]
         native_parser = partial(
             NativeCallParser, native.parse, native.parser_name, tools, short_ids
         )
@@ -68,7 +68,7 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
         calls=1 if request.calls_once else MAX_CONSTRAINED_CALLS,
         same=1 if required else MAX_SAME_CALLS,
     )
-    functions = [t.function for t in request.tools if named in (None, t.function.name)]
+    functions = [t.function for t in request.callable_tools if named in (None, t.function.name)]
     grammar = call_grammar(
         functions,
         start,

@@ -1,4 +1,4 @@
-"""Writes server-sent events: JSON data lines, optional event names, and keep-alives."""
+"""Writes streams of JSON: server-sent events with keep-alives, or one object a line (NDJSON)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _COMMENT = b": keep-alive\n\n"
 # A client that does not read is checked at this interval for too much waiting output.
 WATCH_SECONDS = 0.5
 _HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     # Otherwise nginx would buffer the events.
     "X-Accel-Buffering": "no",
@@ -33,16 +32,22 @@ class Framing:
         named: whether each event has a name, its struct's tag.
         keep_alive: bytes sent into a silent stream.
         end: bytes sent after the last event.
+        content_type: the stream's media type.
+        event: the bytes of an event; ``%b`` stands for its JSON.
     """
 
     named: bool
     keep_alive: bytes = _COMMENT
     end: bytes = b""
+    content_type: str = "text/event-stream; charset=utf-8"
+    event: bytes = b"data: %b\n\n"
 
 
 PLAIN = Framing(named=False, end=b"data: [DONE]\n\n")
 RESPONSES = Framing(named=True)
 MESSAGES = Framing(named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
+# Clients parse every line, even an empty one; a space before the next object does no harm.
+NDJSON = Framing(named=False, keep_alive=b" ", content_type="application/x-ndjson", event=b"%b\n")
 
 
 class EventStream:
@@ -65,7 +70,9 @@ class EventStream:
         keep_alive_seconds: float,
         is_too_slow: Callable[[], bool],
     ) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.response = web.StreamResponse(
+            headers={**_HEADERS, "Content-Type": framing.content_type}
+        )
         self._request = request
         self._framing = framing
         self._interval = keep_alive_seconds
@@ -92,7 +99,7 @@ class EventStream:
         if not chunks:
             return
         encode = self._encode
-        events = [b"data: %b\n\n" % encode(chunk) for chunk in chunks]
+        events = [self._framing.event % encode(chunk) for chunk in chunks]
         if self._framing.named:
             names = [str(chunk.__struct_config__.tag).encode() for chunk in chunks]
             events = [b"event: %b\n%b" % named for named in zip(names, events, strict=True)]

@@ -265,7 +265,7 @@ class Live:
             None if model is None else _facts(model),
             stats.running,
             stats.waiting,
-            self._riders(),
+            self.riders,
             pace[_GENERATED] / seconds,
             pace[_PREFILLED] / seconds,
             _latency(watched.ttft, now),
@@ -275,7 +275,9 @@ class Live:
             [msgspec.structs.replace(request, ago=now - ended) for ended, request in watched.ended],
         )
 
-    def _riders(self) -> list[Rider]:
+    @property
+    def riders(self) -> list[Rider]:
+        """The choices that are being generated."""
         return [
             Rider(f"{generation.id[-8:]}-{choice.index}", choice.tokens)
             for generation in self._open

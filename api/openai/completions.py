@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
 
-from chairlift.api.admission.deadline import DEADLINE
-from chairlift.api.admission.priority import priority_of
-from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.body import read
 from chairlift.api.generate.answer import FinishedChoice, answer
-from chairlift.api.generate.generation import Generation, TokenPrompt
-from chairlift.api.generate.prompt_tokens import prompt_tokens
-from chairlift.api.generate.sampling import sampling_params
+from chairlift.api.generate.continuation import prepare_continuation
+from chairlift.api.generate.generation import Generation
 from chairlift.api.openai.echo import Echo
 from chairlift.api.openai.formatter import ChunkFormatter
-from chairlift.api.schemas.fields import Prompt
 from chairlift.api.schemas.replies import (
     Completion,
     CompletionChoice,
@@ -27,12 +20,8 @@ from chairlift.api.schemas.replies import (
     Usage,
 )
 from chairlift.api.schemas.schemas import CompletionRequest
-from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.text.choice import OutputDelta, TextChoice
-from chairlift.api.text.grammars import grammar_of
 from chairlift.api.text.logprobs import Scored, completion_logprobs, joined
-from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import Grammar
 
 # OpenAI's default for completions; chat's is the remaining context.
 DEFAULT_MAX_TOKENS = 16
@@ -40,48 +29,15 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """Continues one or several prompts."""
-    service = http.app[SERVICE]
-    deadline = http[DEADLINE]
     request = await read(http, CompletionRequest)
-    deadline.tighten(request.timeout)
-    priority = priority_of(request, http.headers)
-    model = service.model(request.model)
-    max_choices = model.info.max_rows + model.info.max_queue
-    if len(request.prompt) * request.n > max_choices:
-        raise RequestError(f"prompt: at most {max_choices} choices in one request", "prompt")
-    # Check the queue before tokenizing, so that refusals are cheap.
-    model.client.check_room(len(request.prompt) * request.n, priority)
-    async with deadline.limit():
-        grammar = await grammar_of(request, model.vocabulary)
-        prompts = [await _token_prompt(request, model, one, grammar) for one in request.prompt]
-    name = f"cmpl-{uuid.uuid4().hex}"
-    account = http[ACCOUNT]
-    generation = Generation(model, service.recorder, request, name, prompts, priority, account)
+    generation = await prepare_continuation(http, request, "cmpl-", DEFAULT_MAX_TOKENS)
     echoes = []
     if request.echo:
-        pairs = zip(request.prompt, prompts, strict=True)
-        echoes = [await Echo.from_prompt(one, p.tokens, model.vocabulary) for one, p in pairs]
+        vocabulary = generation.model.vocabulary
+        pairs = zip(request.prompt, generation.prompts, strict=True)
+        echoes = [await Echo.from_prompt(one, p.tokens, vocabulary) for one, p in pairs]
     formatter = _CompletionFormatter(generation, request, echoes)
     return await answer(http, request, generation, formatter)
-
-
-async def _token_prompt(
-    request: CompletionRequest, model: ServedModel, prompt: Prompt, grammar: Grammar | None
-) -> TokenPrompt:
-    tokens = await prompt_tokens(model, prompt, request.add_special_tokens, "prompt")
-    params = sampling_params(
-        request,
-        model,
-        len(tokens),
-        param="prompt",
-        max_tokens=request.max_tokens,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=request.logprobs,
-        grammar=grammar,
-    )
-    # Yield to the event loop between prompts: hundreds of them must not block all streams.
-    await asyncio.sleep(0)
-    return TokenPrompt(tokens, params, prompt_logprobs=request.logprobs if request.echo else None)
 
 
 class _CompletionFormatter(ChunkFormatter[CompletionChoice]):

@@ -2,119 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import uuid
-from contextlib import aclosing
 
-import numpy as np
 from aiohttp import web
 
-from chairlift.api.admission.deadline import DEADLINE
-from chairlift.api.admission.priority import priority_of
-from chairlift.api.admission.ratelimit import ACCOUNT
 from chairlift.api.body import read
 from chairlift.api.generate.answer import json_response
-from chairlift.api.generate.generation import Generation, TokenPrompt
-from chairlift.api.generate.prompt_tokens import prompt_tokens
-from chairlift.api.generate.sampling import room_for
-from chairlift.api.observe.request_record import GENERATION
+from chairlift.api.generate.vectors import Vectors, compute_vectors
 from chairlift.api.schemas.replies import Embedding, EmbeddingList, EmbeddingUsage
-from chairlift.api.schemas.schemas import EmbeddingRequest, GenerationRequest
-from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.text.choice import VectorChoice
-from chairlift.engine.errors import RequestError
-from chairlift.engine.messages import SamplingParams
-
-# OpenAI's limit.
-MAX_INPUTS = 2048
-# The engine only computes the prompt and generates nothing.
-_NOTHING = SamplingParams(max_tokens=0, seed=0)
+from chairlift.api.schemas.schemas import EmbeddingRequest
 
 
 async def embeddings(http: web.Request) -> web.Response:
     """Computes one vector per text."""
-    service = http.app[SERVICE]
-    deadline = http[DEADLINE]
     request = await read(http, EmbeddingRequest)
-    deadline.tighten(request.timeout)
-    priority = priority_of(request, http.headers)
-    model = service.model(request.model)
-    _check(request, model)
-    # Submitting more prompts than there are rows would gain nothing and fill the queue.
-    at_once = model.info.max_rows
-    model.client.check_room(min(len(request.input), at_once), priority)
-    pooling = request.pooling or service.settings.embedding_pooling
-    prompts = []
-    async with deadline.limit():
-        for text in request.input:
-            tokens = await prompt_tokens(model, text, request.add_special_tokens, "input")
-            tokens = tokens[: _max_input_tokens(request, model)]
-            room_for(model.info, len(tokens), 0, "input")
-            prompts.append(TokenPrompt(tokens, _NOTHING, pooling=pooling))
-            # Yield to the event loop between texts: thousands of them must not block all streams.
-            await asyncio.sleep(0)
-    name = f"embd-{uuid.uuid4().hex}"
-    defaults = GenerationRequest(cache_salt=request.cache_salt)
-    account = http[ACCOUNT]
-    generation = Generation(
-        model, service.recorder, defaults, name, prompts, priority, account, at_once
-    )
-    http[GENERATION] = generation
-    try:
-        with service.live.riding(generation):
-            generation.submit(deadline.arrival)
-            async with deadline.limit(), aclosing(generation.deltas()) as steps:
-                async for _ in steps:
-                    pass  # each choice keeps its vector; there is no text to send
-    finally:
-        generation.close()
-    return json_response(_reply(request, generation))
+    return json_response(_reply(request, await compute_vectors(http, request)))
 
 
-def _check(request: EmbeddingRequest, model: ServedModel) -> None:
-    """Checks the request against the model.
-
-    Raises:
-        RequestError: this model cannot compute the requested embeddings.
-    """
-    size = model.info.hidden_size
-    if size is None:
-        raise RequestError(
-            f"the model {model.name!r} gives no embeddings: its architecture "
-            f"({model.info.architecture}) does not show its last hidden states",
-            "model",
-        )
-    if request.dimensions is not None and request.dimensions > size:
-        raise RequestError(
-            f"dimensions: at most {size}, the model's hidden size, not {request.dimensions}",
-            "dimensions",
-        )
-    if len(request.input) > MAX_INPUTS:
-        raise RequestError(f"input: at most {MAX_INPUTS} texts in one request", "input")
-
-
-def _max_input_tokens(request: EmbeddingRequest, model: ServedModel) -> int | None:
-    limit = request.truncate_prompt_tokens
-    return model.info.max_context if limit == -1 else limit
-
-
-def _reply(request: EmbeddingRequest, generation: Generation) -> EmbeddingList:
-    tokens = generation.usage().prompt_tokens
+def _reply(request: EmbeddingRequest, computed: Vectors) -> EmbeddingList:
+    in_base64 = request.encoding_format == "base64"
     data = [
-        Embedding(_encoded(request, choice.vector), choice.index)
-        for choice in generation.choices
-        if isinstance(choice, VectorChoice)
+        Embedding(
+            base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            if in_base64
+            else vector.tolist(),
+            index,
+        )
+        for index, vector in enumerate(computed.vectors)
     ]
-    return EmbeddingList(data, generation.model.name, EmbeddingUsage(tokens, tokens))
-
-
-def _encoded(request: EmbeddingRequest, raw: bytes) -> list[float] | str:
-    vector = np.frombuffer(raw, np.float32)[: request.dimensions]
-    if request.normalize:
-        # A zero vector has no direction and stays as it is.
-        vector = vector / (np.linalg.norm(vector) or 1.0)
-    if request.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.tolist()
-    return numbers
+    tokens = computed.prompt_tokens
+    return EmbeddingList(data, computed.model.name, EmbeddingUsage(tokens, tokens))

@@ -69,7 +69,7 @@ class FunctionChoice(Request):
 
 class AllowedTool(Request):
     type: str
-    name: str | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
     server_label: Ignored = None
 
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
+Api = Literal[
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "embeddings",
+    "infill",
+    "ollama_chat",
+    "ollama_generate",
+    "ollama_embed",
+]
 
 _TEXTS: Mapping[Api, Mapping[str, str]] = {
     "chat": {
@@ -228,6 +238,35 @@ _TEXTS: Mapping[Api, Mapping[str, str]] = {
         "Ollama": """
             dimensions encoding_format input keep_alive model options truncate
         """,
+    },
+    "infill": {
+        "llama.cpp": """
+            adaptive_decay adaptive_target backend_sampling cache_prompt dry_allowed_length dry_base
+            dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
+            frequency_penalty grammar grammar_lazy grammar_triggers grammar_type id_slot ignore_eos
+            input_extra input_prefix input_suffix json_schema logit_bias logprobs lora max_tokens
+            min_keep min_p mirostat mirostat_eta mirostat_tau model n n_cache_reuse n_cmpl n_discard
+            n_indent n_keep n_predict n_probs post_sampling_probs presence_penalty preserved_tokens
+            prompt repeat_last_n repeat_penalty response_fields return_progress return_tokens
+            samplers seed sse_ping_interval stop stream t_max_predict_ms t_max_prompt_ms temperature
+            timings_per_token top_k top_n_sigma top_p typical_p verbose xtc_probability
+            xtc_threshold
+        """,
+    },
+    "ollama_chat": {
+        "Ollama": """
+            _debug_render_only format keep_alive logprobs messages model options shift stream think
+            tools top_logprobs truncate
+        """,
+    },
+    "ollama_generate": {
+        "Ollama": """
+            _debug_render_only context format height images keep_alive logprobs model options prompt
+            raw shift steps stream suffix system template think top_logprobs truncate width
+        """,
+    },
+    "ollama_embed": {
+        "Ollama": "dimensions input keep_alive model options truncate",
     },
 }
 

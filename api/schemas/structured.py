@@ -36,6 +36,11 @@ def _schema(value: object) -> str:
         return msgspec.json.encode(decoded).decode() if isinstance(decoded, dict) else value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
+    return schema_text(value)
+
+
+def schema_text(value: dict[str, Any]) -> str:
+    """The text of a JSON schema; raises ValueError if it is too large or nested too deeply."""
     text = msgspec.json.encode(checked_size(value)).decode()
     if len(text) > MAX_CHARS:
         raise ValueError(f"must be at most {MAX_CHARS} characters of JSON")

@@ -47,9 +47,10 @@ class Templating(Request):
         choice = self.effective_choice
         if choice.mode == "required" and not names:
             raise RequestError("tool_choice needs tools", "tool_choice")
-        if choice.name is not None and choice.name not in names:
+        chosen = (choice.allowed or frozenset()) if choice.name is None else {choice.name}
+        if missing := chosen - names:
             raise RequestError(
-                f"tool_choice: {choice.name[:128]!r} is not one of the tools", "tool_choice"
+                f"tool_choice: {min(missing)[:128]!r} is not one of the tools", "tool_choice"
             )
         return self
 
@@ -77,7 +78,12 @@ class Templating(Request):
     @property
     def callable_tools(self) -> Tools:
         """The functions that the prompt shows to the model."""
-        return [] if self.effective_choice.mode == "none" else self.tools
+        choice = self.effective_choice
+        if choice.mode == "none":
+            return []
+        if choice.allowed is None:
+            return self.tools
+        return [tool for tool in self.tools if tool.function.name in choice.allowed]
 
     @property
     def calls_once(self) -> bool:

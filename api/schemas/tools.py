@@ -12,7 +12,8 @@ from chairlift.api.schemas.request import Request
 
 MAX_TOOLS = 128
 # The characters that OpenAI allows, and dots, which qualified names contain.
-_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
+MAX_NAME_CHARS = 128
+_NAME = rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
 
@@ -43,10 +44,17 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must not or must call a function; ``name`` is the one it must call."""
+    """Whether the model may, must not or must call a function.
+
+    Attributes:
+        mode: whether it may, must not or must.
+        name: the function that it must call, or None.
+        allowed: the functions that it may call; None means all.
+    """
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None
+    allowed: frozenset[str] | None = None
 
 
 def _tool_choice(value: object) -> ToolChoice:
@@ -57,31 +65,48 @@ def _tool_choice(value: object) -> ToolChoice:
             return ToolChoice(value)
         case {"type": "function", "function": {"name": str(name)}}:
             return ToolChoice("required", name)
+        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            return _allowed(allowed)
     raise ValueError(
-        'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+        'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
     )
 
 
+def _allowed(value: dict[str, Any]) -> ToolChoice:
+    mode, tools = value.get("mode"), value.get("tools")
+    if mode != "auto" and mode != "required":
+        raise ValueError('allowed_tools.mode must be "auto" or "required"')
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        raise ValueError(f"allowed_tools.tools must hold 1 to {MAX_TOOLS} tools")
+    names = []
+    for tool in tools:
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}}:
+                names.append(name[:MAX_NAME_CHARS])
+            case _:
+                raise ValueError(
+                    'each of allowed_tools.tools must be {"type": "function", "function": '
+                    '{"name": ...}}'
+                )
+    return ToolChoice(mode, allowed=frozenset(names))
+
+
+def _object(**properties: object) -> dict[str, object]:
+    """The JSON schema of an object with these fields, all required."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_ONE = _object(type={"const": "function"}, function=_object(name={"type": "string"}))
+_SOME = _object(
+    type={"const": "allowed_tools"},
+    allowed_tools=_object(
+        mode={"enum": ["auto", "required"]},
+        tools={"type": "array", "items": _ONE, "minItems": 1, "maxItems": MAX_TOOLS},
+    ),
+)
 ToolChoiceField = Annotated[
     ToolChoice,
     BeforeValidator(_tool_choice),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": ["none", "auto", "required"]},
-                {
-                    "type": "object",
-                    "properties": {
-                        "type": {"const": "function"},
-                        "function": {
-                            "type": "object",
-                            "properties": {"name": {"type": "string"}},
-                            "required": ["name"],
-                        },
-                    },
-                    "required": ["type", "function"],
-                },
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _ONE, _SOME]}),
 ]

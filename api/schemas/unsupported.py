@@ -48,8 +48,8 @@ _ONE = (
     "best_of length_penalty n n_cmpl repeat_penalty repetition_penalty temperature top_p typical_p"
 )
 _MINUS_ONE = """
-    adaptive_target n_predict reasoning_budget_tokens t_max_predict_ms thinking_budget_tokens top_k
-    top_n_sigma
+    adaptive_target n_predict reasoning_budget_tokens t_max_predict_ms t_max_prompt_ms
+    thinking_budget_tokens top_k top_n_sigma
 """
 _EMPTY_LIST = """
     allowed_callers bad_words documents fallbacks functions grammar_triggers images include lora

@@ -19,6 +19,7 @@ from chairlift.api.observe.access import log_request
 from chairlift.api.observe.lag import lag_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
+from chairlift.api.ollama.models import ollama_running
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document_bytes
 from chairlift.api.server.routes import ROUTES, error_format_of
@@ -62,6 +63,9 @@ def build_app(service: Service) -> web.Application:
     app.router.add_get("/openapi.json", _openapi_handler())
     if settings.ui:
         add_page(app, service.live, service, settings.keep_alive_seconds)
+    else:
+        # Ollama's clients look here whether the server runs; the page answers them, too.
+        app.router.add_get("/", ollama_running)
     return app
 
 

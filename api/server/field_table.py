@@ -12,6 +12,13 @@ from typing import Literal, NamedTuple
 from pydantic import WithJsonSchema
 
 from chairlift.api.anthropic.request import MessagesRequest
+from chairlift.api.llamacpp.request import InfillRequest
+from chairlift.api.ollama.options import OllamaOptions
+from chairlift.api.ollama.request import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+)
 from chairlift.api.responses.request import ResponsesRequest
 from chairlift.api.schemas.field_types import IGNORED, NOT_SUPPORTED
 from chairlift.api.schemas.harmless_fields import HARMLESS
@@ -28,6 +35,10 @@ ENDPOINTS: Mapping[Api, tuple[str, type[Request]]] = {
     "responses": ("/v1/responses", ResponsesRequest),
     "messages": ("/v1/messages", MessagesRequest),
     "embeddings": ("/v1/embeddings", EmbeddingRequest),
+    "infill": ("/infill", InfillRequest),
+    "ollama_chat": ("/api/chat", OllamaChatRequest),
+    "ollama_generate": ("/api/generate", OllamaGenerateRequest),
+    "ollama_embed": ("/api/embed", OllamaEmbedRequest),
 }
 
 # Notes on fields that behave unexpectedly.
@@ -40,6 +51,18 @@ _NOTES: Mapping[str, str] = {
     "regex": "as `guided_regex`",
     "response_format": "also with llama.cpp's `schema`",
     "user": "stored and returned with the response",
+}
+# Why declared fields that could matter have no effect.
+_IGNORED: Mapping[str, str] = {
+    "n_indent": "editors send it; no indentation is enforced",
+    "response_fields": "the reply has all fields",
+    "samplers": "editors send it; the order of samplers is fixed",
+    "t_max_predict_ms": "editors send it; `timeout` limits a request",
+    "t_max_prompt_ms": "editors send it; `timeout` limits a request",
+    "num_ctx": "the server's flags decide how long the context is",
+    "num_keep": "no part of a context is ever dropped",
+    "repeat_last_n": "penalties count all tokens of prompt and reply",
+    **dict.fromkeys(("mirostat_eta", "mirostat_tau"), "only has an effect with `mirostat`"),
 }
 _HEAD = """\
 # Fields of requests
@@ -54,8 +77,9 @@ the server's own tables, and a test sends each field and checks the reply.
   one of the values given.
 
 A field of one API is refused at the other APIs that do not have it. Fields in no list are ignored,
-and one line of the log names them. `/tokenize`, `/detokenize`, `/v1/messages/count_tokens` and
-`/v1/embeddings` generate nothing, so they ignore all fields that affect generation only.
+and one line of the log names them. `/tokenize`, `/detokenize`, `/v1/messages/count_tokens`,
+`/v1/embeddings` and `/api/embed` generate nothing, so they ignore all fields that affect generation
+only.
 """
 
 
@@ -103,7 +127,7 @@ def _declared_outcome(kind: type[Request], name: str) -> Outcome:
         if isinstance(mark, WithJsonSchema) and mark.json_schema is not None:
             description = mark.json_schema.get("description")
             if description == IGNORED:
-                return Outcome("ignored", "it cannot change the reply")
+                return Outcome("ignored", _IGNORED.get(name, "it cannot change the reply"))
             if description == NOT_SUPPORTED:
                 values = [json.dumps(v) for v in mark.json_schema.get("enum", ()) if v is not None]
                 note = f"except {', '.join(f'`{value}`' for value in values)}" if values else ""
@@ -113,7 +137,8 @@ def _declared_outcome(kind: type[Request], name: str) -> Outcome:
 
 def page() -> str:
     """The whole page, in Markdown."""
-    return "\n".join([_HEAD, *(line for api in ENDPOINTS for line in _section(api))])
+    sections = [line for api in ENDPOINTS for line in _section(api)]
+    return "\n".join([_HEAD, *sections, *_options_section()])
 
 
 def _section(api: Api) -> Iterator[str]:
@@ -123,6 +148,16 @@ def _section(api: Api) -> Iterator[str]:
     for name, servers in fields_of(api).items():
         kind, note = outcome(api, name)
         yield f"| `{name}` | {', '.join(servers)} | {kind}{': ' if note else ''}{note} |"
+    yield ""
+
+
+def _options_section() -> Iterator[str]:
+    yield "## `options` of /api/chat and /api/generate\n"
+    yield "| option | here |"
+    yield "|---|---|"
+    for name in sorted(OllamaOptions.model_fields):
+        kind, note = _declared_outcome(OllamaOptions, name)
+        yield f"| `{name}` | {kind}{': ' if note else ''}{note} |"
     yield ""
 
 

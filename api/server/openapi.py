@@ -11,7 +11,8 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from chairlift.api.admission.priority import HEADER
-from chairlift.api.server.routes import ROUTES, Route
+from chairlift.api.server.route import Route
+from chairlift.api.server.routes import ROUTES
 from chairlift.api.version import VERSION
 from chairlift.engine.messages import MAX_PRIORITY
 
@@ -61,9 +62,12 @@ def _schemas() -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    content = {"application/json": _schema_of(route.reply)}
+    reply = _schema_of(route.reply)
+    if route.is_list:
+        reply = {"schema": {"type": "array", "items": reply["schema"]}}
+    content = {"application/json": reply}
     if route.chunks:
-        content["text/event-stream"] = _schema_of(*route.chunks)
+        content[route.stream_type] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.handler.__name__}_{route.method.lower()}"

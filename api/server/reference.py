@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chairlift.api.admission.priority import HEADER
-from chairlift.api.server.routes import ROUTES, Route
+from chairlift.api.server.route import Route
+from chairlift.api.server.routes import ROUTES
 
 _HEAD = f"""\
 # API endpoints

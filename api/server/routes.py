@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import msgspec
 
-from chairlift.api.admission.admission import Access
 from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
+from chairlift.api.llamacpp import replies as llama_replies
+from chairlift.api.llamacpp.prompts import apply_template, infill
+from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
+from chairlift.api.llamacpp.status import llama_props, llama_slots
+from chairlift.api.ollama import handlers as ollama
+from chairlift.api.ollama import models as ollama_models
+from chairlift.api.ollama import replies as ollama_replies
+from chairlift.api.ollama import request as ollama_request
+from chairlift.api.ollama.errors import OLLAMA_ERRORS
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings
+from chairlift.api.openai.scoring import RerankRequest, ScoreRequest, rerank, score
 from chairlift.api.openai.tokens import detokenize, tokenize, tokenizer_info
 from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
@@ -29,44 +35,33 @@ from chairlift.api.responses.request import (
 )
 from chairlift.api.schemas import replies, schemas
 from chairlift.api.schemas.request import Request
+from chairlift.api.server.route import Route
 from chairlift.api.server.status import get_model, health, list_models, version
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One route, as the app serves it and /openapi.json describes it.
+def _ollama(
+    method: str,
+    path: str,
+    handler: Handler,
+    summary: str,
+    reply: type[msgspec.Struct],
+    request: type[Request] | None = None,
+    chunks: tuple[type[msgspec.Struct], ...] = (),
+) -> Route:
+    """A route of Ollama's API. Its version needs no key, like /version."""
+    summary = f"{summary}, in Ollama's format"
+    return Route(
+        *(method, path, handler, summary, reply, request, chunks),
+        error_format=OLLAMA_ERRORS,
+        stream_type="application/x-ndjson",
+        is_free=path == "/api/version",
+    )
 
-    Attributes:
-        method: the HTTP method.
-        path: the pattern, with path parameters in braces.
-        handler: the coroutine that answers.
-        summary: one line for /openapi.json.
-        reply: the type of the reply body.
-        request: the type of the request body. A route that has one does work, so its requests
-            count against their key's limits.
-        chunks: the types of its stream's events, if it can stream.
-        error_format: the format of its errors.
-        query: the JSON schema of each query parameter.
-        is_free: whether it needs no API key.
-    """
 
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    reply: type[msgspec.Struct]
-    request: type[Request] | None = None
-    chunks: tuple[type[msgspec.Struct], ...] = ()
-    error_format: ErrorFormat = OPENAI_ERRORS
-    query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    is_free: bool = False
-
-    @property
-    def access(self) -> Access:
-        """The route's access class, for the admission middleware."""
-        if self.is_free:
-            return "free"
-        return "key" if self.request is None else "work"
+def _refused(path: str, handler: Handler, request: type[Request]) -> Route:
+    """A route that no served model can answer."""
+    summary = "Refused, as no model kind of this server scores texts"
+    return Route("POST", path, handler, summary, replies.ErrorReply, request)
 
 
 _STORED = "/v1/responses/{response_id}"
@@ -171,6 +166,72 @@ ROUTES: tuple[Route, ...] = (
         replies.EmbeddingList,
         schemas.EmbeddingRequest,
     ),
+    _refused("/v1/rerank", rerank, RerankRequest),
+    _refused("/v2/rerank", rerank, RerankRequest),
+    _refused("/v1/score", score, ScoreRequest),
+    _ollama(
+        "POST",
+        "/api/chat",
+        ollama.ollama_chat,
+        "Answer a conversation",
+        ollama_replies.OllamaChat,
+        ollama_request.OllamaChatRequest,
+        (ollama_replies.OllamaChat, ollama_replies.OllamaError),
+    ),
+    _ollama(
+        "POST",
+        "/api/generate",
+        ollama.ollama_generate,
+        "Answer or continue a prompt",
+        ollama_replies.OllamaGenerated,
+        ollama_request.OllamaGenerateRequest,
+        (ollama_replies.OllamaGenerated, ollama_replies.OllamaError),
+    ),
+    _ollama(
+        "POST",
+        "/api/embed",
+        ollama.ollama_embed,
+        "Compute embeddings of texts",
+        ollama_replies.OllamaEmbeddings,
+        ollama_request.OllamaEmbedRequest,
+    ),
+    _ollama(
+        "POST",
+        "/api/embeddings",
+        ollama.ollama_embeddings,
+        "Compute the embedding of one text",
+        ollama_replies.OllamaEmbedding,
+        ollama_request.OllamaEmbeddingsRequest,
+    ),
+    _ollama(
+        "POST",
+        "/api/show",
+        ollama_models.ollama_show,
+        "Describe a model",
+        ollama_replies.OllamaModelInfo,
+        ollama_request.OllamaShowRequest,
+    ),
+    _ollama(
+        "GET",
+        "/api/tags",
+        ollama_models.ollama_tags,
+        "List the models",
+        ollama_replies.OllamaModels,
+    ),
+    _ollama(
+        "GET",
+        "/api/ps",
+        ollama_models.ollama_ps,
+        "List the loaded models",
+        ollama_replies.OllamaRunningModels,
+    ),
+    _ollama(
+        "GET",
+        "/api/version",
+        ollama_models.ollama_version,
+        "Get the version of Ollama's API",
+        ollama_replies.OllamaVersion,
+    ),
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
     Route(
@@ -197,6 +258,25 @@ ROUTES: tuple[Route, ...] = (
         replies.TokenizerInfo,
     ),
     Route(
+        "POST",
+        "/apply-template",
+        apply_template,
+        "Render a conversation as text",
+        llama_replies.LlamaPrompt,
+        ApplyTemplateRequest,
+    ),
+    Route(
+        "POST",
+        "/infill",
+        infill,
+        "Write the text between two texts",
+        llama_replies.LlamaInfill,
+        InfillRequest,
+        (llama_replies.LlamaInfillPiece, llama_replies.LlamaInfill, replies.ErrorReply),
+    ),
+    Route("GET", "/props", llama_props, "Get llama.cpp's properties", llama_replies.LlamaProps),
+    Route("GET", "/slots", llama_slots, "List the rows", llama_replies.LlamaSlot, is_list=True),
+    Route(
         "GET",
         "/health",
         health,
@@ -209,7 +289,8 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/version", version, "Get the version", replies.VersionReply, is_free=True),
 )
 
-_OTHER_FORMATS = {
+# Ollama's API has further routes, for managing models, which this server lacks.
+_OTHER_FORMATS = {"/api": OLLAMA_ERRORS} | {
     route.path: route.error_format for route in ROUTES if route.error_format != OPENAI_ERRORS
 }
 

@@ -16,6 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chairlift.api.schemas.replies import TokenizerInfo
 from chairlift.api.text.chat_format import ChatFormat, Transition, chat_format
+from chairlift.api.text.fill_in import FillIn
 from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 from chairlift.api.text.splitter import Rules, rules
 from chairlift.api.text.stream import Detokenizer
@@ -81,7 +82,10 @@ class Vocabulary:
             inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
         )
         self._known = len(tokenizer)
-        self._longest = max(map(len, tokenizer.get_vocab()))
+        vocabulary = tokenizer.get_vocab()
+        self._longest = max(map(len, vocabulary))
+        # The marks of a prompt with a gap, or None for a model that fills none.
+        self.fill_in = FillIn.of_vocabulary(vocabulary)
         self._rendering = TimeLimitedThreads(TEMPLATE_SECONDS)
         self._texts: dict[int, TokenText] = {}
         # Cached: serializing a tokenizer of 150,000 tokens blocks the interpreter.
@@ -115,13 +119,40 @@ class Vocabulary:
             lambda: list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)),
         )
 
+    async def fill_in_prompt(self, before: str, after: str, param: str) -> list[int]:
+        """The token ids of a prompt after which the model writes what is between two texts.
+
+        Raises:
+            RequestError: the model has no tokens for that, or a text is too expensive to tokenize.
+        """
+        if self.fill_in is None:
+            raise RequestError(
+                f"{param} is not supported: this model has no tokens to fill in text", param
+            )
+        marks = self.fill_in
+        # Tokens that begin every text, like BOS, begin this prompt, too.
+        start = await self.encode("", param=param)
+        prefix = await self.encode(before, add_special_tokens=False, param=param)
+        suffix = await self.encode(after, add_special_tokens=False, param=param)
+        return [*start, marks.prefix, *prefix, marks.suffix, *suffix, marks.middle]
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self._tokenizer.has_chat_template)
+
     async def render(self, rendering: Rendering) -> list[int]:
-        """Renders a conversation with the model's chat template; returns its token ids.
+        """The token ids of a conversation, rendered with the model's chat template.
 
         Raises:
             RequestError: the model has no template, or it refuses these messages.
         """
-        if not self._tokenizer.has_chat_template:
+        text = await self.render_text(rendering)
+        return await self.encode(text, add_special_tokens=False, param="messages")
+
+    async def render_text(self, rendering: Rendering) -> str:
+        """Renders a conversation with the model's chat template; raises as ``render``."""
+        if not self.has_chat_template:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
         if reserved := self._reserved.intersection(rendering.kwargs):
             raise RequestError(
@@ -129,7 +160,7 @@ class Vocabulary:
                 "chat_template_kwargs",
             )
         try:
-            text = await self._rendering.run(partial(self._render, rendering))
+            return await self._rendering.run(partial(self._render, rendering))
         except TookTooLong as error:
             raise RequestError(
                 f"the model's chat template takes longer than {TEMPLATE_SECONDS:g} s for these "
@@ -142,7 +173,6 @@ class Vocabulary:
             raise RequestError(
                 f"the model's chat template refuses these messages: {reason}", "messages"
             ) from error
-        return await self.encode(text, add_special_tokens=False, param="messages")
 
     def _render(self, rendering: Rendering) -> str:
         ending = {"continue_final_message": True} if rendering.continues else {}

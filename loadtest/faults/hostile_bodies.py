@@ -17,6 +17,9 @@ ENDPOINTS: Mapping[str, Mapping[str, bytes]] = {
     "/v1/messages": {"messages": _USER, "max_tokens": b"8"},
     "/v1/messages/count_tokens": {"messages": _USER},
     "/v1/embeddings": {"input": b'"hi"'},
+    "/api/chat": {"messages": _USER, "options": b'{"num_predict":8}', "stream": b"false"},
+    "/api/generate": {"prompt": b'"hi"', "options": b'{"num_predict":8}', "stream": b"false"},
+    "/api/embed": {"input": b'"hi"'},
     "/tokenize": {"prompt": b'"hi"'},
     "/detokenize": {"tokens": b"[1]"},
 }

@@ -162,8 +162,10 @@ async def test_events_need_a_key_where_there_are_keys() -> None:
 
 async def test_the_page_can_be_turned_off() -> None:
     async with running(engine_replying("Hello"), ui=False) as server:
-        for path in ("/", page.EVENTS, "/ui/main.js"):
+        for path in (page.EVENTS, "/ui/main.js"):
             assert (await server.get(path))[0] == 404
+        async with server.http.get(server.url) as response:
+            assert await response.text() == "Ollama is running"
     async with running(engine_replying("Hello")) as server:
         assert (await server.http.get(server.url)).status == 200
 

@@ -1,0 +1,54 @@
+"""One row of the table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from chairlift.api.admission.admission import Access
+from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
+from chairlift.api.http.requests import Handler
+from chairlift.api.schemas.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route, as the app serves it and /openapi.json describes it.
+
+    Attributes:
+        method: the HTTP method.
+        path: the pattern, with path parameters in braces.
+        handler: the coroutine that answers.
+        summary: one line for /openapi.json.
+        reply: the type of the reply body.
+        request: the type of the request body. A route that has one does work, so its requests
+            count against their key's limits.
+        chunks: the types of its stream's events, if it can stream.
+        stream_type: the media type of its stream.
+        error_format: the format of its errors.
+        query: the JSON schema of each query parameter.
+        is_free: whether it needs no API key.
+        is_list: whether the reply body is a list of ``reply``.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    reply: type[msgspec.Struct]
+    request: type[Request] | None = None
+    chunks: tuple[type[msgspec.Struct], ...] = ()
+    error_format: ErrorFormat = OPENAI_ERRORS
+    stream_type: str = "text/event-stream"
+    query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    is_free: bool = False
+    is_list: bool = False
+
+    @property
+    def access(self) -> Access:
+        """The route's access class, for the admission middleware."""
+        if self.is_free:
+            return "free"
+        return "key" if self.request is None else "work"
