@@ -11,6 +11,7 @@ from typing import Any
 
 import uvloop
 
+from chairlift.api.cli.parser import CommandParser
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.flags import add_arguments
 from chairlift.loadtest.bench.report import sweep_table
@@ -98,7 +99,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
 
 def main() -> int:
     """``python -m chairlift.loadtest.cli``: the same as ``chairlift bench``."""
-    parser = argparse.ArgumentParser(description="Load test of an OpenAI-compatible server.")
+    parser = CommandParser(description="Load test of an OpenAI-compatible server.")
     add_arguments(parser)
     return run(parser.parse_args())
 

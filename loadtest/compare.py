@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import uvloop
 
+from chairlift.api.cli.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import run_load
 from chairlift.loadtest.bench.metrics import compute_metrics
@@ -183,7 +184,7 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m chairlift.loadtest.compare",
         description="Measures this server, mlx_lm.server and llama-server under the same load.",
     )

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from chairlift.api.cli.parser import CommandParser
 from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
@@ -256,7 +257,7 @@ def _int_range(text: str) -> tuple[int, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="engine_bench", description=__doc__)
+    parser = CommandParser(prog="engine_bench", description=__doc__)
     parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or a config.json")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--requests", type=int, default=256, help="0: no mixed load")

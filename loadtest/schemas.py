@@ -7,7 +7,6 @@ interface. The exit code is 1 unless all replies are complete and valid.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -22,6 +21,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from chairlift.api.cli.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, UsageError
@@ -141,9 +141,7 @@ def _problem(text: str, schema: Schema) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chairlift.loadtest.schemas", description=__doc__
-    )
+    parser = CommandParser(prog="python -m chairlift.loadtest.schemas", description=__doc__)
     parser.add_argument("--url", help="address of a running server (default: start one)")
     parser.add_argument(
         "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"

@@ -9,7 +9,6 @@ either ratio is below MIN_RATIO.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import uvloop
 
+from chairlift.api.cli.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, ServerError
@@ -140,9 +140,7 @@ async def _batch(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chairlift.loadtest.structured", description=__doc__
-    )
+    parser = CommandParser(prog="python -m chairlift.loadtest.structured", description=__doc__)
     parser.add_argument(
         "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
     )

@@ -11,6 +11,8 @@ from collections.abc import Container, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from chairlift.api.cli.parser import CommandParser
+
 
 class _Command(NamedTuple):
     """A subcommand. Its module has ``add_arguments(parser)`` and ``run(options)``."""
@@ -58,7 +60,7 @@ def build_parser(
     A subcommand gets its flags only if it is in ``complete``, because its module may be slow to
     import. Its options contain ``parser``, the subcommand's, and ``arguments``, as given here.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="chairlift",
         description="Serves one language model to many clients in continuous batches.",
     )

@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m chairlift.scheduler.simulate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     load = parser.add_argument_group("requests")
     load.add_argument(

@@ -30,13 +30,12 @@ def test_each_source_overrides_those_after_it(tmp_path: Path) -> None:
         'cors-origin = ["https://a.org", "https://b.org"]\ntrust-remote-code = true\n'
     )
     result = resolved(
-        *("--port", "3", "--max-row", "3", "--cors-origin", "https://c.org"),
+        *("--port", "3", "--max-rows", "3", "--cors-origin", "https://c.org"),
         **{"PORT": "2", "MAX_QUEUE": "2", "MODEL": "in/environment", "CONFIG": str(file)},
         **{"TRUST_REMOTE_CODE": "off", "HOST": ""},
     )
     options, given = result.options, sources(result)
     assert (options.port, given["port"]) == (3, "flag")
-    # An abbreviated flag, as argparse allows.
     assert (options.max_rows, given["max-rows"]) == (3, "flag")
     assert (options.max_queue, given["max-queue"]) == (2, "CHAIRLIFT_MAX_QUEUE")
     assert (options.model, given["model"]) == ("in/environment", "CHAIRLIFT_MODEL")
