@@ -28,6 +28,7 @@ class ServerSettings:
         tool_parser: the parser of tool calls; None means that of the model's tokenizer.
         think_tags: the tags around reasoning; None means those of the model's tokenizer.
         keys: the API keys; without any, everybody may send requests.
+        given_keys: those of ``keys`` that are in no file.
         api_key_file: the file of the keys, read again on reload.
         anonymous: the limits that all clients share if there are no keys. They are also the default
             limits of each key.
@@ -60,6 +61,7 @@ class ServerSettings:
     tool_parser: str | None = None
     think_tags: ThinkTags | None = None
     keys: tuple[ApiKey, ...] = ()
+    given_keys: tuple[ApiKey, ...] = ()
     api_key_file: Path | None = None
     anonymous: KeyLimits = NO_LIMITS
     ssl_certfile: Path | None = None

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import uvloop
 
-from chairlift.api.cli.parser import CommandParser
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import run_load
 from chairlift.loadtest.bench.metrics import compute_metrics

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from chairlift.api.cli.parser import CommandParser
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import LoadResult, run_load
 from chairlift.loadtest.bench.progress import Progress

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from chairlift.api.cli.parser import CommandParser
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.workload import WorkloadRequest, random_requests

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from chairlift.api.cli.parser import CommandParser
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, UsageError

@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from chairlift.api.cli.parser import CommandParser
+from chairlift.api.cli.arguments.parser import CommandParser
 
 
 class _Command(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from chairlift.api.cli import serve
-from chairlift.api.cli.config_sources import PREFIX
+from chairlift.api.cli.arguments.config_sources import PREFIX
 
 _HEAD = """\
 # Flags of `chairlift serve`

@@ -6,19 +6,20 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
 
-from chairlift.api.admission.keys import KEY_VARIABLE, KeyFileError
+from chairlift.api.admission.keys import KeyFileError
 from chairlift.api.cli import (
     batching_flags,
-    config_sources,
     limit_flags,
     model_flags,
     network_flags,
     observability_flags,
     output_flags,
 )
-from chairlift.api.cli.config_sources import ConfigError, Setting
+from chairlift.api.cli.arguments import alias_flags, config_sources
+from chairlift.api.cli.arguments.config_sources import ConfigError
+from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
+from chairlift.api.cli.arguments.setting import as_toml
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         limit_flags,
         output_flags,
         observability_flags,
+        alias_flags,
         config_sources,
     ):
         flags.add_arguments(parser)
@@ -57,9 +59,10 @@ def run(options: argparse.Namespace) -> int:
     signals.before_loop()
     standard_streams.fill()
     try:
-        options, sourced = config_sources.resolve(parser, options.arguments, os.environ)
+        resolved = config_sources.resolve(parser, options.arguments, os.environ)
+        options, sourced = with_openai_key(resolved, os.environ)
         if options.print_config:
-            _print_settings(sourced)
+            print(as_toml(sourced), end="")
         config = engine_config(options)
         settings = server_settings(options)
     except (ValueError, ConfigError) as error:
@@ -70,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if options.print_config:
         return 0
     set_up_logs(options.log_level, options.log_format, "api")
+    log_origin(sourced, os.environ)
     try:
         certificate = Certificate.from_settings(settings)
         sockets = bind_all(settings)
@@ -88,12 +92,6 @@ def run(options: argparse.Namespace) -> int:
 
     supervision = limit_flags.supervision(options)
     return serve(Server(settings, config, supervision, sockets, certificate))
-
-
-def _print_settings(settings: Sequence[Setting]) -> None:
-    print(config_sources.as_toml(settings), end="")
-    if os.environ.get(KEY_VARIABLE):
-        print(f"# {KEY_VARIABLE} = {config_sources.MASK}  # environment")
 
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:

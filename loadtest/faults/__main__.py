@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from chairlift.api.cli.parser import CommandParser
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.errors import LoadTestError
 from chairlift.loadtest.faults.fuzz import FUZZ
 from chairlift.loadtest.faults.hostile import HOSTILE

@@ -16,6 +16,7 @@ from chairlift.api.admission.keys import (
     KeyFileError,
     KeyLimits,
     digest_of,
+    given_keys,
     read_keys,
 )
 
@@ -66,14 +67,18 @@ def test_the_key_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     sha256 = hashlib.sha256(BOB.encode()).hexdigest()
     path.write_text(f'[alice]\nkey = "{ALICE}"\nrpm = 5\ntpm = 0\n[bob]\nsha256 = "{sha256}"\n')
-    read = read_keys(path, "from-the-environment", KeyLimits(rpm=60, tpm=100))
+    limits = KeyLimits(rpm=60, tpm=100)
+    read = read_keys(
+        path, limits, given_keys(["from-a-flag", "and-another", "from-a-flag"], limits)
+    )
     assert read == (
         ApiKey("alice", digest_of(ALICE), KeyLimits(rpm=5)),
         ApiKey("bob", digest_of(BOB), KeyLimits(60, 100)),
-        ApiKey("default", digest_of("from-the-environment"), KeyLimits(60, 100)),
+        ApiKey("default", digest_of("from-a-flag"), KeyLimits(60, 100)),
+        ApiKey("default-2", digest_of("and-another"), KeyLimits(60, 100)),
     )
     assert ALICE not in repr(read)
-    assert read_keys(None, None, NO_LIMITS) == ()
+    assert read_keys(None, NO_LIMITS) == ()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,6 @@ def test_errors_of_bad_key_files_do_not_contain_the_keys(
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(KeyFileError, match=message) as error:
-        read_keys(path, None, NO_LIMITS)
+        read_keys(path, NO_LIMITS)
     assert ALICE not in str(error.value)
     assert "\n" not in str(error.value)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.main import COMMANDS, build_parser, main
-from chairlift.api.cli.parser import CommandParser
 
 SECRET = "sk-a-secret-key"
 

@@ -28,7 +28,7 @@ async def test_new_keys_apply_to_new_requests_and_running_streams_go_on(
     limits = KeyLimits(rpm=50)
     slow = engine_replying("x" * 150, step_seconds=0.01)
     async with running(
-        slow, keys=read_keys(path, None, limits), api_key_file=path, anonymous=limits
+        slow, keys=read_keys(path, limits), api_key_file=path, anonymous=limits
     ) as server:
         service = server.service
         reloader = Reloader(service.settings, service.accounts, None, service.recorder)
@@ -133,7 +133,7 @@ async def test_a_signal_during_a_reload_causes_another_reload(
 ) -> None:
     path = tmp_path / "keys.toml"
     write_keys(path, alice=f'"{ALICE}"')
-    settings = ServerSettings(api_key_file=path, keys=read_keys(path, None, NO_LIMITS))
+    settings = ServerSettings(api_key_file=path, keys=read_keys(path, NO_LIMITS))
     service = Service(settings)
     reloader = Reloader(settings, service.accounts, None, service.recorder)
     task = asyncio.create_task(reloader.run())
