@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +49,7 @@ class ServedModel:
         canary: replays finished rows, or None.
         root: the model's own name if ``name`` is another, else None.
         created: the time of loading, in Unix seconds.
+        seeds: draws the seeds of requests that give none.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ServedModel:
     canary: Canary | None = None
     root: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    seeds: random.Random = field(default_factory=random.Random)
 
     @property
     def info(self) -> ModelInfo:

@@ -26,6 +26,8 @@ class ServerSettings:
         canary_interval: the time between two replays of finished rows; 0 disables them.
         otlp_endpoint: receives traces by OTLP over HTTP; None disables them.
         tool_parser: the parser of tool calls; None means that of the model's tokenizer.
+        chat_template: the text of the chat template; None means the model's own.
+        seed: starts the sequence of seeds of requests that give none; None takes a random one.
         think_tags: the tags around reasoning; None means those of the model's tokenizer.
         keys: the API keys; without any, everybody may send requests.
         given_keys: those of ``keys`` that are in no file.
@@ -59,6 +61,8 @@ class ServerSettings:
     canary_interval: float = 0.0
     otlp_endpoint: str | None = None
     tool_parser: str | None = None
+    chat_template: str | None = None
+    seed: int | None = None
     think_tags: ThinkTags | None = None
     keys: tuple[ApiKey, ...] = ()
     given_keys: tuple[ApiKey, ...] = ()

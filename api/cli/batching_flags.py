@@ -10,6 +10,7 @@ from chairlift.api.cli.flags import (
     directory,
     positive,
     positive_seconds,
+    share,
 )
 from chairlift.engine.config import KV_BITS, KV_GROUP_SIZES, EngineConfig
 
@@ -60,6 +61,14 @@ def _add_kv_cache(group: argparse._ArgumentGroup) -> None:
         type=byte_size,
         metavar="SIZE",
         help="memory for the KV cache: bytes, like 4G or 512M (default: a share of free memory)",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=share,
+        metavar="SHARE",
+        help="share of the device's memory (without a GPU: the machine's) for weights, KV cache, "
+        "prefix cache and a step together, like 0.9; instead of --kv-memory (default: a share of "
+        "what is free once the weights are loaded)",
     )
     add(
         "--kv-bits",

@@ -41,6 +41,24 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """Parses a number above 0 and at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
+    return value
+
+
+def whole(text: str) -> int:
+    """Parses an integer from 0 to 2**63 - 1."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**63")
+    return int(text)
+
+
 def port(text: str) -> int:
     """Parses a port from 0 to 65535."""
     if not (text.isascii() and text.isdigit() and int(text) < 65536):

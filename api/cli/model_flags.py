@@ -16,6 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a hub id, an mlx-lm or HF directory, or a .gguf file (default: %(default)s)",
     )
     add = parser.add_argument_group("Model").add_argument
+    add(
+        "--revision",
+        metavar="NAME",
+        help="branch, tag or commit of a hub model (default: its main branch)",
+    )
     add("--served-model-name", metavar="NAME", help="the model's id in the API (default: its own)")
     add(
         "--dtype",

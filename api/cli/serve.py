@@ -124,8 +124,12 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         raise ValueError("--swap-dir-bytes needs --swap-dir")
     if group_size is not None and options.kv_bits is None:
         raise ValueError("--kv-group-size needs --kv-bits")
+    if options.gpu_memory_utilization is not None and options.kv_memory is not None:
+        raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
     return EngineConfig(
         model=options.model,
+        revision=options.revision,
+        memory_share=options.gpu_memory_utilization,
         dtype=options.dtype,
         threads=options.threads,
         max_rows=options.max_rows,

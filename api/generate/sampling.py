@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
@@ -50,7 +48,7 @@ def sampling_params(
         max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
     if request.min_tokens > max_tokens:
         raise RequestError(f"min_tokens: must be at most max_tokens = {max_tokens}", "min_tokens")
-    seed = random.getrandbits(63) if request.seed is None else request.seed & (2**63 - 1)
+    seed = model.seeds.getrandbits(63) if request.seed is None else request.seed & (2**63 - 1)
     ends = () if request.ignore_eos else vocabulary.end_ids
     return SamplingParams(
         max_tokens=max_tokens,

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import sys
 from contextlib import AsyncExitStack
 
@@ -146,7 +147,9 @@ class Server:
 
     async def _load(self) -> ServedModel:
         config = self._config
-        source = await asyncio.to_thread(resolve, config.model, config.trust_remote_code)
+        source = await asyncio.to_thread(
+            resolve, config.model, config.trust_remote_code, config.revision
+        )
         log_level = logging.getLevelName(logger.getEffectiveLevel())
         client = self._client = ProcessClient(
             config, source, log_level, self._settings.log_format, self._supervision
@@ -160,12 +163,16 @@ class Server:
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.tokenizer import load_tokenizer
 
-        info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
+        loading = asyncio.to_thread(load_tokenizer, source, self._settings.chat_template)
+        info, tokenizer = await asyncio.gather(starting, loading)
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
-        model = ServedModel(name, client, vocabulary, canary, source.name)
+        model = ServedModel(
+            *(name, client, vocabulary, canary, source.name),
+            seeds=random.Random(self._settings.seed),
+        )
         # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
         gc.collect()
         gc.freeze()

@@ -42,6 +42,15 @@ def free_memory() -> int:
     return free_host_memory()
 
 
+def total_memory() -> int:
+    """Bytes of the memory where MLX computes, in use or not."""
+    info = {} if current().on_cpu else mx.device_info()
+    for key in ("total_memory", "memory_size"):
+        if key in info:
+            return int(info[key])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def free_host_memory() -> int:
     """Bytes that the host can still allocate; on macOS all of its memory."""
     meminfo = Path("/proc/meminfo")
@@ -81,18 +90,38 @@ def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int
 
     Without a configured size, both get a share of the free memory, a quarter of it for the prefix
     cache. The memory of a step and of MLX's buffer cache stays free. On Metal the memory for
-    preempted rows stays free, too, because it is taken from the same memory.
+    preempted rows stays free, too, because it is taken from the same memory. With a configured
+    share of all memory, both get what the weights and these leave of it.
+
+    Raises:
+        ValueError: they leave nothing of the configured share.
     """
     if config.kv_memory is not None:
         prefix = config.prefix_cache_bytes
         return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
     free = free_memory()
-    left = free - step_bytes(config, profile, vocabulary) - cache_bytes(profile)
+    reserved = step_bytes(config, profile, vocabulary) + cache_bytes(profile)
     if profile.unified_memory:
-        left -= swap_bytes(config, profile)
-    share = min(int(free * profile.kv_share), max(0, left))
+        reserved += swap_bytes(config, profile)
+    if config.memory_share is None:
+        share = int(free * profile.kv_share)
+    else:
+        share = _left_of_share(config.memory_share, reserved)
+    share = min(share, max(0, free - reserved))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return KVMemory(max(0, share - prefix), prefix)
+
+
+def _left_of_share(memory_share: float, reserved: int) -> int:
+    total, weights = total_memory(), mx.get_active_memory()
+    left = int(total * memory_share) - weights - reserved
+    if left <= 0:
+        raise ValueError(
+            f"--gpu-memory-utilization {memory_share:g} is {total * memory_share / 1e9:.1f} GB, "
+            f"which leaves nothing for the KV cache: the model takes {weights / 1e9:.1f} GB, a "
+            f"step and MLX's cache {reserved / 1e9:.1f} GB"
+        )
+    return left
 
 
 def swap_bytes(config: EngineConfig, profile: DeviceProfile) -> int:

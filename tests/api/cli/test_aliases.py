@@ -140,7 +140,8 @@ def test_two_names_with_the_same_value_agree() -> None:
     ("arguments", "message"),
     [
         (["--kv-cache-dtype", "fp8"], "cannot have the type 'fp8'; it takes auto, int8"),
-        (["--tool-call-parser", "llama3_json"], "'llama3_json'; there are function_gemma, functiongemma"),
+        (["--tool-call-parser", "llama3_json"], "'llama3_json'; there are function_gemma"),
+        (["--tool-call-parser", "pythonic"], "'pythonic'; there are function_gemma"),
         (["--reasoning-parser", "granite"], "'granite'; there are deepseek_r1"),
         (["--allowed-origins", "[1]"], "is not a JSON list of strings"),
         (["--allowed-origins", "["], "is not a JSON list of strings"),

@@ -180,6 +180,22 @@ def test_a_missing_model_is_an_error(model: str) -> None:
     assert str(caught.value).startswith(model)
 
 
+def test_a_revision_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot_download(model: str, revision: str | None, **_: object) -> str:
+        asked.append((model, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve("org/name", revision="v2").path == tmp_path
+    assert resolve("org/name").path == tmp_path
+    assert asked == [("org/name", "v2"), ("org/name", None)]
+    for local in (DEFAULT_MODEL, str(tmp_path)):
+        with pytest.raises(ModelError, match="--revision needs a model of the hub"):
+            resolve(local, revision="v2")
+
+
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(UnsupportedModel, match=r"must be a \.gguf file"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -135,7 +136,8 @@ async def running(
     service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
-        service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
+        seeds = random.Random(service.settings.seed)
+        service.model_loaded(ServedModel("org/tiny", engine, vocabulary, seeds=seeds))
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     client = AsyncOpenAI(
