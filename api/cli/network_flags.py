@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY",
-        help="require this key of clients; may be repeated, or be a list with commas. Other users "
-        f"of the machine can see flags, but neither ${KEY_VARIABLE} nor --api-key-file (default: "
-        f"${OPENAI_VARIABLE}, unless --api-key-file is given; without any, no key is needed)",
+        help="a key that clients must send; may be repeated, or be a list with commas; other users "
+        f"of the machine can see flags, so prefer ${KEY_VARIABLE} or --api-key-file (default: "
+        f"${OPENAI_VARIABLE}, unless there is a file; without any, no key is needed)",
     )
     add(
         "--api-key-file",

@@ -18,8 +18,10 @@ from chairlift.api.cli import (
 )
 from chairlift.api.cli.arguments import alias_flags, config_sources
 from chairlift.api.cli.arguments.config_sources import ConfigError
+from chairlift.api.cli.arguments.device_values import chosen
 from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
 from chairlift.api.cli.arguments.setting import as_toml
+from chairlift.api.cli.arguments.short_help import add_help_all
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
@@ -32,10 +34,17 @@ from chairlift.engine.logs.setup import set_up_logs
 logger = logging.getLogger(__name__)
 
 _ENGINE = EngineConfig()
+COMMON_FLAGS = (
+    *("--host", "--port", "--api-key", "--served-model-name", "--dtype"),
+    *("--max-context", "--max-rows", "--kv-memory", "--log-level", "--config"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model and all flags, one group for each module."""
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.description = "Serves a model over the APIs of OpenAI and Anthropic."
+    add_help_all(parser, COMMON_FLAGS)
     for flags in (
         network_flags,
         model_flags,
@@ -61,9 +70,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         resolved = config_sources.resolve(parser, options.arguments, os.environ)
         options, sourced = with_openai_key(resolved, os.environ)
-        if options.print_config:
-            print(as_toml(sourced), end="")
         config = engine_config(options)
+        if options.print_config:
+            print(as_toml(sourced, chosen(config)), end="")
         settings = server_settings(options)
     except (ValueError, ConfigError) as error:
         parser.error(str(error))

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 _NEEDS_NO_VALUE = re.compile(r"ignored explicit argument .*", re.DOTALL)
@@ -21,6 +21,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str | None = None, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
+        # Makes the text of --help, if that is less than all flags.
+        self.short_help: Callable[[], str] | None = None
+
+    def format_help(self) -> str:
+        """The text of ``--help``."""
+        return super().format_help() if self.short_help is None else self.short_help()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 # These flags select the sources, so a file cannot contain them.
@@ -26,22 +26,37 @@ class Setting(NamedTuple):
     source: str
 
 
-def as_toml(settings: Iterable[Setting]) -> str:
-    """The settings as a TOML file, with each one's source as a comment and secrets masked."""
+class Chosen(NamedTuple):
+    """What run time uses where a setting has no value: a value or None, and an explanation."""
+
+    value: object
+    source: str
+
+
+def as_toml(settings: Iterable[Setting], chosen: Mapping[str, Chosen] | None = None) -> str:
+    """The settings as a TOML file, with each one's source as a comment and secrets masked.
+
+    ``chosen`` has the values of settings without one. They are comments, too: a file that pins them
+    would not fit another machine.
+    """
     return "".join(
-        f"{_toml_line(setting)}  # {setting.source}\n"
+        f"{_toml_line(setting, (chosen or {}).get(setting.key))}\n"
         for setting in settings
         if setting.key not in (CONFIG, PRINT_CONFIG)
     )
 
 
-def _toml_line(setting: Setting) -> str:
-    if setting.key in _SECRETS and setting.value:
+def _toml_line(setting: Setting, chosen: Chosen | None) -> str:
+    key, value, source = setting
+    if key in _SECRETS and value:
         # A comment: a file with the mask as its value would make the mask the key.
-        return f"# {setting.key} = {MASK}"
-    if setting.value is None:
-        return f"# {setting.key} ="
-    return f"{setting.key} = {_toml(setting.value)}"
+        return f"# {key} = {MASK}  # {source}"
+    if value is not None:
+        return f"{key} = {_toml(value)}  # {source}"
+    if chosen is None:
+        return f"# {key} =  # {source}"
+    text = "" if chosen.value is None else f" {chosen.value}"
+    return f"# {key} ={text}  # {chosen.source}"
 
 
 def _toml(value: Any) -> str:

@@ -197,7 +197,7 @@ def test_conflicting_settings_are_refused(settings: dict[str, Any], message: str
 
 def test_help_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help-all"])
     words = " ".join(capsys.readouterr().out.split())
     for said in ("0 turns it off", "(default: 10G)", "(default: 64)", "(default: not quantized)"):
         assert said in words

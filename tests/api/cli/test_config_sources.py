@@ -65,7 +65,7 @@ def test_every_flag_of_serve_is_a_setting() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     actions = [action for action in parser._actions if not isinstance(action, AliasAction)]
-    names = {action.dest.replace("_", "-") for action in actions} - {"help"}
+    names = {action.dest.replace("_", "-") for action in actions} - {"help", "help-all"}
     assert set(sources(result)) == names
     assert result.options.cors_origin == ["https://a.org", "*"]
 
