@@ -13,7 +13,8 @@ from chairlift.api.admission.keys import (
     given_keys,
     read_keys,
 )
-from chairlift.api.cli.flags import api_keys, byte_size, port, positive_seconds
+from chairlift.api.cli.arguments.list_types import api_keys
+from chairlift.api.cli.flags import byte_size, port, positive_seconds
 from chairlift.api.settings import ServerSettings
 
 _DEFAULTS = ServerSettings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,12 +44,22 @@ def free_memory() -> int:
 
 
 def total_memory() -> int:
-    """Bytes of the memory where MLX computes, in use or not."""
-    info = {} if current().on_cpu else mx.device_info()
-    for key in ("total_memory", "memory_size"):
+    """Bytes where MLX computes, whether they are in use or not."""
+    if current().on_cpu:
+        return total_host_memory()
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
         if key in info:
             return int(info[key])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total_host_memory()
+
+
+def total_host_memory() -> int:
+    """Bytes of the host's memory, as far as this process may use it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # a control group without a limit says "max"
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def free_host_memory() -> int:

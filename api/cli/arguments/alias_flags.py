@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from chairlift.api.cli.arguments.aliases import AliasAction
+from chairlift.api.cli.arguments.list_types import origins
 from chairlift.api.cli.arguments.parser_names import TOOL_PARSERS, reasoning_tags, tool_parser
-from chairlift.api.cli.flags import byte_size_or_zero, origins, positive
+from chairlift.api.cli.flags import byte_size_or_zero, positive
 
 _KV_DTYPES = {"auto": None, "int8": 8, "q8_0": 8, "int4": 4, "q4_0": 4}
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.aliases import AliasAction
+from chairlift.api.cli.arguments.list_types import LIST_TYPES
 from chairlift.api.cli.arguments.parser import suggestion
 from chairlift.api.cli.arguments.setting import CONFIG, PRINT_CONFIG, Setting
-from chairlift.api.cli.flags import LIST_TYPES
 
 PREFIX = "CHAIRLIFT_"
 # Variables that are no flags, and are read where they are needed.
