@@ -57,9 +57,9 @@ def serve_loaded(
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     device = profile.current()
+    kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
+    memory.configure_mlx(device)
     try:
-        kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
-        memory.configure_mlx(device)
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:
         raise ModelError(str(error)) from error

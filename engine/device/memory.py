@@ -12,6 +12,7 @@ import mlx.core as mx
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.limits import max_rows
 from chairlift.engine.device.profile import DeviceProfile, current
+from chairlift.engine.errors import ModelError
 
 # Host memory for preempted rows: this much, or this share of the free memory if that is less.
 SWAP_BYTES = 4 << 30
@@ -105,7 +106,7 @@ def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int
     share of all memory, both get what the weights and these leave of it.
 
     Raises:
-        ValueError: they leave nothing of the configured share.
+        ModelError: they leave nothing of the configured share.
     """
     if config.kv_memory is not None:
         prefix = config.prefix_cache_bytes
@@ -127,7 +128,7 @@ def _left_of_share(memory_share: float, reserved: int) -> int:
     total, weights = total_memory(), mx.get_active_memory()
     left = int(total * memory_share) - weights - reserved
     if left <= 0:
-        raise ValueError(
+        raise ModelError(
             f"--gpu-memory-utilization {memory_share:g} is {total * memory_share / 1e9:.1f} GB, "
             f"which leaves nothing for the KV cache: the model takes {weights / 1e9:.1f} GB, a "
             f"step and MLX's cache {reserved / 1e9:.1f} GB"

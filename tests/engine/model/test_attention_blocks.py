@@ -26,6 +26,7 @@ from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import CPU, CUDA, METAL, SCORE_BYTES, DeviceProfile
+from chairlift.engine.errors import ModelError
 from chairlift.engine.model.attention_blocks import blocks, fused_in_blocks
 
 shapes = st.tuples(*[st.integers(1, 6)] * 4)
@@ -204,7 +205,7 @@ def test_a_share_of_all_memory_holds_the_weights_and_a_step_too(
         room = min(int(total * share) - weights, free) - reserved
         assert kv + prefix == room
         assert prefix == room // 4
-    with pytest.raises(ValueError, match=r"utilization 0.05 is 3.4 GB, .* takes 5.4 GB"):
+    with pytest.raises(ModelError, match=r"utilization 0.05 is 3.4 GB, .* takes 5.4 GB"):
         memory.plan_kv_memory(EngineConfig(memory_share=0.05), profile, 32_000)
 
 
