@@ -8,6 +8,9 @@ from pathlib import Path
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
+_COUNT = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)([kKmM]?)", re.ASCII)
+_FACTORS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
+
 
 def byte_size(text: str) -> int:
     """Parses a size above 0 like "4G", "512M", "1.5GiB" or "4096" to bytes; K is 1024."""
@@ -38,6 +41,15 @@ def positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def token_count(text: str) -> int:
+    """Parses an integer above 0, or one like vLLM's "32k" (thousands) and "32K" (of 1024)."""
+    match = _COUNT.fullmatch(text)
+    number = float(match[1]) * _FACTORS[match[2]] if match else 0.0
+    if not 1 <= number < 1 << 53 or number % 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0, like 4096 or 4K")
+    return int(number)
 
 
 def share(text: str) -> float:

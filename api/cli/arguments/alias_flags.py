@@ -9,7 +9,7 @@ from typing import Any
 from chairlift.api.cli.arguments.aliases import AliasAction
 from chairlift.api.cli.arguments.list_types import origins
 from chairlift.api.cli.arguments.parser_names import TOOL_PARSERS, reasoning_tags, tool_parser
-from chairlift.api.cli.flags import byte_size_or_zero, positive
+from chairlift.api.cli.flags import byte_size_or_zero, positive, token_count
 
 _KV_DTYPES = {"auto": None, "int8": 8, "q8_0": 8, "int4": 4, "q4_0": 4}
 
@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model, as the first argument names it",
     )
     for name, of, type, metavar in (
-        ("--max-model-len", "max-context", positive, "N"),
+        ("--max-model-len", "max-context", token_count, "N"),
         ("--max-num-seqs", "max-rows", positive, "N"),
         ("--decode-concurrency", "max-rows", positive, "N"),
-        ("--max-num-batched-tokens", "max-step-tokens", positive, "N"),
+        ("--max-num-batched-tokens", "max-step-tokens", token_count, "N"),
         ("--prompt-cache-bytes", "prefix-cache-bytes", byte_size_or_zero, "SIZE"),
     ):
         add(name, of=of, type=type, metavar=metavar, help=f"the same as --{of}")

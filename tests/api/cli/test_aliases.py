@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chairlift.api.cli.arguments.aliases import AliasAction
 from chairlift.api.cli.arguments.config_sources import ConfigError, Resolved, resolve
@@ -14,9 +16,12 @@ from chairlift.api.cli.arguments.parser_names import REASONING_PARSERS, TOOL_PAR
 from chairlift.api.cli.serve import add_arguments
 from chairlift.api.text.chat_format import ThinkTags, parser_names
 
+ROWS = ("max-rows", "max-num-seqs", "decode-concurrency")
 # Flag, its value, the setting that it stands for and that one's value.
 SAME: list[tuple[str, str, str, Any]] = [
     ("max-model-len", "4096", "max-context", 4096),
+    ("max-model-len", "32k", "max-context", 32_000),
+    ("max-model-len", "1.5K", "max-context", 1536),
     ("max-num-seqs", "7", "max-rows", 7),
     ("decode-concurrency", "7", "max-rows", 7),
     ("max-num-batched-tokens", "100", "max-step-tokens", 100),
@@ -48,16 +53,16 @@ def value_of(result: Resolved, key: str) -> tuple[Any, str]:
     return found.value, found.source
 
 
-@pytest.mark.parametrize(("name", "given", "of", "value"), SAME)
+@pytest.mark.parametrize(("name", "text", "of", "value"), SAME)
 def test_a_name_of_another_server_is_a_flag_a_variable_and_a_key(
-    tmp_path: Path, name: str, given: str, of: str, value: Any
+    tmp_path: Path, name: str, text: str, of: str, value: Any
 ) -> None:
-    assert value_of(resolved(f"--{name}", given), of) == (value, "flag")
+    assert value_of(resolved(f"--{name}", text), of) == (value, "flag")
     variable = name.upper().replace("-", "_")
-    by_variable = resolved(**{variable: given})
+    by_variable = resolved(**{variable: text})
     assert value_of(by_variable, of) == (value, f"CHAIRLIFT_{variable}")
     file = tmp_path / "c.toml"
-    file.write_text(f"{name} = '{given}'")
+    file.write_text(f"{name} = '{text}'")
     assert value_of(resolved("--config", str(file)), of) == (value, str(file))
 
 
@@ -98,6 +103,22 @@ def test_an_earlier_source_wins_by_whichever_name(tmp_path: Path) -> None:
     assert resolved("--config", str(file), MAX_ROWS="2").options.max_rows == 2
     assert resolved("--max-num-seqs", "3", MAX_ROWS="2").options.max_rows == 3
     assert resolved("--max-rows", "4", MAX_NUM_SEQS="2").options.max_rows == 4
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    flags=st.dictionaries(st.sampled_from(ROWS), st.integers(1, 3)),
+    variables=st.dictionaries(st.sampled_from(ROWS), st.integers(1, 3)),
+)
+def test_any_mix_of_names_and_sources(flags: dict[str, int], variables: dict[str, int]) -> None:
+    arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    environment = {name.upper().replace("-", "_"): str(v) for name, v in variables.items()}
+    if max(len(set(values.values())) for values in (flags, variables)) > 1:
+        with pytest.raises(ConfigError, match="say different things"):
+            resolved(*arguments, **environment)
+    else:
+        expected = [*flags.values(), *variables.values(), None][0]
+        assert resolved(*arguments, **environment).options.max_rows == expected
 
 
 @pytest.mark.parametrize(
@@ -143,6 +164,9 @@ def test_two_names_with_the_same_value_agree() -> None:
         (["--tool-call-parser", "llama3_json"], "'llama3_json'; there are function_gemma"),
         (["--tool-call-parser", "pythonic"], "'pythonic'; there are function_gemma"),
         (["--reasoning-parser", "granite"], "'granite'; there are deepseek_r1"),
+        (["--max-model-len", "0"], "'0' is not a whole number above 0"),
+        (["--max-model-len", "1.0001k"], "is not a whole number above 0"),
+        (["--max-model-len", "-1"], "'-1' is not a whole number above 0"),
         (["--allowed-origins", "[1]"], "is not a JSON list of strings"),
         (["--allowed-origins", "["], "is not a JSON list of strings"),
     ],
