@@ -118,7 +118,8 @@ def _keys_in_file(path: Path, defaults: KeyLimits) -> list[ApiKey]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         # NOTE: a key that was given in the place of a file is not repeated.
-        name = path if path.suffix or len(path.parts) > 1 else "--api-key-file"
+        is_path = path.suffix == ".toml" or (len(path.parts) > 1 and path.parent.is_dir())
+        name = path if is_path else "--api-key-file"
         raise KeyFileError(f"{name}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         # NOTE: leave out the parser's own message, which may quote a key.

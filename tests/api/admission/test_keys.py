@@ -106,3 +106,24 @@ def test_errors_of_bad_key_files_do_not_contain_the_keys(
         read_keys(path, NO_LIMITS)
     assert ALICE not in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [ALICE, f"{ALICE}.x", f"{ALICE}/x+y="])
+def test_a_key_in_the_place_of_the_file_is_not_repeated(name: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="--api-key-file: ") as error:
+        read_keys(Path(name), NO_LIMITS)
+    assert ALICE not in str(error.value)
+    for path in (Path("keys-of-nobody.toml"), tmp_path / "none"):
+        with pytest.raises(KeyFileError, match=path.name):
+            read_keys(path, NO_LIMITS)
+
+
+def test_given_keys_are_long_enough_and_counted_once() -> None:
+    assert [key.name for key in given_keys([ALICE, BOB, ALICE], NO_LIMITS)] == [
+        "default",
+        "default-2",
+    ]
+    assert given_keys([], NO_LIMITS) == ()
+    with pytest.raises(KeyFileError, match="fewer than 8 characters") as error:
+        given_keys([ALICE, "tooshor"], NO_LIMITS)
+    assert "tooshor" not in str(error.value)
