@@ -29,6 +29,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.folder_check import check_directory, read_config
 from chairlift.engine.hub.source import resolve
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.logs.setup import BANNER
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,11 @@ class Server:
             model = loading.result()
         except (ModelError, EngineDead) as error:
             return _fail(str(error))
+        except Exception as error:
+            # Files of a model can be damaged in ways that only a library finds, with any exception.
+            logger.debug("the start has failed: %s", redacted_traceback(error))
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return _fail(f"{self._config.model}: the model cannot be served: {cause}")
         finally:
             self._progress.close()
         self._announce(model, address)

@@ -9,6 +9,20 @@ from typing import Any
 from chairlift.engine.errors import ModelError, UnsupportedModel
 
 WEIGHTS = "model*.safetensors"
+# More layers than any model has; mlx-lm would make them all before it compares them with the files.
+_MAX_LAYERS = 10_000
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+# One of these files has a tokenizer's vocabulary.
+_TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
+_TOKENIZER_OBJECTS = {
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+}
 # File names that an error lists at most.
 _LISTED = 6
 _OTHER_WEIGHTS = {
@@ -53,19 +67,48 @@ def read_config(path: Path) -> dict[str, Any]:
         ModelError: it cannot be read, is no JSON object, or has no ``model_type``.
     """
     file = path / "config.json"
+    config = read_object(file)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ModelError(f"{file}: lacks 'model_type', the name of the model's architecture")
+    for key in _LAYER_KEYS:
+        layers = config.get(key)
+        if isinstance(layers, int) and not 0 < layers <= _MAX_LAYERS:
+            raise ModelError(f"{file}: damaged, {key} is {layers}; fetch it again")
+    return config
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        ModelError: it cannot be read, or is damaged.
+    """
     try:
-        config: Any = json.loads(file.read_bytes())
+        content: Any = json.loads(file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{file}: damaged, this is not JSON: {cause}; fetch it again") from error
-    if not isinstance(config, dict):
+    if not isinstance(content, dict):
         raise ModelError(f"{file}: damaged, this is not a JSON object; fetch it again")
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise ModelError(f"{file}: lacks 'model_type', the name of the model's architecture")
-    return config
+    return content
+
+
+def check_tokenizer_files(path: Path) -> None:
+    """Finds the file at fault when a directory's tokenizer cannot be loaded.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    files = {file.name for file in path.iterdir()}
+    if not files & _TOKENIZERS:
+        raise ModelError(
+            f"{path}: it has no tokenizer ({', '.join(sorted(_TOKENIZERS))}); fetch it again"
+        )
+    for name in sorted(files & _TOKENIZER_OBJECTS):
+        read_object(path / name)
 
 
 def choices(prefix: str, files: list[str]) -> str:
