@@ -17,6 +17,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
 from chairlift.engine.device import memory, profile
+from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
@@ -37,6 +38,7 @@ def start_core(
     Raises:
         ModelError: the model cannot be loaded or served, or does not fit the limits.
     """
+    check_settings(config, profile.current())
     loaded = load_model(source, config.dtype, on_progress)
     return serve_loaded(config, loaded, on_progress, source)
 
@@ -56,6 +58,7 @@ def serve_loaded(
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     device = profile.current()
+    check_model_settings(config, device, vocabulary, loaded.max_context)
     kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
     memory.configure_mlx(device)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,25 @@ def free_memory() -> int:
         if key in info:
             return max(0, int(info[key]) - mx.get_active_memory())
     return free_host_memory()
+
+
+def total_memory() -> int:
+    """Bytes where MLX computes, whether they are in use or not."""
+    if current().on_cpu:
+        return total_host_memory()
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if key in info:
+            return int(info[key])
+    return total_host_memory()
+
+
+def total_host_memory() -> int:
+    """Bytes of the host's memory, as far as this process may use it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # a control group without a limit says "max"
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def free_host_memory() -> int:
