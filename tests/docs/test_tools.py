@@ -51,9 +51,9 @@ def test_help_is_text_and_nothing_else(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "argv", [tool, "--help"])
-    with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
-        # Another test may have imported the module already; it is run again all the same.
-        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+    # Another test may have imported the module already; it is run again all the same.
+    warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+    with pytest.raises(SystemExit) as ended:
         runpy.run_module(tool, run_name="__main__", alter_sys=True)
     assert ended.value.code == 0
     shown = capsys.readouterr()
