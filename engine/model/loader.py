@@ -94,7 +94,9 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
         adapt(model)
-        _read(list(_parameters(model).values()), on_progress)
+        # A GGUF file's tensors are computed already, except for what ``adapt`` makes of them.
+        silently = source.kind == "gguf"
+        _read(list(_parameters(model).values()), silent if silently else on_progress)
     except ModelError:
         raise
     except Exception as error:

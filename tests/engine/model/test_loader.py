@@ -70,7 +70,9 @@ def test_the_default_model_answers() -> None:
     assert loaded.weight_bytes == 538_060_032
     assert {report.text for report in reports} == {"loading weights"}
     assert (reports[0].done, reports[-1].done) == (0, reports[-1].total)
-    assert source.path.stat().st_size * 0.9 < reports[-1].total < source.path.stat().st_size
+    # The tensors are nearly all of the file.
+    size = source.path.stat().st_size
+    assert size * 0.9 < reports[-1].total < size
     tokenizer = load_tokenizer(source)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
