@@ -182,9 +182,16 @@ def _as_json(run: NullRun) -> dict[str, Any]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(prog="python -m chairlift.loadtest.null", description=__doc__)
-    parser.add_argument("--streams", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--output-tokens", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=256,
+        help="concurrent chats, and rows of the batch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output-tokens", type=int, default=256, help="tokens of each reply (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="measured runs (default: %(default)s)")
     parser.add_argument(
         "--step-ms",
         type=float,

@@ -144,11 +144,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m chairlift.loadtest.schemas", description=__doc__)
     parser.add_argument("--url", help="address of a running server (default: start one)")
     parser.add_argument(
-        "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
+        "--model",
+        type=Path,
+        default=Path(DEFAULT_MODEL),
+        help="the model to serve (default: %(default)s)",
     )
-    parser.add_argument("--count", type=int, default=200, help="default: %(default)s")
-    parser.add_argument("--concurrency", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--count", type=int, default=200, help="schemas to send (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=16,
+        help="requests at the same time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random schemas (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     try:

@@ -142,11 +142,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
     parser = CommandParser(prog="python -m chairlift.loadtest.structured", description=__doc__)
     parser.add_argument(
-        "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
+        "--model",
+        type=Path,
+        default=Path(DEFAULT_MODEL),
+        help="the model to serve (default: %(default)s)",
     )
-    parser.add_argument("--rows", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--rows", type=int, default=16, help="concurrent requests of a batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=128,
+        help="output tokens of each request (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measured pairs of batches (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     spec = peers.ours(given.model)

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.parser import CommandParser
+from chairlift.api.cli.closed_pipe import ending_with_reader
 
 
 class _Command(NamedTuple):
@@ -47,6 +48,10 @@ class _Version(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    return ending_with_reader(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     options = build_parser(arguments[:1], arguments[1:]).parse_args(arguments)
     exit_code: int = options.run(options)
     return exit_code

@@ -86,4 +86,5 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

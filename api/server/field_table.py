@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -127,4 +128,5 @@ def _section(api: Api) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

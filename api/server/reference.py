@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,4 +91,5 @@ def _range(field: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

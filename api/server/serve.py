@@ -13,10 +13,12 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from chairlift.api.observe.canary import Canary
+from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
 from chairlift.api.server.signals import INTERRUPTED, handled
 from chairlift.api.server.sockets import Sockets
+from chairlift.api.server.start_progress import StartProgress
 from chairlift.api.server.tls import Certificate
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
@@ -26,7 +28,10 @@ from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
+from chairlift.engine.hub.folder_check import check_directory, read_config
 from chairlift.engine.hub.source import resolve
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
+from chairlift.engine.logs.setup import BANNER
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +62,7 @@ class Server:
         self._sockets = sockets
         self._certificate = certificate
         self._service = Service(settings)
+        self._progress = StartProgress(self._service)
         self._client: EngineClient | None = None
         self._canary: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -134,7 +140,14 @@ class Server:
             model = loading.result()
         except (ModelError, EngineDead) as error:
             return _fail(str(error))
-        logger.info("serving %s on %s/v1", model.name, address)
+        except Exception as error:
+            # Files of a model can be damaged in ways that only a library finds, with any exception.
+            logger.debug("the start has failed: %s", redacted_traceback(error))
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return _fail(f"{self._config.model}: the model cannot be served: {cause}")
+        finally:
+            self._progress.close()
+        self._announce(model, address)
         died = asyncio.create_task(model.client.died())
         await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
         if not died.done():
@@ -150,19 +163,25 @@ class Server:
         source = await asyncio.to_thread(
             resolve, config.model, config.trust_remote_code, config.revision
         )
+        if source.kind == "directory":
+            check_directory(source.path)
         log_level = logging.getLevelName(logger.getEffectiveLevel())
         client = self._client = ProcessClient(
             config, source, log_level, self._settings.log_format, self._supervision
         )
         client.on_restart = self._service.recorder.record_restart
-        starting = asyncio.create_task(client.start(self._on_progress))
+        starting = asyncio.create_task(client.start(self._progress))
         # One turn of the event loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)
         # NOTE: these import MLX, although this process computes nothing with it. Importing it in a
         # thread sometimes ends the process with "terminate called without an active exception".
         from chairlift.api.text.vocabulary import Vocabulary
+        from chairlift.engine.model.architecture import check_architecture
         from chairlift.engine.model.tokenizer import load_tokenizer
 
+        if source.kind == "directory":
+            # An unknown architecture also makes transformers fail, with an error of its own.
+            check_architecture(source.path, read_config(source.path))
         loading = asyncio.to_thread(load_tokenizer, source, self._settings.chat_template)
         info, tokenizer = await asyncio.gather(starting, loading)
         name = self._settings.served_model_name or source.name
@@ -188,9 +207,10 @@ class Server:
         self._canary = asyncio.create_task(canary.run())
         return canary
 
-    def _on_progress(self, text: str) -> None:
-        self._service.progress = text
-        logger.info("%s", text)
+    def _announce(self, model: ServedModel, address: str) -> None:
+        about = (model.name, model.info, address, self._settings.ui)
+        fields = {BANNER: banner_lines(*about), **banner_fields(*about)}
+        logger.info("ready", extra=fields)
 
 
 def _fail(message: str) -> int:

@@ -11,6 +11,7 @@ from mlx_lm.utils import load_tokenizer as load_directory
 from chairlift.engine.errors import ModelError
 from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.gguf.tokenizer import load_gguf_tokenizer
+from chairlift.engine.hub.folder_check import check_tokenizer_files
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.detokenizer import byte_detokenizer
 
@@ -48,5 +49,8 @@ def _from_directory(source: ModelSource, extra: Mapping[str, str]) -> TokenizerW
         settings = {**extra, "trust_remote_code": source.trust_remote_code}
         return load_directory(source.path, settings, eos_token_ids=ends)
     except Exception as error:  # transformers raises any of its parsers' exceptions
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        check_tokenizer_files(source.path)
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # The line after "Validation error for field 'eos_token_id':" has the reason.
+        cause = " ".join(line.strip() for line in lines[:2])[:300]
         raise ModelError(f"{source.path}: the tokenizer cannot be loaded: {cause}") from error

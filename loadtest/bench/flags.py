@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dataset(add: Add) -> None:
-    add("--dataset-name", choices=get_args(DatasetName), default="random")
+    add(
+        "--dataset-name",
+        choices=get_args(DatasetName),
+        default="random",
+        help="where the prompts come from (default: %(default)s)",
+    )
     add(
         "--dataset-path",
         metavar="FILE",

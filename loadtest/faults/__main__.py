@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument(
             "--model", type=Path, help="a directory or a .gguf file (default: serve's own)"
         )
-        command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+        command.add_argument(
+            "--seed", type=int, default=0, help="seed of everything random (default: %(default)s)"
+        )
         command.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
         scenario.add_arguments(command)
         command.set_defaults(scenario=scenario)

@@ -52,7 +52,7 @@ class SentSignal:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--streams", type=int, default=64, help="default: %(default)s")
+    add("--streams", type=int, default=64, help="concurrent streams (default: %(default)s)")
     add("--output-tokens", type=int, default=64, help="tokens of a stream (default: %(default)s)")
     add("--kills", type=int, default=3, help="number of SIGKILLs (default: %(default)s)")
     add(

@@ -22,7 +22,7 @@ from chairlift.loadtest.bench.flags import KEY_VARIABLES
 from chairlift.loadtest.errors import ServerError
 
 _POLL_PERIOD = 0.2
-_SHOW_PERIOD = 5.0
+_SHOW_PERIOD = 30.0
 _TERMINATE_SECONDS = 15.0
 _LOG_TAIL_BYTES = 2000
 
