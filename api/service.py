@@ -15,6 +15,7 @@ from chairlift.api.admission.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.observe.canary import Canary
 from chairlift.api.observe.live import Live
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.settings import ServerSettings
 from chairlift.api.version import VERSION
 from chairlift.engine.client.interface import EngineClient, TokenStream
@@ -47,6 +48,7 @@ class ServedModel:
         vocabulary: its tokenizer and chat format.
         canary: replays finished rows, or None.
         root: the model's own name if ``name`` is another, else None.
+        defaults: the sampling of requests that give no value of their own.
         created: the time of loading, in Unix seconds.
     """
 
@@ -55,6 +57,7 @@ class ServedModel:
     vocabulary: Vocabulary
     canary: Canary | None = None
     root: str | None = None
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -73,7 +76,7 @@ class ServedModel:
         info = self.info
         facts = (
             *(VERSION, self.name, info.architecture, info.dtype, info.device),
-            *(info.kv_bits, info.kv_group_size),
+            *(info.kv_bits, info.kv_group_size, self.defaults),
         )
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 

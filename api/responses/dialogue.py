@@ -176,6 +176,7 @@ def empty_response(
     request: ResponsesRequest, offered: SelectedTools, generation: Generation, store: bool
 ) -> Response:
     """The response object before any output is generated."""
+    params = generation.prompts[0].params
     return Response(
         id=generation.id,
         created_at=generation.created,
@@ -189,11 +190,11 @@ def empty_response(
         previous_response_id=request.previous_response_id,
         reasoning={"effort": request.reasoning.effort, "summary": None},
         store=store,
-        temperature=request.temperature,
+        temperature=params.temperature,
         text={"format": _format(request.text.format)},
         tool_choice=_choice(request),
         tools=[{"type": "function", **function_of(tool)} for tool in offered.tools],
         top_logprobs=request.top_logprobs,
-        top_p=request.top_p,
+        top_p=params.top_p,
         user=request.user,
     )

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from chairlift.api.observe.canary import Canary
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
 from chairlift.api.server.signals import INTERRUPTED, handled
@@ -25,7 +26,8 @@ from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
-from chairlift.engine.hub.source import resolve
+from chairlift.engine.hub.source import ModelSource, resolve
+from chairlift.engine.model.generation_config import end_token_ids, read_generation_config
 
 logger = logging.getLogger(__name__)
 
@@ -160,12 +162,17 @@ class Server:
         from chairlift.api.text.vocabulary import Vocabulary
         from chairlift.engine.model.tokenizer import load_tokenizer
 
-        info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
+        info, tokenizer, (defaults, end_ids) = await asyncio.gather(
+            starting,
+            asyncio.to_thread(load_tokenizer, source),
+            asyncio.to_thread(_generation_defaults, source, self._settings),
+        )
+        tokenizer.eos_token_ids = tokenizer.eos_token_ids | end_ids
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
-        model = ServedModel(name, client, vocabulary, canary, source.name)
+        model = ServedModel(name, client, vocabulary, canary, source.name, defaults)
         # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
         gc.collect()
         gc.freeze()
@@ -184,6 +191,21 @@ class Server:
     def _on_progress(self, text: str) -> None:
         self._service.progress = text
         logger.info("%s", text)
+
+
+def _generation_defaults(
+    source: ModelSource, settings: ServerSettings
+) -> tuple[SamplingDefaults, frozenset[int]]:
+    """The default sampling, and further ids that end a text.
+
+    Raises:
+        ModelError: the generation config cannot be read, or has a value that is out of range.
+    """
+    choice, override = settings.generation_config, settings.override_generation_config
+    config = read_generation_config(source, choice, override)
+    defaults = sampling_defaults(config.values)
+    logger.info("default sampling: %s (%s)", defaults, config.origin)
+    return defaults, end_token_ids(config)
 
 
 def _fail(message: str) -> int:
