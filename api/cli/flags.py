@@ -67,11 +67,18 @@ def positive_seconds(text: str) -> float:
 
 
 def generation_config(text: str) -> str:
-    """Parses "auto", "none" (or "vllm", its name there), or the path of a file or folder."""
+    """Parses "auto", "none" (or "vllm", its name there), or the path of a file or its folder."""
     if text in ("none", "vllm"):
         return "none"
-    if text != "auto" and not Path(text).expanduser().exists():
-        raise argparse.ArgumentTypeError(f"{text!r} is not auto, none, or a file or folder")
+    if text != "auto":
+        # Imported here, because --help needs none of its imports.
+        from chairlift.engine.errors import ModelError
+        from chairlift.engine.model.generation_config import config_file
+
+        try:
+            config_file(text)
+        except ModelError as error:
+            raise argparse.ArgumentTypeError(f"not auto, none or a file: {error}") from error
     return text
 
 

@@ -60,7 +60,7 @@ def read_generation_config(
     if choice == NONE:
         config = GenerationConfig({}, "no generation config")
     elif choice != AUTO:
-        config = _from_file(config_file(Path(choice)))
+        config = _from_file(config_file(choice))
     elif source.kind == "gguf":
         config = _from_gguf(source.path)
     else:
@@ -86,20 +86,20 @@ def end_token_ids(config: GenerationConfig) -> frozenset[int]:
     return frozenset(ids)
 
 
-def config_file(path: Path) -> Path:
+def config_file(text: str) -> Path:
     """The file that a path means: itself, or the generation_config.json in the folder.
 
     Raises:
         ModelError: there is no such file.
     """
-    path = path.expanduser()
     try:
-        file = path / FILE_NAME if path.is_dir() else path
+        path = Path(text).expanduser()
+        file = path / FILE_NAME if text and path.is_dir() else path
         if file.is_file():
             return file
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {error}") from error
-    raise ModelError(f"{file}: no such file")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{text!r}: {error}") from error
+    raise ModelError(f"{str(file)!r}: no such file")
 
 
 def _from_directory(source: ModelSource) -> GenerationConfig:
