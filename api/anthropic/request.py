@@ -17,7 +17,13 @@ from chairlift.api.schemas.field_types import Callers, Ignored, only
 from chairlift.api.schemas.fields import JsonObject, Stops, known_kind
 from chairlift.api.schemas.messages import MAX_MESSAGES
 from chairlift.api.schemas.request import Request
-from chairlift.api.schemas.sampling_defaults import Temperature, TopK, TopP
+from chairlift.api.schemas.sampling_defaults import (
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from chairlift.api.schemas.schemas import MAX_SALT_CHARS
 from chairlift.api.schemas.tools import MAX_TOOLS, Name
 from chairlift.engine.errors import RequestError
@@ -224,6 +230,8 @@ class MessagesRequest(MessagesPrompt):
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None

@@ -110,6 +110,8 @@ def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
+            "min_p": request.min_p,
+            "repetition_penalty": request.repetition_penalty,
             "logprobs": request.logprobs,
             "top_logprobs": request.top_logprobs,
             "cache_salt": request.cache_salt,

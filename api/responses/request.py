@@ -12,7 +12,13 @@ from chairlift.api.responses.tools import ToolChoiceField, Tools
 from chairlift.api.schemas.field_types import Ignored, only
 from chairlift.api.schemas.fields import JsonObject, known_kind
 from chairlift.api.schemas.request import Request
-from chairlift.api.schemas.sampling_defaults import Temperature, TopK, TopP
+from chairlift.api.schemas.sampling_defaults import (
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from chairlift.api.schemas.schemas import MAX_SALT_CHARS
 from chairlift.api.schemas.tools import Name
 from chairlift.engine.errors import RequestError
@@ -158,6 +164,8 @@ class ResponsesRequest(ResponsesPrompt):
     moderation: Annotated[Any, *only()] = None
     prompt: Annotated[Any, *only()] = None
     top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
