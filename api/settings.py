@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.api.text.chat_format import ThinkTags
@@ -19,6 +21,9 @@ class ServerSettings:
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
         served_model_name: the model's id in the API; None means the model's own name.
+        generation_config: the source of the default sampling: "auto" is the model, "none" nothing,
+            and else it is the path of a generation_config.json or its folder.
+        override_generation_config: values that replace those of the generation config.
         max_body_bytes: the maximum size of a request body.
         embedding_pooling: the default for requests that name no pooling.
         keep_alive_seconds: a stream that is silent for so long gets a keep-alive.
@@ -54,6 +59,8 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 16 << 20
     embedding_pooling: Pooling = "mean"
     keep_alive_seconds: float = 15.0

@@ -108,6 +108,7 @@ async def _ask(
             "json_schema": {"name": "example", "schema": schema, "strict": True},
         },
         "temperature": 1.0,
+        "top_p": 1.0,
         "max_tokens": MAX_TOKENS,
         "seed": seed,
     }

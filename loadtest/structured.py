@@ -120,6 +120,7 @@ async def _batch(
             "prompt": f"Chairlift {row} of the valley, described in full:",
             "max_tokens": tokens,
             "temperature": 1.0,
+            "top_p": 1.0,
             "seed": 1000 * number + row,
             "ignore_eos": True,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -93,3 +94,30 @@ def positive_seconds(text: str) -> float:
     if not 0 < seconds < 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def generation_config(text: str) -> str:
+    """Parses "auto", "none" (or "vllm", its name there), or the path of a file or its folder."""
+    if text in ("none", "vllm"):
+        return "none"
+    if text != "auto":
+        # Imported here, because --help needs none of its imports.
+        from chairlift.engine.errors import ModelError
+        from chairlift.engine.model.generation_config import config_file
+
+        try:
+            config_file(text)
+        except ModelError as error:
+            raise argparse.ArgumentTypeError(f"not auto, none or a file: {error}") from error
+    return text
+
+
+def json_object(text: str) -> str:
+    """Checks that a text is a JSON object."""
+    try:
+        valid = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object")
+    return text

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from chairlift.api.observe.canary import Canary
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
@@ -29,9 +30,10 @@ from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.folder_check import check_directory, read_config
-from chairlift.engine.hub.source import resolve
+from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.logs.setup import BANNER
+from chairlift.engine.model.generation_config import end_token_ids, read_generation_config
 
 logger = logging.getLogger(__name__)
 
@@ -182,14 +184,18 @@ class Server:
         if source.kind == "directory":
             # An unknown architecture also makes transformers fail, with an error of its own.
             check_architecture(source.path, read_config(source.path))
-        loading = asyncio.to_thread(load_tokenizer, source, self._settings.chat_template)
-        info, tokenizer = await asyncio.gather(starting, loading)
+        info, tokenizer, (defaults, end_ids) = await asyncio.gather(
+            starting,
+            asyncio.to_thread(load_tokenizer, source, self._settings.chat_template),
+            asyncio.to_thread(_generation_defaults, source, self._settings),
+        )
+        tokenizer.eos_token_ids = tokenizer.eos_token_ids | end_ids
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
         model = ServedModel(
-            *(name, client, vocabulary, canary, source.name),
+            *(name, client, vocabulary, canary, source.name, defaults),
             seeds=random.Random(self._settings.seed),
         )
         # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
@@ -211,6 +217,21 @@ class Server:
         about = (model.name, model.info, address, self._settings.ui)
         fields = {BANNER: banner_lines(*about), **banner_fields(*about)}
         logger.info("ready", extra=fields)
+
+
+def _generation_defaults(
+    source: ModelSource, settings: ServerSettings
+) -> tuple[SamplingDefaults, frozenset[int]]:
+    """The default sampling, and further ids that end a text.
+
+    Raises:
+        ModelError: the generation config cannot be read, or has a value that is out of range.
+    """
+    choice, override = settings.generation_config, settings.override_generation_config
+    config = read_generation_config(source, choice, override)
+    defaults = sampling_defaults(config.values)
+    logger.info("default sampling: %s (%s)", defaults, config.origin)
+    return defaults, end_token_ids(config)
 
 
 def _fail(message: str) -> int:

@@ -95,7 +95,7 @@ def _request(number: int, options: argparse.Namespace, rng: np.random.Generator)
     prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
-        {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 1.0},
         {"temperature": 0.8, "top_k": 10, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"temperature": 1.0, "top_k": 10, "top_p": 0.9, "logprobs": 2},
     )
