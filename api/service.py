@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from chairlift.api.admission.drain import Drain
 from chairlift.api.errors import NotReady, UnknownModel
 from chairlift.api.observe.canary import Canary
 from chairlift.api.observe.live import Live
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.settings import ServerSettings
 from chairlift.api.version import VERSION
 from chairlift.engine.client.interface import EngineClient, TokenStream
@@ -48,7 +50,9 @@ class ServedModel:
         vocabulary: its tokenizer and chat format.
         canary: replays finished rows, or None.
         root: the model's own name if ``name`` is another, else None.
+        defaults: the sampling of requests that give no value of their own.
         created: the time of loading, in Unix seconds.
+        seeds: draws the seeds of requests that give none.
     """
 
     name: str
@@ -56,7 +60,9 @@ class ServedModel:
     vocabulary: Vocabulary
     canary: Canary | None = None
     root: str | None = None
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
+    seeds: random.Random = field(default_factory=random.Random)
 
     @property
     def info(self) -> ModelInfo:
@@ -74,7 +80,7 @@ class ServedModel:
         info = self.info
         facts = (
             *(VERSION, self.name, info.architecture, info.dtype, info.device),
-            *(info.kv_bits, info.kv_group_size),
+            *(info.kv_bits, info.kv_group_size, self.defaults),
         )
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 

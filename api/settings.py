@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.api.text.chat_format import ThinkTags
@@ -19,6 +21,9 @@ class ServerSettings:
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
         served_model_name: the model's id in the API; None means the model's own name.
+        generation_config: the source of the default sampling: "auto" is the model, "none" nothing,
+            and else it is the path of a generation_config.json or its folder.
+        override_generation_config: values that replace those of the generation config.
         max_body_bytes: the maximum size of a request body.
         embedding_pooling: the default for requests that name no pooling.
         keep_alive_seconds: a stream that is silent for so long gets a keep-alive.
@@ -26,8 +31,11 @@ class ServerSettings:
         canary_interval: the time between two replays of finished rows; 0 disables them.
         otlp_endpoint: receives traces by OTLP over HTTP; None disables them.
         tool_parser: the parser of tool calls; None means that of the model's tokenizer.
+        chat_template: the text of the chat template; None means the model's own.
+        seed: starts the sequence of seeds of requests that give none; None takes a random one.
         think_tags: the tags around reasoning; None means those of the model's tokenizer.
         keys: the API keys; without any, everybody may send requests.
+        given_keys: those of ``keys`` that are in no file.
         api_key_file: the file of the keys, read again on reload.
         anonymous: the limits that all clients share if there are no keys. They are also the default
             limits of each key.
@@ -51,6 +59,8 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 16 << 20
     embedding_pooling: Pooling = "mean"
     keep_alive_seconds: float = 15.0
@@ -58,8 +68,11 @@ class ServerSettings:
     canary_interval: float = 0.0
     otlp_endpoint: str | None = None
     tool_parser: str | None = None
+    chat_template: str | None = None
+    seed: int | None = None
     think_tags: ThinkTags | None = None
     keys: tuple[ApiKey, ...] = ()
+    given_keys: tuple[ApiKey, ...] = ()
     api_key_file: Path | None = None
     anonymous: KeyLimits = NO_LIMITS
     ssl_certfile: Path | None = None

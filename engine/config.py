@@ -22,6 +22,7 @@ class EngineConfig:
 
     Attributes:
         model: DEFAULT_MODEL, a hub id, an mlx-lm or Hugging Face directory, or a ``.gguf`` file.
+        revision: a hub id's branch, tag or commit. None: its main branch.
         dtype: "auto", "float32", "float16" or "bfloat16". "auto" is float32 on the CPU and the
             model's own type elsewhere; on a CPU that multiplies bfloat16, it also rounds quantized
             weights to bfloat16.
@@ -33,6 +34,8 @@ class EngineConfig:
             milliseconds; prompts are cut to fit. None also lets prompts take about as long as the
             rows themselves.
         kv_memory: bytes for the KV cache.
+        memory_share: share of the device's memory for weights, KV cache, prefix cache and a step
+            together, above 0 and at most 1.
         max_queue: waiting requests above which further ones are refused.
         max_context: tokens of a prompt and its output. None: the model's limit.
         priority_ageing: a request is scheduled as if it had come this many seconds later for each
@@ -53,12 +56,14 @@ class EngineConfig:
     """
 
     model: str = DEFAULT_MODEL
+    revision: str | None = None
     dtype: str = "auto"
     threads: int | None = None
     max_rows: int | None = None
     max_step_tokens: int | None = None
     max_step_ms: float | None = None
     kv_memory: int | None = None
+    memory_share: float | None = None
     max_queue: int = 256
     max_context: int | None = None
     priority_ageing: float = PRIORITY_AGEING
@@ -75,6 +80,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 1 to {MAX_THREADS}, not {self.threads}")
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise ValueError(
+                f"gpu-memory-utilization must be above 0 and at most 1, not {self.memory_share}"
+            )
         if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
             raise ValueError(
                 f"prefix-cache-bytes must be at least 0, not {self.prefix_cache_bytes}"

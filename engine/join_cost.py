@@ -7,9 +7,11 @@ joining 2.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -43,8 +45,11 @@ def join_milliseconds(running: int) -> float:
     return statistics.median(times)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Prints both costs and their ratio."""
+    argparse.ArgumentParser(
+        prog="python -m chairlift.engine.join_cost", description=__doc__
+    ).parse_args(argv)
     few, many = join_milliseconds(2), join_milliseconds(32)
     print(f"a row joins  2 running rows: {few:.2f} ms")
     print(f"a row joins 32 running rows: {many:.2f} ms")

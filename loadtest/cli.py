@@ -11,8 +11,9 @@ from typing import Any
 
 import uvloop
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.flags import add_arguments
+from chairlift.loadtest.bench.flags import KEY_VARIABLES, add_arguments
 from chairlift.loadtest.bench.report import sweep_table
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.result_file import result_json, save_result
@@ -57,7 +58,7 @@ def config_from_args(args: argparse.Namespace) -> BenchConfig:
     values: dict[str, Any] = {
         name: getattr(args, name) for name in BenchConfig.__slots__ if hasattr(args, name)
     }
-    values["api_key"] = args.api_key or os.environ.get("OPENAI_API_KEY")
+    values["api_key"] = args.api_key or _key_from_environment()
     values["percentile_metrics"] = tuple(args.percentile_metrics.split(","))
     try:
         values["metric_percentiles"] = tuple(map(float, args.metric_percentiles.split(",")))
@@ -73,6 +74,13 @@ def config_from_args(args: argparse.Namespace) -> BenchConfig:
             raise UsageError(f"--goodput {pair}: give NAME:MILLISECONDS") from error
     values["goodput"] = goodput
     return BenchConfig(**values)
+
+
+def _key_from_environment() -> str | None:
+    for variable in KEY_VARIABLES:
+        if key := os.environ.get(variable, "").partition(",")[0].strip():
+            return key
+    return None
 
 
 async def _bench(configs: Sequence[BenchConfig]) -> int:
@@ -98,7 +106,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
 
 def main() -> int:
     """``python -m chairlift.loadtest.cli``: the same as ``chairlift bench``."""
-    parser = argparse.ArgumentParser(description="Load test of an OpenAI-compatible server.")
+    parser = CommandParser(description="Load test of an OpenAI-compatible server.")
     add_arguments(parser)
     return run(parser.parse_args())
 

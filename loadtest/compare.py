@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import uvloop
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import run_load
 from chairlift.loadtest.bench.metrics import compute_metrics
@@ -183,7 +184,7 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m chairlift.loadtest.compare",
         description="Measures this server, mlx_lm.server and llama-server under the same load.",
     )
@@ -193,12 +194,32 @@ def _arguments() -> argparse.Namespace:
     add("--ours-args", default="", metavar="TEXT", help="flags of ``chairlift serve``")
     add("--gguf", type=Path, metavar="FILE", help="the model (default: Chairlift's own)")
     add("--streams", type=int, default=16, help="requests in flight (default: %(default)s)")
-    add("--requests", type=int, default=32, help="default: %(default)s")
-    add("--prompt-tokens", type=int, default=100, help="default: %(default)s")
-    add("--output-tokens", type=int, default=64, help="default: %(default)s")
-    add("--long-prompt-tokens", type=int, default=4000, help="default: %(default)s")
+    add(
+        "--requests",
+        type=int,
+        default=32,
+        help="requests of the ordinary load (default: %(default)s)",
+    )
+    add(
+        "--prompt-tokens",
+        type=int,
+        default=100,
+        help="tokens of an ordinary prompt (default: %(default)s)",
+    )
+    add("--output-tokens", type=int, default=64, help="tokens of each reply (default: %(default)s)")
+    add(
+        "--long-prompt-tokens",
+        type=int,
+        default=4000,
+        help="tokens of the prompt that arrives during the load (default: %(default)s)",
+    )
     add("--long-prompt-all", action="store_true", help="send the long prompt to every server")
-    add("--idle-seconds", type=float, default=10.0, help="default: %(default)s")
+    add(
+        "--idle-seconds",
+        type=float,
+        default=10.0,
+        help="seconds for which an idle server's CPU time is measured (default: %(default)s)",
+    )
     add(
         "--start-limit",
         type=float,

@@ -5,6 +5,7 @@ It prints the folder, which stays in the user's cache and is converted only once
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -73,8 +74,13 @@ def _forget_eos(path: Path) -> None:
 
 def main() -> int:
     """Returns the exit code; prints an error of the model to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chairlift.loadtest.convert", description=__doc__
+    )
+    parser.add_argument("model", help="a GGUF file, a directory, a hub id or the default's name")
+    options = parser.parse_args()
     try:
-        print(convert(sys.argv[1]))
+        print(convert(options.model))
     except ChairliftError as error:
         print(error, file=sys.stderr)
         return 1

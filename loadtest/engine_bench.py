@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
@@ -46,7 +47,7 @@ from chairlift.loadtest.timeline import Timeline, record
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # Pure decode steps that are timed, and warm-up steps before them.
 TIMED, WARM = 30, 10
-PROGRESS_SECONDS = 5.0
+PROGRESS_SECONDS = 30.0
 # More steps than any engine computes in a second.
 MAX_STEPS_PER_SECOND = 2000
 
@@ -256,23 +257,77 @@ def _int_range(text: str) -> tuple[int, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="engine_bench", description=__doc__)
-    parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or a config.json")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--requests", type=int, default=256, help="0: no mixed load")
-    parser.add_argument("--prompt-tokens", type=_int_range, default=(256, 768), help="256:768")
-    parser.add_argument("--output-tokens", type=_int_range, default=(128, 384), help="128:384")
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--kv-gb", type=float, default=60.0)
-    parser.add_argument("--decode", type=int, nargs="*", default=[1, 32, 64, 256])
+    parser = CommandParser(prog="engine_bench", description=__doc__)
+    parser.add_argument(
+        "--model",
+        default="qwen3-8b",
+        help=f"the shapes: {', '.join(SHAPES)}, or a config.json (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="bfloat16",
+        help="type of the weights (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=256,
+        help="requests of the mixed load, 0 for none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=_int_range,
+        default=(256, 768),
+        help="tokens of a prompt of the mixed load, from a range (default: 256:768)",
+    )
+    parser.add_argument(
+        "--output-tokens",
+        type=_int_range,
+        default=(128, 384),
+        help="tokens of a reply of the mixed load, from a range (default: 128:384)",
+    )
+    parser.add_argument(
+        "--rows", type=int, default=256, help="rows of the batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--kv-gb",
+        type=float,
+        default=60.0,
+        help="memory for the KV cache in GB (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--decode",
+        type=int,
+        nargs="*",
+        default=[1, 32, 64, 256],
+        help="numbers of rows for which decode steps are measured (default: 1 32 64 256)",
+    )
     parser.add_argument("--context", type=int, default=512, help="prompt tokens of --decode")
     parser.add_argument(
         "--timeline", type=int, nargs="*", default=[], help="values of --decode to record a second"
     )
-    parser.add_argument("--only", choices=("ours", "mlx-lm"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes/s (default: H200)")
-    parser.add_argument("--flops", type=float, default=989e12, help="operations/s (default: H200)")
+    parser.add_argument(
+        "--only", choices=("ours", "mlx-lm"), help="measure one engine (default: both)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the mixed load's lengths (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=float,
+        default=4.8e12,
+        help="the device's memory bandwidth in bytes per second (default: an H200's)",
+    )
+    parser.add_argument(
+        "--flops",
+        type=float,
+        default=989e12,
+        help="the device's arithmetic in operations per second (default: an H200's)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
     return parser
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.load import LoadResult, run_load
 from chairlift.loadtest.bench.progress import Progress
@@ -180,10 +181,17 @@ def _as_json(run: NullRun) -> dict[str, Any]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m chairlift.loadtest.null", description=__doc__)
-    parser.add_argument("--streams", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--output-tokens", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
+    parser = CommandParser(prog="python -m chairlift.loadtest.null", description=__doc__)
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=256,
+        help="concurrent chats, and rows of the batch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output-tokens", type=int, default=256, help="tokens of each reply (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="measured runs (default: %(default)s)")
     parser.add_argument(
         "--step-ms",
         type=float,

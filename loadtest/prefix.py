@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.bench.client import OpenAIClient
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.data.workload import WorkloadRequest, random_requests
@@ -101,12 +102,17 @@ def _line(model: Path, results: Sequence[Times]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chairlift.loadtest.prefix", description=__doc__
-    )
+    parser = CommandParser(prog="python -m chairlift.loadtest.prefix", description=__doc__)
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="file or directory")
-    parser.add_argument("--prefix-tokens", type=int, default=2000, help="default: %(default)s")
-    parser.add_argument("--requests", type=int, default=32, help="default: %(default)s")
+    parser.add_argument(
+        "--prefix-tokens",
+        type=int,
+        default=2000,
+        help="tokens of the shared prefix (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--requests", type=int, default=32, help="requests that share it (default: %(default)s)"
+    )
     parser.add_argument("--restart", action="store_true", help="also measure prefixes on disk")
     given = parser.parse_args(argv)
     passed = True

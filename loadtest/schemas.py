@@ -7,7 +7,6 @@ interface. The exit code is 1 unless all replies are complete and valid.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -22,6 +21,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, UsageError
@@ -108,6 +108,7 @@ async def _ask(
             "json_schema": {"name": "example", "schema": schema, "strict": True},
         },
         "temperature": 1.0,
+        "top_p": 1.0,
         "max_tokens": MAX_TOKENS,
         "seed": seed,
     }
@@ -141,16 +142,26 @@ def _problem(text: str, schema: Schema) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chairlift.loadtest.schemas", description=__doc__
-    )
+    parser = CommandParser(prog="python -m chairlift.loadtest.schemas", description=__doc__)
     parser.add_argument("--url", help="address of a running server (default: start one)")
     parser.add_argument(
-        "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
+        "--model",
+        type=Path,
+        default=Path(DEFAULT_MODEL),
+        help="the model to serve (default: %(default)s)",
     )
-    parser.add_argument("--count", type=int, default=200, help="default: %(default)s")
-    parser.add_argument("--concurrency", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--count", type=int, default=200, help="schemas to send (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=16,
+        help="requests at the same time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random schemas (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     try:

@@ -9,7 +9,6 @@ either ratio is below MIN_RATIO.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import uvloop
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.errors import LoadTestError, ServerError
@@ -120,6 +120,7 @@ async def _batch(
             "prompt": f"Chairlift {row} of the valley, described in full:",
             "max_tokens": tokens,
             "temperature": 1.0,
+            "top_p": 1.0,
             "seed": 1000 * number + row,
             "ignore_eos": True,
         }
@@ -140,15 +141,25 @@ async def _batch(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chairlift.loadtest.structured", description=__doc__
+    parser = CommandParser(prog="python -m chairlift.loadtest.structured", description=__doc__)
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=Path(DEFAULT_MODEL),
+        help="the model to serve (default: %(default)s)",
     )
     parser.add_argument(
-        "--model", type=Path, default=Path(DEFAULT_MODEL), help="default: %(default)s"
+        "--rows", type=int, default=16, help="concurrent requests of a batch (default: %(default)s)"
     )
-    parser.add_argument("--rows", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=128,
+        help="output tokens of each request (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measured pairs of batches (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
     spec = peers.ours(given.model)

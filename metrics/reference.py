@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator
 
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric
@@ -57,4 +58,5 @@ def exposed_name(metric: Metric) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

@@ -1,4 +1,4 @@
-"""API keys and their limits, read from a TOML file or the environment and compared by hash."""
+"""API keys and their limits, from a TOML file, flags or variables, and compared by hash."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from pathlib import Path
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
-# The name of the key in the environment variable.
-ENVIRONMENT_NAME = "default"
+# Read after KEY_VARIABLE, by servers and clients alike.
+OPENAI_VARIABLE = "OPENAI_API_KEY"
+# The name of a key that is in no file.
+GIVEN_NAME = "default"
 # Shorter keys can be guessed.
 MIN_KEY_CHARS = 8
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -65,10 +68,27 @@ def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
     return found
 
 
+def given_keys(keys: Sequence[str], limits: KeyLimits) -> tuple[ApiKey, ...]:
+    """Keys from flags or the environment, named "default", "default-2" and so on.
+
+    Raises:
+        KeyFileError: a key is too short.
+    """
+    if any(len(key) < MIN_KEY_CHARS for key in keys):
+        raise KeyFileError(
+            f"a key of --api-key or {KEY_VARIABLE} has fewer than {MIN_KEY_CHARS} characters"
+        )
+    names = (GIVEN_NAME if number == 1 else f"{GIVEN_NAME}-{number}" for number in count(1))
+    return tuple(
+        ApiKey(name, digest_of(key), limits)
+        for name, key in zip(names, dict.fromkeys(keys), strict=False)
+    )
+
+
 def read_keys(
-    path: Path | None, environment: str | None, defaults: KeyLimits
+    path: Path | None, defaults: KeyLimits, given: Sequence[ApiKey] = ()
 ) -> tuple[ApiKey, ...]:
-    """The keys of the file, and the environment's key.
+    """The keys of the file, and those of ``given_keys``.
 
     The file is TOML with one table per key, named like the key. A table holds ``key`` or its
     ``sha256`` in hexadecimal, and may override ``defaults`` (``rpm``, ``tpm``, ``max_streams``;
@@ -77,11 +97,7 @@ def read_keys(
     Raises:
         KeyFileError: the file cannot be read or is invalid.
     """
-    keys = [] if path is None else _keys_in_file(path, defaults)
-    if environment:
-        if len(environment) < MIN_KEY_CHARS:
-            raise KeyFileError(f"{KEY_VARIABLE} has fewer than {MIN_KEY_CHARS} characters")
-        keys.append(ApiKey(ENVIRONMENT_NAME, digest_of(environment), defaults))
+    keys = [*(() if path is None else _keys_in_file(path, defaults)), *given]
     for index, key in enumerate(keys):
         for other in keys[:index]:
             if key.name == other.name or key.digest == other.digest:
@@ -89,11 +105,22 @@ def read_keys(
     return tuple(keys)
 
 
+def first_key(environment: Mapping[str, str]) -> str | None:
+    """The key that a client sends: the first of the variables that are set."""
+    for variable in (KEY_VARIABLE, OPENAI_VARIABLE):
+        if key := environment.get(variable, "").partition(",")[0].strip():
+            return key
+    return None
+
+
 def _keys_in_file(path: Path, defaults: KeyLimits) -> list[ApiKey]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise KeyFileError(f"{path}: {error.strerror}") from error
+        # NOTE: a key that was given in the place of a file is not repeated.
+        is_path = path.suffix == ".toml" or (len(path.parts) > 1 and path.parent.is_dir())
+        name = path if is_path else "--api-key-file"
+        raise KeyFileError(f"{name}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         # NOTE: leave out the parser's own message, which may quote a key.
         place = re.search(r"\(at .*\)", str(error))

@@ -48,6 +48,8 @@ def chat_request(request: MessagesRequest, thinks: bool) -> ChatRequest:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
+            "min_p": request.min_p,
+            "repetition_penalty": request.repetition_penalty,
             "cache_salt": request.cache_salt,
             "priority": request.priority,
             "timeout": request.timeout,

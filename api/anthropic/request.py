@@ -17,6 +17,13 @@ from chairlift.api.schemas.field_types import Callers, Ignored, only
 from chairlift.api.schemas.fields import JsonObject, Stops, known_kind
 from chairlift.api.schemas.messages import MAX_MESSAGES
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.sampling_defaults import (
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from chairlift.api.schemas.schemas import MAX_SALT_CHARS
 from chairlift.api.schemas.tools import MAX_TOOLS, Name
 from chairlift.engine.errors import RequestError
@@ -220,9 +227,11 @@ class MessagesRequest(MessagesPrompt):
     container: Annotated[Any, *only()] = None
     thread: Annotated[Any, *only()] = None
     compaction: Annotated[Any, *only()] = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None

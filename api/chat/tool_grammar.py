@@ -106,7 +106,7 @@ def _schema(function: Function) -> str:
     schema = dict(_NO_PARAMETERS if function.parameters is None else function.parameters)
     if schema.setdefault("type", "object") != "object":
         raise RequestError(
-            f"tools: the parameters of {function.name} must be of type object", "tools"
+            f"tools: the parameters of {function.name!r} must be of type object", "tools"
         )
     # Functions that are not strict may use keywords that a grammar cannot express.
     options = {

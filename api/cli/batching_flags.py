@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from chairlift.api.cli.arguments.device_values import by_device
 from chairlift.api.cli.flags import (
     byte_size,
     byte_size_or_zero,
     directory,
     positive,
     positive_seconds,
+    share,
 )
 from chairlift.engine.config import KV_BITS, KV_GROUP_SIZES, EngineConfig
 
@@ -34,14 +36,25 @@ def _add_batching(group: argparse._ArgumentGroup) -> None:
         help="CPU threads for matrix products (default: one per core, fewer while other processes "
         "want the cores)",
     )
-    add("--max-rows", type=positive, metavar="N", help="maximum number of sequences in one batch")
-    add("--max-step-tokens", type=positive, metavar="N", help="maximum tokens computed in one step")
+    add(
+        "--max-rows",
+        type=positive,
+        metavar="N",
+        help=f"maximum number of sequences in one batch (default: {by_device('max-rows')})",
+    )
+    add(
+        "--max-step-tokens",
+        type=positive,
+        metavar="N",
+        help="maximum tokens computed in one step (default: grows with --max-rows; "
+        f"{by_device('max-step-tokens')})",
+    )
     add(
         "--max-step-ms",
         type=positive,
         metavar="MS",
         help="target duration of a step while streams are running; prompts are cut into chunks "
-        "that fit",
+        f"that fit (default: {by_device('max-step-ms')})",
     )
     add(
         "--priority-ageing",
@@ -59,7 +72,16 @@ def _add_kv_cache(group: argparse._ArgumentGroup) -> None:
         "--kv-memory",
         type=byte_size,
         metavar="SIZE",
-        help="memory for the KV cache: bytes, like 4G or 512M (default: a share of free memory)",
+        help="memory for the KV cache: bytes, like 4G or 512M (default: together with the prefix "
+        f"cache a share of what is free once the model is loaded, {by_device('kv-memory')})",
+    )
+    add(
+        "--gpu-memory-utilization",
+        type=share,
+        metavar="SHARE",
+        help="share of the device's memory (without a GPU: the machine's) for weights, KV cache, "
+        "prefix cache and a step together, like 0.9; instead of --kv-memory (default: a share of "
+        "what is free once the weights are loaded)",
     )
     add(
         "--kv-bits",
@@ -82,7 +104,8 @@ def _add_prefix_cache(group: argparse._ArgumentGroup) -> None:
         type=byte_size_or_zero,
         metavar="SIZE",
         help="memory for the KV of earlier prompts, which later prompts with the same beginning "
-        "reuse: bytes, like 4G or 512M; 0 turns it off (default: a share of free memory)",
+        "reuse: bytes, like 4G or 512M; 0 turns it off (default: a quarter of both caches' memory; "
+        "with --kv-memory a third of that, on top of it)",
     )
     add(
         "--prefix-cache-dir",

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from chairlift.api.admission.keys import KEY_VARIABLE
+from chairlift.api.admission.keys import KEY_VARIABLE, OPENAI_VARIABLE, first_key
 from chairlift.api.cli.flags import http_url, positive
 from chairlift.api.settings import ServerSettings
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--api-key",
         metavar="KEY",
-        help=f"the API key (default: ${KEY_VARIABLE}, if set)",
+        help=f"the API key (default: ${KEY_VARIABLE}, else ${OPENAI_VARIABLE}, if set)",
     )
     add(
         "--model",
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     from chairlift.api.cli.chat_client import ChatClient, ChatError
     from chairlift.api.cli.conversation import Conversation
 
-    key = options.api_key or os.environ.get(KEY_VARIABLE)
+    key = options.api_key or first_key(os.environ)
     fields: dict[str, Any] = {
         "model": options.model,
         "temperature": options.temperature,

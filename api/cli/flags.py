@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+_COUNT = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)([kKmM]?)", re.ASCII)
+_FACTORS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 
 
 def byte_size(text: str) -> int:
@@ -40,6 +44,33 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def token_count(text: str) -> int:
+    """Parses an integer above 0, or one like vLLM's "32k" (thousands) and "32K" (of 1024)."""
+    match = _COUNT.fullmatch(text)
+    number = float(match[1]) * _FACTORS[match[2]] if match else 0.0
+    if not 1 <= number < 1 << 53 or number % 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0, like 4096 or 4K")
+    return int(number)
+
+
+def share(text: str) -> float:
+    """Parses a number above 0 and at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
+    return value
+
+
+def whole(text: str) -> int:
+    """Parses an integer from 0 to 2**63 - 1."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**63")
+    return int(text)
+
+
 def port(text: str) -> int:
     """Parses a port from 0 to 65535."""
     if not (text.isascii() and text.isdigit() and int(text) < 65536):
@@ -63,3 +94,30 @@ def positive_seconds(text: str) -> float:
     if not 0 < seconds < 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def generation_config(text: str) -> str:
+    """Parses "auto", "none" (or "vllm", its name there), or the path of a file or its folder."""
+    if text in ("none", "vllm"):
+        return "none"
+    if text != "auto":
+        # Imported here, because --help needs none of its imports.
+        from chairlift.engine.errors import ModelError
+        from chairlift.engine.model.generation_config import config_file
+
+        try:
+            config_file(text)
+        except ModelError as error:
+            raise argparse.ArgumentTypeError(f"not auto, none or a file: {error}") from error
+    return text
+
+
+def json_object(text: str) -> str:
+    """Checks that a text is a JSON object."""
+    try:
+        valid = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object")
+    return text

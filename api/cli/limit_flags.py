@@ -27,7 +27,6 @@ def _add_amounts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--max-context",
-        "--max-model-len",
         type=positive,
         metavar="N",
         help="maximum tokens of a request, prompt and output (default: the model's limit)",

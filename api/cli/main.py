@@ -11,6 +11,9 @@ from collections.abc import Container, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from chairlift.api.cli.arguments.parser import CommandParser
+from chairlift.api.cli.closed_pipe import ending_with_reader
+
 
 class _Command(NamedTuple):
     """A subcommand. Its module has ``add_arguments(parser)`` and ``run(options)``."""
@@ -45,6 +48,10 @@ class _Version(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    return ending_with_reader(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     options = build_parser(arguments[:1], arguments[1:]).parse_args(arguments)
     exit_code: int = options.run(options)
     return exit_code
@@ -58,7 +65,7 @@ def build_parser(
     A subcommand gets its flags only if it is in ``complete``, because its module may be slow to
     import. Its options contain ``parser``, the subcommand's, and ``arguments``, as given here.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="chairlift",
         description="Serves one language model to many clients in continuous batches.",
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
+from chairlift.api.cli.flags import generation_config, json_object
 from chairlift.engine.config import DEFAULT_MODEL
 
 
@@ -16,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a hub id, an mlx-lm or HF directory, or a .gguf file (default: %(default)s)",
     )
     add = parser.add_argument_group("Model").add_argument
+    add(
+        "--revision",
+        metavar="NAME",
+        help="branch, tag or commit of a hub model (default: its main branch)",
+    )
     add("--served-model-name", metavar="NAME", help="the model's id in the API (default: its own)")
     add(
         "--dtype",
@@ -30,3 +38,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run Python code that comes with the model",
     )
+    add(
+        "--generation-config",
+        type=generation_config,
+        default="auto",
+        metavar="auto|none|PATH",
+        help="where requests' default sampling comes from: auto is the model's own "
+        "generation_config.json or GGUF metadata, none (or vllm) is temperature 1 without filters, "
+        "PATH is another generation_config.json or its folder (default: %(default)s)",
+    )
+    add(
+        "--override-generation-config",
+        type=json_object,
+        metavar="JSON",
+        help="values that replace those of the generation config, like '{\"temperature\": 0.5}': "
+        "temperature, top_p, top_k, min_p, repetition_penalty, eos_token_id (default: none)",
+    )
+
+
+def generation_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ``ServerSettings`` for the generation config.
+
+    Raises:
+        ValueError: --override-generation-config has an unknown key, or a value out of range.
+    """
+    override = json.loads(options.override_generation_config or "{}")
+    if override:
+        # Imports pydantic, which takes a tenth of a second.
+        from chairlift.api.schemas.sampling_defaults import check_override
+
+        check_override(override)
+    return {
+        "generation_config": options.generation_config,
+        "override_generation_config": override,
+    }

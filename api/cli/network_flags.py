@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-from chairlift.api.admission.keys import KEY_VARIABLE, KeyLimits, read_keys
+from chairlift.api.admission.keys import (
+    KEY_VARIABLE,
+    OPENAI_VARIABLE,
+    KeyLimits,
+    given_keys,
+    read_keys,
+)
+from chairlift.api.cli.arguments.list_types import api_keys
 from chairlift.api.cli.flags import byte_size, port, positive_seconds
 from chairlift.api.settings import ServerSettings
 
@@ -39,12 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send a comment line on a stream that was silent for this long (default: %(default)g)",
     )
     add(
+        "--api-key",
+        type=api_keys,
+        action="extend",
+        default=[],
+        metavar="KEY",
+        help="a key that clients must send; may be repeated, or be a list with commas; other users "
+        f"of the machine can see flags, so prefer ${KEY_VARIABLE} or --api-key-file (default: "
+        f"${OPENAI_VARIABLE}, unless there is a file; without any, no key is needed)",
+    )
+    add(
         "--api-key-file",
         type=Path,
         metavar="FILE",
         help='TOML file with one table for each key: [name], key = "…" or sha256 = "…", and '
-        f"optionally rpm, tpm, max_streams; ${KEY_VARIABLE} may hold one more key "
-        "(default: no key needed)",
+        "optionally rpm, tpm, max_streams (default: none)",
     )
     add("--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     add(
@@ -92,12 +107,14 @@ def network_settings(options: argparse.Namespace, limits: KeyLimits) -> dict[str
     for origin in options.cors_origin:
         if origin != "*" and ("://" not in origin or origin.endswith("/")):
             raise ValueError(f"--cors-origin {origin!r} is no origin like https://example.org")
+    given = given_keys(options.api_key, limits)
     return {
         "host": options.host,
         "port": options.port,
         "max_body_bytes": options.max_body_bytes,
         "keep_alive_seconds": options.keep_alive_seconds,
-        "keys": read_keys(options.api_key_file, os.environ.get(KEY_VARIABLE), limits),
+        "keys": read_keys(options.api_key_file, limits, given),
+        "given_keys": given,
         "api_key_file": options.api_key_file,
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,

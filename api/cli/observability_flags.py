@@ -19,9 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("Observability").add_argument
     add(
         "--log-level",
-        choices=("debug", "info", "warning", "error"),
+        type=str.lower,
+        choices=("debug", "info", "warning", "error", "critical"),
         default="info",
-        help="least severe level that is logged (default: %(default)s)",
+        help="least severe level that is logged, in small or capital letters (default: info)",
     )
     add(
         "--log-format",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
+from chairlift.api.cli.arguments.template import syntax_error
+from chairlift.api.cli.flags import whole
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.chat_format import JSON_FORM, ThinkTags, parser_names
 
@@ -24,6 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: the format of its chat template, else {JSON_FORM})",
     )
     add(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="Jinja template that turns chats into prompts (default: the model's own)",
+    )
+    add(
+        "--seed",
+        type=whole,
+        metavar="N",
+        help="starts the sequence from which requests without a seed get theirs, in the order of "
+        "their arrival: after a restart, the same requests get the same replies; the same prompt "
+        "twice gets two (default: a random sequence)",
+    )
+    add(
         "--think-tags",
         type=_think_tags,
         metavar="TAGS",
@@ -40,12 +57,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def output_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of ``ServerSettings`` for these flags."""
+    """The fields of ``ServerSettings`` for these flags.
+
+    Raises:
+        ValueError: the chat template cannot be read, or is none.
+    """
     return {
+        "chat_template": _chat_template(options.chat_template),
+        "seed": options.seed,
         "tool_parser": options.tool_parser,
         "think_tags": options.think_tags,
         "embedding_pooling": options.embedding_pooling,
     }
+
+
+def _chat_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--chat-template {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--chat-template {path}: not a text in UTF-8") from error
+    if (wrong := syntax_error(text)) is not None:
+        raise ValueError(f"--chat-template {path}: {wrong}")
+    return text
 
 
 def _think_tags(text: str) -> ThinkTags:

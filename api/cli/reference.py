@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from chairlift.api.cli import serve
-from chairlift.api.cli.config_sources import PREFIX
+from chairlift.api.cli.arguments.config_sources import PREFIX
 
 _HEAD = """\
 # Flags of `chairlift serve`
@@ -23,14 +23,12 @@ Every flag can also be set by an environment variable and in a TOML file: `--max
 environment, and the environment overrides the file. `chairlift serve --print-config` prints all
 values and the source of each. [Commands](../guides/commands.md) describes the formats.
 
-The API key is not a flag, because other users of a machine can read a process's flags: it is in
-`{prefix}API_KEY` or in `--api-key-file`. `{prefix}CACHE` is the folder for downloads, and
-`{prefix}BLAS` the BLAS library to load.
+Other users of a machine can read a process's flags: prefer `{prefix}API_KEY` or `--api-key-file`
+to `--api-key`. `{prefix}CACHE` is the folder for downloads, and `{prefix}BLAS` the BLAS library to
+load.
 """
 # A default at the end of a help text; it moves to a separate column.
 _DEFAULT = re.compile(r"\s*\(default: (.*)\)$", re.DOTALL)
-# The engine chooses the defaults of these by device when it starts.
-_BY_DEVICE = ("max_rows", "max_step_tokens", "max_step_ms")
 
 
 def page() -> str:
@@ -74,8 +72,6 @@ def _described(action: argparse.Action) -> tuple[str, str]:
     match = _DEFAULT.search(text)
     if match is not None:
         return text[: match.start()], match[1]
-    if action.dest in _BY_DEVICE:
-        return text, "[by device](defaults.md)"
     if action.default is None:
         return text, "none"
     if action.default is False:
@@ -90,4 +86,5 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

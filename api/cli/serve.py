@@ -6,19 +6,22 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
 
-from chairlift.api.admission.keys import KEY_VARIABLE, KeyFileError
+from chairlift.api.admission.keys import KeyFileError
 from chairlift.api.cli import (
     batching_flags,
-    config_sources,
     limit_flags,
     model_flags,
     network_flags,
     observability_flags,
     output_flags,
 )
-from chairlift.api.cli.config_sources import ConfigError, Setting
+from chairlift.api.cli.arguments import alias_flags, config_sources
+from chairlift.api.cli.arguments.config_sources import ConfigError
+from chairlift.api.cli.arguments.device_values import chosen
+from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
+from chairlift.api.cli.arguments.setting import as_toml
+from chairlift.api.cli.arguments.short_help import add_help_all
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
@@ -31,10 +34,17 @@ from chairlift.engine.logs.setup import set_up_logs
 logger = logging.getLogger(__name__)
 
 _ENGINE = EngineConfig()
+COMMON_FLAGS = (
+    *("--host", "--port", "--api-key", "--served-model-name", "--dtype"),
+    *("--max-context", "--max-rows", "--kv-memory", "--log-level", "--config"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model and all flags, one group for each module."""
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.description = "Serves a model over the APIs of OpenAI and Anthropic."
+    add_help_all(parser, COMMON_FLAGS)
     for flags in (
         network_flags,
         model_flags,
@@ -42,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         limit_flags,
         output_flags,
         observability_flags,
+        alias_flags,
         config_sources,
     ):
         flags.add_arguments(parser)
@@ -57,10 +68,11 @@ def run(options: argparse.Namespace) -> int:
     signals.before_loop()
     standard_streams.fill()
     try:
-        options, sourced = config_sources.resolve(parser, options.arguments, os.environ)
-        if options.print_config:
-            _print_settings(sourced)
+        resolved = config_sources.resolve(parser, options.arguments, os.environ)
+        options, sourced = with_openai_key(resolved, os.environ)
         config = engine_config(options)
+        if options.print_config:
+            print(as_toml(sourced, chosen(config)), end="")
         settings = server_settings(options)
     except (ValueError, ConfigError) as error:
         parser.error(str(error))
@@ -70,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
     if options.print_config:
         return 0
     set_up_logs(options.log_level, options.log_format, "api")
+    log_origin(sourced, os.environ)
     try:
         certificate = Certificate.from_settings(settings)
         sockets = bind_all(settings)
@@ -90,12 +103,6 @@ def run(options: argparse.Namespace) -> int:
     return serve(Server(settings, config, supervision, sockets, certificate))
 
 
-def _print_settings(settings: Sequence[Setting]) -> None:
-    print(config_sources.as_toml(settings), end="")
-    if os.environ.get(KEY_VARIABLE):
-        print(f"# {KEY_VARIABLE} = {config_sources.MASK}  # environment")
-
-
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """The API process's settings from the flags of ``serve``.
 
@@ -105,6 +112,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     """
     return ServerSettings(
         served_model_name=options.served_model_name,
+        **model_flags.generation_settings(options),
         **network_flags.network_settings(options, limit_flags.key_limits(options)),
         **limit_flags.limit_settings(options),
         **output_flags.output_settings(options),
@@ -126,8 +134,12 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         raise ValueError("--swap-dir-bytes needs --swap-dir")
     if group_size is not None and options.kv_bits is None:
         raise ValueError("--kv-group-size needs --kv-bits")
+    if options.gpu_memory_utilization is not None and options.kv_memory is not None:
+        raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
     return EngineConfig(
         model=options.model,
+        revision=options.revision,
+        memory_share=options.gpu_memory_utilization,
         dtype=options.dtype,
         threads=options.threads,
         max_rows=options.max_rows,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from chairlift.api.errors import ContextExceeded
 from chairlift.api.schemas.schemas import GenerationRequest
 from chairlift.api.service import ServedModel
@@ -26,7 +24,7 @@ def sampling_params(
     """The sampling parameters of one prompt.
 
     Args:
-        request: the request's fields.
+        request: the request's fields; the model's defaults replace those that it leaves out.
         model: the model.
         prompt_tokens: the number of prompt tokens.
         param: the name of the prompt's field, for errors.
@@ -50,17 +48,19 @@ def sampling_params(
         max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
     if request.min_tokens > max_tokens:
         raise RequestError(f"min_tokens: must be at most max_tokens = {max_tokens}", "min_tokens")
-    seed = random.getrandbits(63) if request.seed is None else request.seed & (2**63 - 1)
+    seed = model.seeds.getrandbits(63) if request.seed is None else request.seed & (2**63 - 1)
+    # NOTE: checked at the start, so that a default never makes a request invalid.
+    sampling = model.defaults.overridden_by(request)
     ends = () if request.ignore_eos else vocabulary.end_ids
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
         min_tokens=request.min_tokens,
-        temperature=request.temperature,
-        top_k=request.top_k if 0 < request.top_k < vocabulary.size else 0,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k if 0 < sampling.top_k < vocabulary.size else 0,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,

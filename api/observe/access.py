@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 
+import pydantic
 from aiohttp.http_exceptions import HttpProcessingError
 
+from chairlift.api.errors import problem_of
+from chairlift.api.observe.page import EVENTS, PAGE_PATHS
 from chairlift.api.observe.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -14,13 +18,47 @@ server_logger = logging.getLogger("aiohttp.server")
 
 # Machines poll these every few seconds; at INFO they would bury all other lines.
 POLLED = frozenset({"/health", "/ping", "/metrics"})
+# The page asks for these by itself.
+_PAGE = PAGE_PATHS | {EVENTS}
+# Characters of an error in the log.
+MAX_REASON = 200
+# NOTE: errors quote every text that is the client's; see ``reason_of``.
+_QUOTED = re.compile(r"""(?:(?<=\W)|^)(['"`])(?:\\.|[^\\])*?(?:\1(?=\W|$)|$)""", re.DOTALL)
 
 
-def log_request(record: RequestRecord) -> None:
-    """Logs an ended request; the log's context adds its id."""
-    level = logging.DEBUG if record.route in POLLED else logging.INFO
-    if logger.isEnabledFor(level):
-        logger.log(level, "answered", extra=_fields(record))
+def log_request(record: RequestRecord, error: Exception | None = None) -> None:
+    """Logs an ended request; the log's context adds its id.
+
+    Args:
+        error: the exception that the reply describes, if there was one.
+    """
+    quiet = record.route in POLLED or (record.route in _PAGE and record.status < 400)
+    level = logging.DEBUG if quiet else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    fields = _fields(record)
+    if error is not None and 400 <= record.status < 500:
+        fields["reason"] = reason_of(error)
+    logger.log(level, "answered", extra=fields)
+
+
+def reason_of(error: Exception) -> str:
+    """The message that a client gets for ``error``, as one bounded line without any client's text.
+
+    Quoted texts are left out, and so is what a library said about the request: the text of the
+    exception that caused this one. Of a field's path only the first name stays, because the others
+    can be a client's keys.
+    """
+    problem = problem_of(error)
+    text = problem.message
+    if isinstance(error, pydantic.ValidationError) and problem.param is not None:
+        first = re.split(r"[.\[]", problem.param)[0]
+        text = first + text.removeprefix(problem.param)
+    cause = error.__cause__ or error.__context__
+    if cause is not None and str(cause):
+        text = text.replace(str(cause), type(cause).__name__)
+    plain = " ".join(_QUOTED.sub("…", text).split())
+    return plain if len(plain) <= MAX_REASON else plain[: MAX_REASON - 1] + "…"
 
 
 def hide_bad_http() -> None:

@@ -110,6 +110,8 @@ def dialogue_of(request: ResponsesRequest, earlier: Earlier) -> Dialogue:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
+            "min_p": request.min_p,
+            "repetition_penalty": request.repetition_penalty,
             "logprobs": request.logprobs,
             "top_logprobs": request.top_logprobs,
             "cache_salt": request.cache_salt,
@@ -176,6 +178,7 @@ def empty_response(
     request: ResponsesRequest, offered: SelectedTools, generation: Generation, store: bool
 ) -> Response:
     """The response object before any output is generated."""
+    params = generation.prompts[0].params
     return Response(
         id=generation.id,
         created_at=generation.created,
@@ -189,11 +192,11 @@ def empty_response(
         previous_response_id=request.previous_response_id,
         reasoning={"effort": request.reasoning.effort, "summary": None},
         store=store,
-        temperature=request.temperature,
+        temperature=params.temperature,
         text={"format": _format(request.text.format)},
         tool_choice=_choice(request),
         tools=[{"type": "function", **function_of(tool)} for tool in offered.tools],
         top_logprobs=request.top_logprobs,
-        top_p=request.top_p,
+        top_p=params.top_p,
         user=request.user,
     )

@@ -12,6 +12,13 @@ from chairlift.api.responses.tools import ToolChoiceField, Tools
 from chairlift.api.schemas.field_types import Ignored, only
 from chairlift.api.schemas.fields import JsonObject, known_kind
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.sampling_defaults import (
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from chairlift.api.schemas.schemas import MAX_SALT_CHARS
 from chairlift.api.schemas.tools import Name
 from chairlift.engine.errors import RequestError
@@ -144,8 +151,8 @@ class ResponsesRequest(ResponsesPrompt):
     stream_options: ResponseStreamOptions | None = None
     include: Annotated[list[Include], Field(max_length=16)] = []
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    temperature: Temperature = None
+    top_p: TopP = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     metadata: Metadata = {}
     user: str | None = None
@@ -156,7 +163,9 @@ class ResponsesRequest(ResponsesPrompt):
     context_management: Annotated[Any, *only([])] = None
     moderation: Annotated[Any, *only()] = None
     prompt: Annotated[Any, *only()] = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None

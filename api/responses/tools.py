@@ -131,7 +131,7 @@ def select_tools(
     if tool_choice.mode == "required" and not functions and others:
         raise RequestError(
             f"tool_choice: a call is required, but this server runs no tool of type "
-            f"{', '.join(others)[:512]}",
+            f"{', '.join(others)[:512]!r}",
             "tool_choice",
         )
     if others:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults
+
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -199,12 +201,16 @@ class EmbeddingList(Struct):
 
 
 class ModelCard(Struct):
-    """``root`` is the model's own name, like a hub id; clients find its tokenizer by it."""
+    """``root`` is the model's own name, like a hub id; clients find its tokenizer by it.
+
+    ``default_sampling_params`` is the sampling of requests that give no value of their own.
+    """
 
     id: str
     created: int
     max_model_len: int
     root: str
+    default_sampling_params: SamplingDefaults
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
 

@@ -10,6 +10,13 @@ from pydantic import Field, model_validator
 from chairlift.api.schemas.fields import MAX_TOKENS, LogitBias, Prompts, Stops, TokenId
 from chairlift.api.schemas.messages import Messages
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.sampling_defaults import (
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from chairlift.api.schemas.structured import Structured
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.schemas.unsupported import check_extra_fields
@@ -39,11 +46,11 @@ class EngineRequest(Request):
 class GenerationRequest(Structured, EngineRequest):
     """Fields of all requests that generate text: sampling, stopping, streaming."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: LogitBias = {}

@@ -92,6 +92,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     service = request.app[SERVICE]
     recorder = service.recorder
     status = CLIENT_LEFT
+    failure: Exception | None = None
     try:
         response = await handler(request)
         status = response.status
@@ -104,6 +105,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
             recorder.record_disconnect()
         raise
     except Exception as error:
+        failure = error
         problem = problem_of(error)
         status = problem.status
         log_failure(status, error)
@@ -113,7 +115,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     finally:
         record = RequestRecord.from_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
-        log_request(record)
+        log_request(record, failure)
         if ACCESS.get(record.route) == "work":
             service.live.record_request(record)
         if service.tracing is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -24,6 +25,7 @@ from chairlift.api.schemas.field_types import IGNORED, NOT_SUPPORTED
 from chairlift.api.schemas.harmless_fields import HARMLESS
 from chairlift.api.schemas.known_fields import KNOWN, Api
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.sampling_defaults import MODEL_DEFAULT
 from chairlift.api.schemas.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from chairlift.api.schemas.unsupported import INSTEAD, neutral
 
@@ -132,6 +134,8 @@ def _declared_outcome(kind: type[Request], name: str) -> Outcome:
                 values = [json.dumps(v) for v in mark.json_schema.get("enum", ()) if v is not None]
                 note = f"except {', '.join(f'`{value}`' for value in values)}" if values else ""
                 return Outcome("refused", note)
+    if field.description == MODEL_DEFAULT:
+        return Outcome("done", "the default is the model's")
     return Outcome("done", _NOTES.get(name, ""))
 
 
@@ -162,4 +166,5 @@ def _options_section() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chairlift.api.admission.priority import HEADER
+from chairlift.api.schemas.sampling_defaults import MODEL_DEFAULT
 from chairlift.api.server.route import Route
 from chairlift.api.server.routes import ROUTES
 
@@ -22,7 +24,9 @@ the same as an OpenAPI 3.1 document at `/openapi.json`.
 
 The server also has `GET /metrics` ([metrics](metrics.md)), `GET /openapi.json`, and the built-in
 page at `/`. `HEAD` works wherever `GET` does. Paths below `/v1` also work without `/v1`. The
-header `{HEADER}` sets a request's priority if its body does not.
+header `{HEADER}` sets a request's priority if its body does not. Where the default is the model's,
+it is in `default_sampling_params` of `GET /v1/models`
+([default sampling](../guides/chat.md#default-sampling)).
 
 [Request fields](fields.md) also lists the fields of other servers, and whether Chairlift applies,
 ignores or refuses each. The [guides](../guides/apis.md) have examples.
@@ -56,6 +60,8 @@ def _fields(route: Route) -> Iterator[str]:
 
 
 def _default(field: Mapping[str, Any]) -> str:
+    if field.get("description") == MODEL_DEFAULT:
+        return "the model's"
     value = field.get("default")
     return "none" if value is None else f"`{json.dumps(value)}`"
 
@@ -91,4 +97,5 @@ def _range(field: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 from chairlift.api.admission.accounts import Accounts
-from chairlift.api.admission.keys import KEY_VARIABLE, KeyFileError, read_keys
+from chairlift.api.admission.keys import KeyFileError, read_keys
 from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
 from chairlift.metrics.recorder import Recorder
@@ -57,10 +56,9 @@ class Reloader:
 
     async def _reload_keys(self) -> None:
         settings = self._settings
-        environment = os.environ.get(KEY_VARIABLE)
         try:
             keys = await asyncio.to_thread(
-                read_keys, settings.api_key_file, environment, settings.anonymous
+                read_keys, settings.api_key_file, settings.anonymous, settings.given_keys
             )
         except KeyFileError as error:
             logger.error("SIGHUP: the API keys stay as they are: %s", error)

@@ -6,16 +6,20 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import sys
 from contextlib import AsyncExitStack
 
 import uvloop
 
 from chairlift.api.observe.canary import Canary
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
+from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
 from chairlift.api.server.signals import INTERRUPTED, handled
 from chairlift.api.server.sockets import Sockets
+from chairlift.api.server.start_progress import StartProgress
 from chairlift.api.server.tls import Certificate
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
@@ -25,7 +29,11 @@ from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
-from chairlift.engine.hub.source import resolve
+from chairlift.engine.hub.folder_check import check_directory, read_config
+from chairlift.engine.hub.source import ModelSource, resolve
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
+from chairlift.engine.logs.setup import BANNER
+from chairlift.engine.model.generation_config import end_token_ids, read_generation_config
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +64,7 @@ class Server:
         self._sockets = sockets
         self._certificate = certificate
         self._service = Service(settings)
+        self._progress = StartProgress(self._service)
         self._client: EngineClient | None = None
         self._canary: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -133,7 +142,14 @@ class Server:
             model = loading.result()
         except (ModelError, EngineDead) as error:
             return _fail(str(error))
-        logger.info("serving %s on %s/v1", model.name, address)
+        except Exception as error:
+            # Files of a model can be damaged in ways that only a library finds, with any exception.
+            logger.debug("the start has failed: %s", redacted_traceback(error))
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return _fail(f"{self._config.model}: the model cannot be served: {cause}")
+        finally:
+            self._progress.close()
+        self._announce(model, address)
         died = asyncio.create_task(model.client.died())
         await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
         if not died.done():
@@ -146,26 +162,42 @@ class Server:
 
     async def _load(self) -> ServedModel:
         config = self._config
-        source = await asyncio.to_thread(resolve, config.model, config.trust_remote_code)
+        source = await asyncio.to_thread(
+            resolve, config.model, config.trust_remote_code, config.revision
+        )
+        if source.kind == "directory":
+            check_directory(source.path)
         log_level = logging.getLevelName(logger.getEffectiveLevel())
         client = self._client = ProcessClient(
             config, source, log_level, self._settings.log_format, self._supervision
         )
         client.on_restart = self._service.recorder.record_restart
-        starting = asyncio.create_task(client.start(self._on_progress))
+        starting = asyncio.create_task(client.start(self._progress))
         # One turn of the event loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)
         # NOTE: these import MLX, although this process computes nothing with it. Importing it in a
         # thread sometimes ends the process with "terminate called without an active exception".
         from chairlift.api.text.vocabulary import Vocabulary
+        from chairlift.engine.model.architecture import check_architecture
         from chairlift.engine.model.tokenizer import load_tokenizer
 
-        info, tokenizer = await asyncio.gather(starting, asyncio.to_thread(load_tokenizer, source))
+        if source.kind == "directory":
+            # An unknown architecture also makes transformers fail, with an error of its own.
+            check_architecture(source.path, read_config(source.path))
+        info, tokenizer, (defaults, end_ids) = await asyncio.gather(
+            starting,
+            asyncio.to_thread(load_tokenizer, source, self._settings.chat_template),
+            asyncio.to_thread(_generation_defaults, source, self._settings),
+        )
+        tokenizer.eos_token_ids = tokenizer.eos_token_ids | end_ids
         name = self._settings.served_model_name or source.name
         canary = self._start_canary(client)
         format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
         vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
-        model = ServedModel(name, client, vocabulary, canary, source.name)
+        model = ServedModel(
+            *(name, client, vocabulary, canary, source.name, defaults),
+            seeds=random.Random(self._settings.seed),
+        )
         # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
         gc.collect()
         gc.freeze()
@@ -181,9 +213,25 @@ class Server:
         self._canary = asyncio.create_task(canary.run())
         return canary
 
-    def _on_progress(self, text: str) -> None:
-        self._service.progress = text
-        logger.info("%s", text)
+    def _announce(self, model: ServedModel, address: str) -> None:
+        about = (model.name, model.info, address, self._settings.ui)
+        fields = {BANNER: banner_lines(*about), **banner_fields(*about)}
+        logger.info("ready", extra=fields)
+
+
+def _generation_defaults(
+    source: ModelSource, settings: ServerSettings
+) -> tuple[SamplingDefaults, frozenset[int]]:
+    """The default sampling, and further ids that end a text.
+
+    Raises:
+        ModelError: the generation config cannot be read, or has a value that is out of range.
+    """
+    choice, override = settings.generation_config, settings.override_generation_config
+    config = read_generation_config(source, choice, override)
+    defaults = sampling_defaults(config.values)
+    logger.info("default sampling: %s (%s)", defaults, config.origin)
+    return defaults, end_token_ids(config)
 
 
 def _fail(message: str) -> int:

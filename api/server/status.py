@@ -41,4 +41,5 @@ async def version(http: web.Request) -> web.Response:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(model.name, model.created, model.info.max_context, model.root or model.name)
+    context, root = model.info.max_context, model.root or model.name
+    return ModelCard(model.name, model.created, context, root, model.defaults)

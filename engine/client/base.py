@@ -17,12 +17,14 @@ from chairlift.engine.messages import (
     FromEngine,
     Loading,
     ModelInfo,
+    OnProgress,
     StartFailed,
     StepOutput,
     StepStats,
     Submit,
     ToEngine,
     TokenOutput,
+    silent,
 )
 from chairlift.scheduler.forecast import Forecast
 
@@ -34,10 +36,6 @@ STALL_SECONDS = 60.0
 MAX_RETRY_AFTER = 600
 
 
-def silent(text: str) -> None:
-    """Ignores progress messages."""
-
-
 class BaseEngineClient:
     """An engine client without a transport: subclasses implement ``send`` and call ``receive``.
 
@@ -47,7 +45,7 @@ class BaseEngineClient:
     def __init__(self) -> None:
         self.info: ModelInfo | None = None
         self.on_step: Callable[[StepStats], None] = lambda stats: None
-        self._on_progress: Callable[[str], None] = silent
+        self._on_progress: OnProgress = silent
         self._streams: dict[str, Stream] = {}
         self._started: asyncio.Future[ModelInfo] | None = None
         self._death: asyncio.Future[str] | None = None
@@ -165,7 +163,7 @@ class BaseEngineClient:
                 self._learn(message.stats)
                 self.record(message.stats)
             case Loading():
-                self._on_progress(message.text)
+                self._on_progress(message)
             case ModelInfo():
                 self.info = message
                 if not self._started.done():
@@ -174,7 +172,7 @@ class BaseEngineClient:
                 if not self._started.done():
                     self._started.set_exception(ModelError(message.message))
 
-    def begin(self, on_progress: Callable[[str], None]) -> asyncio.Future[ModelInfo]:
+    def begin(self, on_progress: OnProgress) -> asyncio.Future[ModelInfo]:
         """Prepares a start; returns the future that ``start`` awaits."""
         loop = asyncio.get_running_loop()
         self._on_progress = on_progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from chairlift.engine.messages import ModelInfo, StepStats, Submit, TokenOutput
+from chairlift.engine.messages import ModelInfo, OnProgress, StepStats, Submit, TokenOutput
 
 
 class TokenStream(Protocol):
@@ -67,7 +67,7 @@ class EngineClient(Protocol):
     @on_step.setter
     def on_step(self, listener: Callable[[StepStats], None]) -> None: ...
 
-    async def start(self, on_progress: Callable[[str], None] = ...) -> ModelInfo:
+    async def start(self, on_progress: OnProgress = ...) -> ModelInfo:
         """Starts the engine and waits until it can serve.
 
         Raises:

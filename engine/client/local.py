@@ -9,11 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from chairlift.engine.client.base import BaseEngineClient, silent
+from chairlift.engine.client.base import BaseEngineClient
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.messages import FromEngine, ModelInfo, Shutdown, ToEngine
+from chairlift.engine.messages import (
+    FromEngine,
+    ModelInfo,
+    OnProgress,
+    Shutdown,
+    ToEngine,
+    silent,
+)
 
 
 class LocalClient(BaseEngineClient):
@@ -26,7 +33,7 @@ class LocalClient(BaseEngineClient):
         self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def start(self, on_progress: Callable[[str], None] = silent) -> ModelInfo:
+    async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         started = self.begin(on_progress)
         loop = asyncio.get_running_loop()

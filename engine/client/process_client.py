@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Literal, NamedTuple
 
-from chairlift.engine.client.base import BaseEngineClient, silent
+from chairlift.engine.client.base import BaseEngineClient
 from chairlift.engine.client.quarantine import Quarantine
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import STEADY_SECONDS, Supervision
@@ -22,12 +22,15 @@ from chairlift.engine.logs.setup import LogFormat
 from chairlift.engine.messages import (
     FinishedChoice,
     FromEngine,
+    Loading,
     ModelInfo,
+    OnProgress,
     StartFailed,
     StepOutput,
     StepStats,
     ToEngine,
     Withdraw,
+    silent,
 )
 from chairlift.engine.process.child import EngineProcess
 from chairlift.engine.process.engine_process import Start
@@ -108,7 +111,7 @@ class ProcessClient(BaseEngineClient):
         """See ``interface.EngineClient.accepts``."""
         return self.info is not None and self.dead is None
 
-    async def start(self, on_progress: Callable[[str], None] = silent) -> ModelInfo:
+    async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
         """See ``interface.EngineClient.start``."""
         remove_abandoned()
         started = self.begin(on_progress)
@@ -244,7 +247,7 @@ class ProcessClient(BaseEngineClient):
             *(end.description, seconds, attempt, self.unfinished),
         )
         if self.info is None:
-            self._on_progress(f"{end.description}; starting another{attempt}")
+            self._on_progress(Loading(f"{end.description}; starting another{attempt}"))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
         if not self._stopping.is_set():

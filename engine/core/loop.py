@@ -16,7 +16,6 @@ from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     Abort,
     FromEngine,
-    Loading,
     Shutdown,
     StartFailed,
     Submit,
@@ -61,9 +60,15 @@ def run(
     """
     with ThreadWatch(blas_threads(), config.threads):
         try:
-            core, info = start_core(config, source, lambda text: send(Loading(text)))
+            core, info = start_core(config, source, send)
         except ChairliftError as error:
             send(StartFailed(str(error)))
+            return
+        except Exception as error:
+            # A model's files can be wrong in ways that only its first computation shows.
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            log.debug("the start has failed: %s", redacted_traceback(error))
+            send(StartFailed(f"{source.path}: the model cannot be started: {cause}"))
             return
         core.on_compute = on_compute
         core.on_due(inbox.wake)

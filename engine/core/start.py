@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 
 from chairlift.cache.quantized import Quantization
@@ -18,12 +17,13 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
 from chairlift.engine.device import memory, profile
+from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.messages import ModelInfo
+from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
@@ -31,13 +31,14 @@ from chairlift.scheduler.sequence import Sequence
 
 
 def start_core(
-    config: EngineConfig, source: ModelSource, on_progress: Callable[[str], None]
+    config: EngineConfig, source: ModelSource, on_progress: OnProgress
 ) -> tuple[EngineCore, ModelInfo]:
     """Loads the model, probes it, and adapts the size of the batch to the machine.
 
     Raises:
         ModelError: the model cannot be loaded or served, or does not fit the limits.
     """
+    check_settings(config, profile.current())
     loaded = load_model(source, config.dtype, on_progress)
     return serve_loaded(config, loaded, on_progress, source)
 
@@ -45,11 +46,11 @@ def start_core(
 def serve_loaded(
     config: EngineConfig,
     loaded: LoadedModel,
-    on_progress: Callable[[str], None],
+    on_progress: OnProgress,
     source: ModelSource | None = None,
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
-    on_progress("first step")
+    on_progress(Loading("first step"))
     # Quantized weights lose almost nothing by a little more rounding. An explicitly configured type
     # is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
@@ -57,6 +58,7 @@ def serve_loaded(
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     device = profile.current()
+    check_model_settings(config, device, vocabulary, loaded.max_context)
     kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
     memory.configure_mlx(device)
     try:
@@ -77,6 +79,7 @@ def serve_loaded(
         max_rows=limits.max_rows,
         max_queue=config.max_queue,
         kv_limit_bytes=limits.kv_bytes,
+        prefix_bytes=prefix_bytes,
         kv_bytes_per_token=geometry.bytes_per_token,
         weight_bytes=loaded.weight_bytes,
         limits=limits,
@@ -88,7 +91,7 @@ def serve_loaded(
     store = _store(config, loaded, source, layers)
     swap = _swap(config, layers)
     if device.compiles_kernels:
-        on_progress("compiling kernels")
+        on_progress(Loading("compiling kernels"))
         warm(EngineCore(model, limits))
     return EngineCore(model, limits, prefix_bytes, store, swap, compiler), info
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.limits import max_rows
 from chairlift.engine.device.profile import DeviceProfile, current
+from chairlift.engine.errors import ModelError
 
 # Host memory for preempted rows: this much, or this share of the free memory if that is less.
 SWAP_BYTES = 4 << 30
@@ -40,6 +42,25 @@ def free_memory() -> int:
         if key in info:
             return max(0, int(info[key]) - mx.get_active_memory())
     return free_host_memory()
+
+
+def total_memory() -> int:
+    """Bytes where MLX computes, whether they are in use or not."""
+    if current().on_cpu:
+        return total_host_memory()
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        if key in info:
+            return int(info[key])
+    return total_host_memory()
+
+
+def total_host_memory() -> int:
+    """Bytes of the host's memory, as far as this process may use it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # a control group without a limit says "max"
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
 
 
 def free_host_memory() -> int:
@@ -81,18 +102,38 @@ def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int
 
     Without a configured size, both get a share of the free memory, a quarter of it for the prefix
     cache. The memory of a step and of MLX's buffer cache stays free. On Metal the memory for
-    preempted rows stays free, too, because it is taken from the same memory.
+    preempted rows stays free, too, because it is taken from the same memory. With a configured
+    share of all memory, both get what the weights and these leave of it.
+
+    Raises:
+        ModelError: they leave nothing of the configured share.
     """
     if config.kv_memory is not None:
         prefix = config.prefix_cache_bytes
         return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
     free = free_memory()
-    left = free - step_bytes(config, profile, vocabulary) - cache_bytes(profile)
+    reserved = step_bytes(config, profile, vocabulary) + cache_bytes(profile)
     if profile.unified_memory:
-        left -= swap_bytes(config, profile)
-    share = min(int(free * profile.kv_share), max(0, left))
+        reserved += swap_bytes(config, profile)
+    if config.memory_share is None:
+        share = int(free * profile.kv_share)
+    else:
+        share = _left_of_share(config.memory_share, reserved)
+    share = min(share, max(0, free - reserved))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return KVMemory(max(0, share - prefix), prefix)
+
+
+def _left_of_share(memory_share: float, reserved: int) -> int:
+    total, weights = total_memory(), mx.get_active_memory()
+    left = int(total * memory_share) - weights - reserved
+    if left <= 0:
+        raise ModelError(
+            f"--gpu-memory-utilization {memory_share:g} is {total * memory_share / 1e9:.1f} GB, "
+            f"which leaves nothing for the KV cache: the model takes {weights / 1e9:.1f} GB, a "
+            f"step and MLX's cache {reserved / 1e9:.1f} GB"
+        )
+    return left
 
 
 def swap_bytes(config: EngineConfig, profile: DeviceProfile) -> int:

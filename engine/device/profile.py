@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import mlx.core as mx
-
 # Row groups ("bands") of similar length that attention may read separately, on any device.
 BANDS = 4
 # Bytes of float32 scores that attention on the CPU computes at once (``model.attention_blocks``).
@@ -169,6 +167,9 @@ METAL = DeviceProfile(
 
 def current() -> DeviceProfile:
     """The profile of MLX's default device."""
+    # Imported here, so that the command line's help can show the profiles without MLX.
+    import mlx.core as mx
+
     if mx.default_device() != mx.Device(mx.gpu):
         return CPU
     return METAL if mx.metal.is_available() else CUDA
@@ -176,5 +177,7 @@ def current() -> DeviceProfile:
 
 def name() -> str:
     """The device's own name, as far as MLX knows it, e.g. "NVIDIA H200"."""
+    import mlx.core as mx
+
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or current().kind)

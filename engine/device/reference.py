@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import math
 import re
@@ -57,4 +58,5 @@ def _text(name: str, value: object) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(page(), end="")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gguf
@@ -20,6 +20,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.config import model_config
 from chairlift.engine.gguf.file import GGUFFile, GGUFTensor
+from chairlift.engine.messages import Loading, OnProgress
 
 _MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3_text": gemma3_text}
 
@@ -78,7 +79,7 @@ def is_quantized(file: GGUFFile) -> bool:
 
 
 def build_model(
-    file: GGUFFile, *, keep_quantized: bool, dtype: mx.Dtype, on_progress: Callable[[str], None]
+    file: GGUFFile, *, keep_quantized: bool, dtype: mx.Dtype, on_progress: OnProgress
 ) -> tuple[Module, dict[str, Any]]:
     """Builds mlx-lm's model with the file's weights; returns it with its configuration.
 
@@ -97,11 +98,12 @@ def build_model(
         config["rope_scaling"] = _llama3_scaling(file, config)
     weights: dict[str, mx.array] = {}
     kept: dict[str, int] = {}
+    done, total = 0, sum(tensor.n_bytes for tensor in file.tensors.values())
     next_report = time.monotonic()
-    for done, (tensor, name) in enumerate(_named_tensors(file, config)):
+    for tensor, name in _named_tensors(file, config):
         if time.monotonic() >= next_report:
             next_report = time.monotonic() + _PROGRESS_SECONDS
-            on_progress(f"loading weights: {done} of {len(file.tensors)} tensors")
+            on_progress(Loading("loading weights", done, total))
         rows = file.raw(tensor)
         if config["model_type"] == "llama":
             rows = _unpermute(file, rows, name, config)
@@ -119,6 +121,8 @@ def build_model(
             new = {name: mx.array(values).astype(dtype)}
         mx.eval(new)  # now, so that only one tensor at a time exists twice
         weights |= new
+        done += tensor.n_bytes
+    on_progress(Loading("loading weights", total, total))
     return _assemble(file, config, weights, kept), config
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ _QWEN2_SPLIT = _WORDS + r"\p{N}" + _REST
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
-def load_gguf_tokenizer(file: GGUFFile) -> TokenizerWrapper:
+def load_gguf_tokenizer(file: GGUFFile, extra: Mapping[str, str] | None = None) -> TokenizerWrapper:
     """The file's tokenizer, with its chat template, special tokens and all ids that end a text.
 
-    It is built once per file content, and cached in the cache folder.
+    It is built once per file content, and cached in the cache folder. ``extra`` overrides values of
+    its tokenizer_config.json.
 
     Raises:
         ModelError: the metadata is incomplete or damaged, or the cache folder cannot be written.
@@ -61,12 +63,12 @@ def load_gguf_tokenizer(file: GGUFFile) -> TokenizerWrapper:
         _build(file, folder)
     ends = end_token_ids(file)
     try:
-        return load_directory(folder, eos_token_ids=ends)
+        return load_directory(folder, extra, eos_token_ids=ends)
     except Exception:
         # The folder was complete when it was renamed, so it has been damaged since.
         shutil.rmtree(folder, ignore_errors=True)
         _build(file, folder)
-        return load_directory(folder, eos_token_ids=ends)
+        return load_directory(folder, extra, eos_token_ids=ends)
 
 
 def end_token_ids(file: GGUFFile) -> list[int]:

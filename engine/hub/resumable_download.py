@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from chairlift.engine.hub.fetch import locked, sha256_of
+from chairlift.engine.hub.progress import bar_class
 
 # For smaller files, downloading again is faster than asking for the rest.
 _LARGE_BYTES = 8 << 20
@@ -119,6 +120,7 @@ def _download(file: HubFile) -> None:
             resume_size=sink.tell(),
             headers={"Authorization": f"Bearer {token}"} if token else {},
             expected_size=file.size,
+            tqdm_class=bar_class(),
         )
 
 

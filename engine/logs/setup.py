@@ -21,6 +21,8 @@ LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
 Process = Literal["api", "engine"]
 STDERR = 2
+# The field of a record that holds its lines in the text format; its other fields are for JSON.
+BANNER = "banner"
 
 
 class Stream(Protocol):
@@ -54,6 +56,7 @@ def log_handler(log_format: LogFormat, process: Process, stream: Stream) -> logg
 def _json(process: Process) -> JsonFormatter:
     return JsonFormatter(
         "%(levelname)s %(name)s %(message)s",
+        reserved_attrs=[*RESERVED_ATTRS, BANNER],
         rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception"},
         static_fields={"process": process},
         timestamp="time",
@@ -62,7 +65,10 @@ def _json(process: Process) -> JsonFormatter:
 
 
 class TextFormatter(logging.Formatter):
-    """``time LEVEL process logger: message key=value …``; critical messages have no such prefix."""
+    """``time LEVEL process logger: message key=value …``.
+
+    Critical messages have no such prefix. A record with the attribute BANNER is those lines alone.
+    """
 
     def __init__(self, process: Process) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
@@ -71,6 +77,8 @@ class TextFormatter(logging.Formatter):
         """The line without a traceback."""
         if record.levelno >= logging.CRITICAL:
             return f"chairlift: error: {record.message}"
+        if lines := getattr(record, BANNER, None):
+            return "\n".join(lines)
         fields = merge_record_extra(record, {}, reserved=RESERVED_ATTRS)
         pairs = [f" {key}={_plain(value)}" for key, value in fields.items() if value is not None]
         return super().formatMessage(record) + "".join(pairs)

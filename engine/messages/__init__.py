@@ -26,7 +26,13 @@ from chairlift.engine.messages.requests import (
     Thinking,
     Withdraw,
 )
-from chairlift.engine.messages.startup import Loading, ModelInfo, StartFailed
+from chairlift.engine.messages.startup import (
+    Loading,
+    ModelInfo,
+    OnProgress,
+    StartFailed,
+    silent,
+)
 from chairlift.engine.messages.stats import FinishedChoice, StepOutput, StepStats
 
 ToEngine = Submit | Abort | Withdraw | Shutdown
@@ -42,6 +48,7 @@ __all__ = [
     "Grammar",
     "Loading",
     "ModelInfo",
+    "OnProgress",
     "Pooling",
     "PrefillTimes",
     "PromptLogprobs",
@@ -57,4 +64,5 @@ __all__ = [
     "TokenLogprobs",
     "TokenOutput",
     "Withdraw",
+    "silent",
 ]

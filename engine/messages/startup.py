@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from chairlift.scheduler.limits import Limits
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
-    """Progress while the engine starts; ``text`` says what it is doing."""
+    """Progress while the engine starts.
+
+    Attributes:
+        text: what it is doing.
+        done, total: bytes done and bytes in all; 0 if the duration is unknown or short.
+    """
 
     text: str
+    done: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        """One line: "loading weights: 57 of 98 MB"."""
+        if not self.total:
+            return self.text
+        return f"{self.text}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB"
+
+
+OnProgress = Callable[[Loading], None]
+
+
+def silent(loading: Loading) -> None:
+    """Ignores progress."""
 
 
 class ModelInfo(msgspec.Struct, tag=True, frozen=True):
@@ -20,6 +42,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
         max_context: maximum tokens of a request, prompt and output: the model's limit, the
             configured one, or what fits the KV memory, whichever is least.
         limits: the scheduler's limits.
+        prefix_bytes: memory of the prefix cache; 0 if it is off.
+        advice: one line about each thing that would make this machine faster.
         kv_bits, kv_group_size: of a quantized KV cache; None if it is not quantized.
         hidden_size: numbers of a last hidden state; None if the model does not expose them.
     """
@@ -38,6 +62,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     kv_bits: int | None = None
     kv_group_size: int | None = None
     hidden_size: int | None = None
+    prefix_bytes: int = 0
+    advice: tuple[str, ...] = ()
 
     def shortage(self, tokens: int) -> str | None:
         """Explains why this many tokens never fit the KV memory; None if another limit is lower."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,18 @@ from chairlift.engine.device import memory, profile
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.gguf.model import build_model, is_quantized, own_dtype
+from chairlift.engine.hub.folder_check import WEIGHTS, check_directory
 from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.messages import Loading, OnProgress, silent
 from chairlift.engine.model.adapters import adapt
+from chairlift.engine.model.architecture import check_architecture
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # The context in tokens is the first of these keys that a configuration has.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
+# Bytes of weights that are read between two reports of the progress.
+_READ_BYTES = 256 << 20
 # With these RoPE scalings, a configuration contains the context before stretching.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
@@ -51,9 +55,7 @@ class LoadedModel:
     quantized: bool
 
 
-def load_model(
-    source: ModelSource, dtype: str, on_progress: Callable[[str], None] = lambda _: None
-) -> LoadedModel:
+def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent) -> LoadedModel:
     """Loads the weights onto MLX's default device, and waits until they are there.
 
     Args:
@@ -61,7 +63,7 @@ def load_model(
             and of the scales of quantized ones. "auto" is float32 on the CPU, where MLX computes
             other types an order of magnitude slower, and the model's own type elsewhere. For the
             same reason a float32 model is dequantized on the CPU.
-        on_progress: called with short texts for the user.
+        on_progress: called while the weights are read.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -84,7 +86,7 @@ def load_model(
             max_context = config["max_position_embeddings"]
             quantized = is_quantized(file)
         else:
-            model, config = _from_directory(source, on_progress)
+            model, config = _from_directory(source)
             if target is not None:
                 _cast(model, target)
             if on_cpu and target == mx.float32:
@@ -92,7 +94,9 @@ def load_model(
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
         adapt(model)
-        mx.eval(_parameters(model))
+        # A GGUF file's tensors are computed already, except for what ``adapt`` makes of them.
+        silently = source.kind == "gguf"
+        _read(list(_parameters(model).values()), silent if silently else on_progress)
     except ModelError:
         raise
     except Exception as error:
@@ -110,23 +114,16 @@ def load_model(
     )
 
 
-def _from_directory(
-    source: ModelSource, on_progress: Callable[[str], None]
-) -> tuple[Module, dict[str, Any]]:
+def _from_directory(source: ModelSource) -> tuple[Module, dict[str, Any]]:
     path = source.path
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path}: it has no config.json")
-    shards = sorted(path.glob("model*.safetensors"))
-    if not shards:
-        raise ModelError(f"{path}: it has no model*.safetensors")
-    for shard in shards:
+    check_architecture(path, check_directory(path))
+    for shard in sorted(path.glob(WEIGHTS)):
         # NOTE: MLX reads lazily, and would notice a truncated file only within a step.
         try:
             with safe_open(shard, framework="numpy"):
                 pass
         except SafetensorError as error:
             raise ModelError(f"{shard}: damaged or truncated: {_first_line(error)}") from error
-    on_progress(f"loading weights: {sum(s.stat().st_size for s in shards) / 1e6:.0f} MB")
     model, config = load_directory(path, lazy=True, trust_remote_code=source.trust_remote_code)
     return model, config
 
@@ -134,13 +131,29 @@ def _from_directory(
 def _check_memory(source: ModelSource) -> None:
     """Raises ModelError if a model cannot fit; otherwise the system would kill the process."""
     is_gguf = source.kind == "gguf"
-    files = [source.path] if is_gguf else list(source.path.glob("model*.safetensors"))
+    files = [source.path] if is_gguf else list(source.path.glob(WEIGHTS))
     needed, free = sum(file.stat().st_size for file in files), memory.free_memory()
     if needed > free:
         raise ModelError(
             f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
             f"and {free / 1e9:.2f} GB are free"
         )
+
+
+def _read(arrays: list[mx.array], on_progress: OnProgress) -> None:
+    """Computes the arrays, which MLX reads from their files only now."""
+    begun = done = 0
+    total = sum(array.nbytes for array in arrays)
+    pending: list[mx.array] = []
+    for array in arrays:
+        pending.append(array)
+        begun += array.nbytes
+        if begun - done >= _READ_BYTES or begun == total:
+            on_progress(Loading("loading weights", done, total))
+            mx.eval(pending)
+            done = begun
+            pending.clear()
+    on_progress(Loading("loading weights", total, total))
 
 
 def _cast(model: Module, dtype: mx.Dtype) -> None:

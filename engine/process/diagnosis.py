@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.cpu.blas import BlasReport, load_fast_blas
 from chairlift.engine.device.backend import BackendError, conflict, install
 from chairlift.engine.device.backend import advice as backend_advice
 from chairlift.engine.device.open_files import import_mlx_lm
@@ -59,16 +59,36 @@ def diagnose(host: str, port: int) -> Iterator[Finding]:
         yield _no_device(error)
     else:
         if on_cpu:
-            if sys.platform == "linux":
-                yield _blas(blas.name, blas.warning)
-                yield _matrix_units(blas.name)
-            yield _cores()
+            yield from _cpu(blas)
         yield _kernels(on_cpu)
         yield _memory(memory.free_memory())
     if _HUGE_PAGES.exists():
         yield _huge_pages(_HUGE_PAGES.read_text())
     yield _files()
     yield _port(host, port)
+
+
+def speed_advice(blas: BlasReport) -> tuple[str, ...]:
+    """One line about each thing that would make an engine on this machine faster.
+
+    For an engine process that has loaded ``blas`` and MLX: it computes nothing.
+    """
+    from chairlift.engine.device import profile
+
+    findings: list[Finding] = []
+    if profile.current().on_cpu:
+        findings += _cpu(blas)
+        if _HUGE_PAGES.exists():
+            findings.append(_huge_pages(_HUGE_PAGES.read_text()))
+    findings.append(_files())
+    return tuple(f"{each.topic}: {each.advice}" for each in findings if each.advice is not None)
+
+
+def _cpu(blas: BlasReport) -> Iterator[Finding]:
+    if sys.platform == "linux":
+        yield _blas(blas.name, blas.warning)
+        yield _matrix_units(blas.name)
+    yield _cores()
 
 
 def _installed(package: str) -> Finding:

@@ -26,8 +26,9 @@ from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.errors import EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
-from chairlift.engine.messages import FromEngine, ToEngine
+from chairlift.engine.messages import FromEngine, ModelInfo, ToEngine
 from chairlift.engine.process.blackbox import BlackBox
+from chairlift.engine.process.diagnosis import speed_advice
 from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
 
 
@@ -113,6 +114,8 @@ def main(folder: Path, warning: str | None) -> None:
     encoder = msgspec.msgpack.Encoder()
 
     def send(message: FromEngine) -> None:
+        if isinstance(message, ModelInfo):
+            message = msgspec.structs.replace(message, advice=speed_advice(blas))
         socket.send(encoder.encode(message))
 
     try:

@@ -5,6 +5,7 @@ A message is a pickled ``Load`` or ``Run``, an answer a pickled ``Answer``, each
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import os
@@ -37,14 +38,22 @@ _MAX_REASON_CHARS = 300
 
 def main() -> None:
     """Imports modules, then answers. The arguments are the server's process id and the modules."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chairlift.engine.workers.child",
+        description="A worker process of a server, which the server starts for costly requests; "
+        "it is of no use without one.",
+    )
+    parser.add_argument("parent", type=int, help="the server's process id: both end together")
+    parser.add_argument("modules", nargs="*", help="modules to import before the first job")
+    options = parser.parse_args()
     with suppress(OSError):  # standard input is also closed when the server is killed
-        follow_parent(int(sys.argv[1]))
+        follow_parent(options.parent)
     _limit_memory()
     os.nice(NICENESS)  # all streams wait for the engine's steps, which come first
     # The parent reads answers from standard output. Libraries that print get standard error.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    for name in sys.argv[2:]:
+    for name in options.modules:
         importlib.import_module(name)
     # A large body makes millions of objects, none of them in a reference cycle.
     gc.disable()

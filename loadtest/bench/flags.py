@@ -9,6 +9,9 @@ from typing import Any, Protocol, get_args
 from chairlift.loadtest.bench.config import DatasetName
 from chairlift.loadtest.bench.metrics import METRIC_NAMES
 
+# The same as for ``chairlift chat``. Of a list with commas, the first key is sent.
+KEY_VARIABLES = ("CHAIRLIFT_API_KEY", "OPENAI_API_KEY")
+
 
 class Add(Protocol):
     """The type of ``ArgumentParser.add_argument``."""
@@ -30,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="path of the requests; /v1/chat/completions sends chats (default: %(default)s)",
     )
     add("--model", help="model name in the requests (default: the first of GET /v1/models)")
-    add("--api-key", help="bearer token (default: the variable OPENAI_API_KEY)")
+    add("--api-key", help=f"bearer token (default: ${', else $'.join(KEY_VARIABLES)}, if set)")
     add("--label", help="a name for this run, stored in the result file")
     _add_dataset(parser.add_argument_group("Data set").add_argument)
     _add_load(parser.add_argument_group("Load").add_argument)
@@ -38,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dataset(add: Add) -> None:
-    add("--dataset-name", choices=get_args(DatasetName), default="random")
+    add(
+        "--dataset-name",
+        choices=get_args(DatasetName),
+        default="random",
+        help="where the prompts come from (default: %(default)s)",
+    )
     add(
         "--dataset-path",
         metavar="FILE",

@@ -1,4 +1,4 @@
-"""Shows progress on stderr: a bar on a terminal, else a line every few seconds."""
+"""Shows progress on stderr: a bar on a terminal, else a line every half minute and at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from chairlift.loadtest.bench.metrics import Reply
 
 _TERMINAL_PERIOD = 0.3
-_LOG_PERIOD = 5.0
+_LOG_PERIOD = 30.0
 
 
 class Progress:

@@ -6,12 +6,12 @@ It starts and ends its own server on the loopback interface.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.loadtest.errors import LoadTestError
 from chairlift.loadtest.faults.fuzz import FUZZ
 from chairlift.loadtest.faults.hostile import HOSTILE
@@ -27,16 +27,16 @@ SCENARIOS: tuple[Scenario, ...] = (KILL, FUZZ, ODD, HOSTILE, OVERLOAD, SOAK, SIG
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one scenario and prints its result; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chairlift.loadtest.faults", description=__doc__
-    )
+    parser = CommandParser(prog="python -m chairlift.loadtest.faults", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="SCENARIO")
     for scenario in SCENARIOS:
         command = commands.add_parser(scenario.name, help=scenario.help, description=scenario.help)
         command.add_argument(
             "--model", type=Path, help="a directory or a .gguf file (default: serve's own)"
         )
-        command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+        command.add_argument(
+            "--seed", type=int, default=0, help="seed of everything random (default: %(default)s)"
+        )
         command.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
         scenario.add_arguments(command)
         command.set_defaults(scenario=scenario)

@@ -52,7 +52,7 @@ class SentSignal:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--streams", type=int, default=64, help="default: %(default)s")
+    add("--streams", type=int, default=64, help="concurrent streams (default: %(default)s)")
     add("--output-tokens", type=int, default=64, help="tokens of a stream (default: %(default)s)")
     add("--kills", type=int, default=3, help="number of SIGKILLs (default: %(default)s)")
     add(
@@ -95,7 +95,7 @@ def _request(number: int, options: argparse.Namespace, rng: np.random.Generator)
     prompt = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=length))
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
-        {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 1.0},
         {"temperature": 0.8, "top_k": 10, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"temperature": 1.0, "top_k": 10, "top_p": 0.9, "logprobs": 2},
     )

@@ -267,7 +267,7 @@ def _ordinary(number: int, options: argparse.Namespace) -> WorkloadRequest:
     """Makes a stream's request: by ``number`` greedy, sampled, with filters or with penalties."""
     kinds: tuple[dict[str, Any], ...] = (
         {"temperature": 0},
-        {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 1.0},
         {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01},
         {"temperature": 0.8, "top_k": 10, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
     )

@@ -33,8 +33,8 @@ class Refusals:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--rows", type=int, default=8, help="default: %(default)s")
-    add("--queue", type=int, default=8, help="default: %(default)s")
+    add("--rows", type=int, default=8, help="rows of the batch (default: %(default)s)")
+    add("--queue", type=int, default=8, help="requests that may wait (default: %(default)s)")
     add(
         "--times",
         type=int,

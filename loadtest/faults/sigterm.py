@@ -23,9 +23,15 @@ _EXIT_SECONDS = 30.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--streams", type=int, default=16, help="default: %(default)s")
+    add("--streams", type=int, default=16, help="concurrent streams (default: %(default)s)")
     add("--output-tokens", type=int, default=128, help="tokens of a stream (default: %(default)s)")
-    add("--drain-timeout", type=float, default=300.0, metavar="S", help="default: %(default)g")
+    add(
+        "--drain-timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds that running requests get (default: %(default)g)",
+    )
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:

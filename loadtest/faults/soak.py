@@ -67,9 +67,9 @@ class Soak:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the scenario's flags."""
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="default: %(default)g")
+    add("--minutes", type=float, default=10.0, help="duration of the load (default: %(default)g)")
     add("--clients", type=int, default=24, help="concurrent clients (default: %(default)s)")
-    add("--rows", type=int, default=16, help="default: %(default)s")
+    add("--rows", type=int, default=16, help="rows of the batch (default: %(default)s)")
 
 
 def run(model: Path, options: argparse.Namespace) -> Outcome:

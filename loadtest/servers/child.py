@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from chairlift.loadtest.bench.flags import KEY_VARIABLES
 from chairlift.loadtest.errors import ServerError
 
 _POLL_PERIOD = 0.2
-_SHOW_PERIOD = 5.0
+_SHOW_PERIOD = 30.0
 _TERMINATE_SECONDS = 15.0
 _LOG_TAIL_BYTES = 2000
 
@@ -36,7 +37,7 @@ class ServerSpec:
         port: its port.
         model: the model's name in requests; None: the first one that the server lists.
         body: fields for every request, which make replies run to full length.
-        env: additional environment variables.
+        env: additional environment variables. API keys are not inherited.
         notes: remarks for the report.
         min_tokens: whether the server supports this field.
     """
@@ -102,7 +103,7 @@ class ChildServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self.spec.env},
+                    env={**os.environ, **dict.fromkeys(KEY_VARIABLES, ""), **self.spec.env},
                     start_new_session=True,
                 )
             except OSError as error:

@@ -7,9 +7,9 @@ The server loads the folder like any other model, with ``--trust-remote-code``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +75,12 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 if __name__ == "__main__":
-    write_null_model(Path(sys.argv[1]), float(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        prog="python -m chairlift.loadtest.servers.null_model", description=__doc__
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "step_ms", type=float, metavar="STEP_MS", help="how long each step sleeps, in milliseconds"
+    )
+    options = parser.parse_args()
+    write_null_model(options.folder, options.step_ms)

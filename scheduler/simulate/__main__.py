@@ -33,36 +33,58 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m chairlift.scheduler.simulate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     load = parser.add_argument_group("requests")
     load.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines or CSV: ours, Azure's or Mooncake's"
     )
     load.add_argument(
-        "--requests", type=int, help=f"default {DEFAULTS.requests}; with --trace: all"
+        "--requests",
+        type=int,
+        help=f"requests to serve (default: {DEFAULTS.requests}, or the whole trace)",
     )
     load.add_argument("--rate", type=float, default=DEFAULTS.rate, help="requests a second")
     load.add_argument(
         "--burstiness", type=float, default=DEFAULTS.burstiness, help="1 is Poisson, less burstier"
     )
-    load.add_argument("--users", type=int, default=DEFAULTS.users)
+    load.add_argument(
+        "--users",
+        type=int,
+        default=DEFAULTS.users,
+        help="users that send them (default: %(default)s)",
+    )
     load.add_argument(
         "--priorities",
         type=_shares,
         default=DEFAULTS.priorities,
         metavar="P:SHARE,...",
-        help="default 0:0.8,1:0.2",
+        help="share of the requests of each priority (default: 0:0.8,1:0.2)",
     )
-    load.add_argument("--seed", type=int, default=DEFAULTS.seed)
+    load.add_argument(
+        "--seed",
+        type=int,
+        default=DEFAULTS.seed,
+        help="seed of the generated requests (default: %(default)s)",
+    )
     machine = parser.add_argument_group("machine and limits; the defaults are the machine's")
-    machine.add_argument("--machine", choices=MACHINES, default=next(iter(MACHINES)))
+    machine.add_argument(
+        "--machine",
+        choices=MACHINES,
+        default=next(iter(MACHINES)),
+        help="the measured machine to simulate (default: %(default)s)",
+    )
     machine.add_argument(
         "--noise", type=float, default=0.1, help="how much step times vary, 0.1 is ± 10 %%"
     )
-    machine.add_argument("--max-rows", type=int)
-    machine.add_argument("--max-step-tokens", type=int)
-    machine.add_argument("--max-step-ms", type=float)
-    machine.add_argument("--kv-bytes", type=_bytes, help="like 60e9")
+    machine.add_argument("--max-rows", type=int, help="rows of the decode batch")
+    machine.add_argument("--max-step-tokens", type=int, help="tokens of one step, prompts and rows")
+    machine.add_argument(
+        "--max-step-ms", type=float, help="duration of a step while rows are decoding"
+    )
+    machine.add_argument(
+        "--kv-bytes", type=_bytes, help="memory for the KV cache in bytes, like 60e9"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
     return parser
 
@@ -127,7 +149,10 @@ def main(arguments: list[str] | None = None) -> int:
     total = options.requests if options.trace else options.requests or DEFAULTS.requests
     began = time.monotonic()
     try:
-        with tqdm(total=total, unit=" requests", smoothing=0.05, mininterval=1.0) as progress:
+        # None shows it on terminals only.
+        with tqdm(
+            total=total, unit=" requests", smoothing=0.05, mininterval=1.0, disable=None
+        ) as progress:
             for done in simulation.run(requests):
                 if done:
                     progress.update(done)

@@ -28,9 +28,9 @@ def test_five_hundred_random_operations_give_the_solo_tokens(kind: TinyKind) -> 
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("path", [None, *filter(None, [os.environ.get("CHAIRLIFT_SOAK_MODEL")])])
+@pytest.mark.parametrize("path", [None, *filter(None, [os.environ.get("SOAK_MODEL")])])
 def test_a_hundred_random_operations_on_a_real_model(path: str | None) -> None:
-    """The default model, and the GGUF file that CHAIRLIFT_SOAK_MODEL names."""
+    """The default model, and the GGUF file that SOAK_MODEL names."""
     source = ModelSource("soak", "gguf", Path(path) if path else default_model_path())
     model = load_model(source, "float32").model
     drawn = random.Random(4)

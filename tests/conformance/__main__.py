@@ -24,7 +24,7 @@ TIMEOUT_S = 60
 
 def main() -> int:
     """Returns 1 if fewer than 95 % of the applicable model files pass."""
-    parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="conformance", description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", help="comma-separated model files; writes no report")
     parser.add_argument("--out", type=Path, help="the Markdown file to write")
     parser.add_argument("--jobs", type=int, default=1, help="model files at a time")

@@ -21,7 +21,7 @@ from support.prometheus import promtool
 
 from chairlift.api.admission.keys import KEY_VARIABLE
 from chairlift.api.cli import serve
-from chairlift.api.cli.config_sources import Resolved, resolve
+from chairlift.api.cli.arguments.config_sources import Resolved, resolve
 from chairlift.api.settings import ServerSettings
 
 DEPLOY = ROOT / "docs" / "deploy"

@@ -16,6 +16,7 @@ from chairlift.api.admission.keys import (
     KeyFileError,
     KeyLimits,
     digest_of,
+    given_keys,
     read_keys,
 )
 
@@ -66,14 +67,18 @@ def test_the_key_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     sha256 = hashlib.sha256(BOB.encode()).hexdigest()
     path.write_text(f'[alice]\nkey = "{ALICE}"\nrpm = 5\ntpm = 0\n[bob]\nsha256 = "{sha256}"\n')
-    read = read_keys(path, "from-the-environment", KeyLimits(rpm=60, tpm=100))
+    limits = KeyLimits(rpm=60, tpm=100)
+    read = read_keys(
+        path, limits, given_keys(["from-a-flag", "and-another", "from-a-flag"], limits)
+    )
     assert read == (
         ApiKey("alice", digest_of(ALICE), KeyLimits(rpm=5)),
         ApiKey("bob", digest_of(BOB), KeyLimits(60, 100)),
-        ApiKey("default", digest_of("from-the-environment"), KeyLimits(60, 100)),
+        ApiKey("default", digest_of("from-a-flag"), KeyLimits(60, 100)),
+        ApiKey("default-2", digest_of("and-another"), KeyLimits(60, 100)),
     )
     assert ALICE not in repr(read)
-    assert read_keys(None, None, NO_LIMITS) == ()
+    assert read_keys(None, NO_LIMITS) == ()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,27 @@ def test_errors_of_bad_key_files_do_not_contain_the_keys(
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(KeyFileError, match=message) as error:
-        read_keys(path, None, NO_LIMITS)
+        read_keys(path, NO_LIMITS)
     assert ALICE not in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [ALICE, f"{ALICE}.x", f"{ALICE}/x+y="])
+def test_a_key_in_the_place_of_the_file_is_not_repeated(name: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="--api-key-file: ") as error:
+        read_keys(Path(name), NO_LIMITS)
+    assert ALICE not in str(error.value)
+    for path in (Path("keys-of-nobody.toml"), tmp_path / "none"):
+        with pytest.raises(KeyFileError, match=path.name):
+            read_keys(path, NO_LIMITS)
+
+
+def test_given_keys_are_long_enough_and_counted_once() -> None:
+    assert [key.name for key in given_keys([ALICE, BOB, ALICE], NO_LIMITS)] == [
+        "default",
+        "default-2",
+    ]
+    assert given_keys([], NO_LIMITS) == ()
+    with pytest.raises(KeyFileError, match="fewer than 8 characters") as error:
+        given_keys([ALICE, "tooshor"], NO_LIMITS)
+    assert "tooshor" not in str(error.value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from support.api.api_server import END, TOKENIZER, ending, ids, running, until
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 
-from chairlift.api.admission.keys import NO_LIMITS, read_keys
+from chairlift.api.admission.keys import NO_LIMITS, given_keys
 from chairlift.engine.messages import Submit
 
 COMMAND = [
@@ -146,7 +146,7 @@ async def test_one_question_prints_the_reply_to_stdout_and_the_speed_to_stderr()
 
 async def test_the_key_comes_from_the_environment_or_a_flag() -> None:
     engine = FakeEngine(model_info(), ending("Yes"))
-    async with running(engine, keys=read_keys(None, "a-good-key", NO_LIMITS)) as server:
+    async with running(engine, keys=given_keys(["a-good-key"], NO_LIMITS)) as server:
         without = await chat("Hi", "--base-url", server.url)
         by_environment = await chat("Hi", "--base-url", server.url, CHAIRLIFT_API_KEY="a-good-key")
         by_flag = await chat("Hi", "--base-url", server.url, "--api-key", "a-good-key")

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 from support.paths import ROOT
 
+from chairlift.api.cli import output_flags
+from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.flags import byte_size
 from chairlift.api.cli.main import main
 from chairlift.api.cli.serve import add_arguments, engine_config
@@ -195,7 +197,7 @@ def test_conflicting_settings_are_refused(settings: dict[str, Any], message: str
 
 def test_help_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help-all"])
     words = " ".join(capsys.readouterr().out.split())
     for said in ("0 turns it off", "(default: 10G)", "(default: 64)", "(default: not quantized)"):
         assert said in words
@@ -239,3 +241,44 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_1() -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f"cannot listen on 127.0.0.1:{port}" in line
+
+
+def test_the_chat_template_is_checked_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chat.jinja"
+    good = (
+        "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    file.write_text(good)
+    assert template_of("--chat-template", str(file)) == good
+    for text, message in (("{% if x %}", "line 1: Unexpected end"), ("\n{{", "line 2: ")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            template_of("--chat-template", str(file))
+    with pytest.raises(SystemExit):
+        main(["serve", "--chat-template", str(tmp_path / "none")])
+    assert "none: No such file" in capsys.readouterr().err.splitlines()[-1]
+
+
+def template_of(*arguments: str) -> Any:
+    parser = CommandParser()
+    add_arguments(parser)
+    return output_flags.output_settings(parser.parse_args(arguments))["chat_template"]
+
+
+def test_flags_of_memory_seed_and_revision() -> None:
+    config = config_of("--gpu-memory-utilization", "0.9", "--revision", "v2")
+    assert (config.memory_share, config.revision) == (0.9, "v2")
+    with pytest.raises(ValueError, match="--gpu-memory-utilization and --kv-memory"):
+        config_of("--gpu-memory-utilization", "0.9", "--kv-memory", "4G")
+    for flag, value in (
+        ("--gpu-memory-utilization", "0"),
+        ("--gpu-memory-utilization", "90"),
+        ("--gpu-memory-utilization", "nan"),
+        ("--seed", "-1"),
+        ("--seed", "9223372036854775808"),
+        ("--seed", "x"),
+    ):
+        with pytest.raises(SystemExit):
+            config_of(flag, value)

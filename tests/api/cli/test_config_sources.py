@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-from chairlift.api.cli.config_sources import ConfigError, Resolved, as_toml, resolve
+from chairlift.api.admission import keys
+from chairlift.api.cli.arguments.aliases import AliasAction
+from chairlift.api.cli.arguments.config_sources import ConfigError, Resolved, resolve
+from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
+from chairlift.api.cli.arguments.parser import CommandParser
+from chairlift.api.cli.arguments.setting import as_toml
 from chairlift.api.cli.main import main
 from chairlift.api.cli.serve import add_arguments, engine_config
+from chairlift.loadtest.bench.flags import KEY_VARIABLES
+from chairlift.loadtest.bench.flags import add_arguments as bench_arguments
+from chairlift.loadtest.cli import config_from_args
 
 
 def resolved(*arguments: str, **environment: str) -> Resolved:
@@ -30,13 +40,12 @@ def test_each_source_overrides_those_after_it(tmp_path: Path) -> None:
         'cors-origin = ["https://a.org", "https://b.org"]\ntrust-remote-code = true\n'
     )
     result = resolved(
-        *("--port", "3", "--max-row", "3", "--cors-origin", "https://c.org"),
+        *("--port", "3", "--max-rows", "3", "--cors-origin", "https://c.org"),
         **{"PORT": "2", "MAX_QUEUE": "2", "MODEL": "in/environment", "CONFIG": str(file)},
         **{"TRUST_REMOTE_CODE": "off", "HOST": ""},
     )
     options, given = result.options, sources(result)
     assert (options.port, given["port"]) == (3, "flag")
-    # An abbreviated flag, as argparse allows.
     assert (options.max_rows, given["max-rows"]) == (3, "flag")
     assert (options.max_queue, given["max-queue"]) == (2, "CHAIRLIFT_MAX_QUEUE")
     assert (options.model, given["model"]) == ("in/environment", "CHAIRLIFT_MODEL")
@@ -55,7 +64,8 @@ def test_every_flag_of_serve_is_a_setting() -> None:
     result = resolved("--log-level", "debug", MAX_STEP_MS="40", CORS_ORIGIN="https://a.org,*")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    names = {action.dest.replace("_", "-") for action in parser._actions} - {"help"}
+    actions = [action for action in parser._actions if not isinstance(action, AliasAction)]
+    names = {action.dest.replace("_", "-") for action in actions} - {"help", "help-all"}
     assert set(sources(result)) == names
     assert result.options.cors_origin == ["https://a.org", "*"]
 
@@ -69,7 +79,7 @@ def test_the_printed_configuration_can_be_loaded_again(
     printed = capsys.readouterr().out
     assert "max-rows = 7  # flag\n" in printed
     assert "# rpm =  # default\n" in printed
-    assert "# CHAIRLIFT_API_KEY = ********  # environment\n" in printed
+    assert "# api-key = ********  # CHAIRLIFT_API_KEY\n" in printed
     assert "secret" not in printed
     assert 'otlp-endpoint = "http://********@127.0.0.1:4318"  # CHAIRLIFT_OTLP' in printed
     file = tmp_path / "printed.toml"
@@ -79,7 +89,8 @@ def test_the_printed_configuration_can_be_loaded_again(
     # Every setting that had a value is in the file.
     assert set(sources(again).values()) == {str(file), "default", "flag"}
     assert (again.options.max_rows, again.options.prefix_cache_dir) == (7, Path("x y"))
-    assert tomllib.loads(as_toml(again.settings)) == tomllib.loads(printed)
+    # The key is not printed, so it is not in the file.
+    assert tomllib.loads(as_toml(again.settings)) == tomllib.loads(printed) | {"api-key": []}
 
 
 def test_a_negative_switch(tmp_path: Path) -> None:
@@ -100,7 +111,7 @@ def test_a_negative_switch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_rows = 1", "unknown key 'max_rows'; did you mean 'max-rows'?"),
+        ("max_rows = 1", "unknown key 'max_rows'; did you mean max-rows?"),
         ("colour = 1", "unknown key 'colour'"),
         ('config = "x"', "unknown key 'config'"),
         ("[server]\nport = 1", "unknown key 'server'"),
@@ -135,3 +146,127 @@ def test_an_error_names_the_environment_variable(
         main(["serve"])
     assert exit_info.value.code == 2
     assert "CHAIRLIFT_MAX_ROWS: 'none' is not a whole" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "key"),
+    [
+        ("flag", ["--api-key", "first-secret,second-secret", "--api-key=third-secret"], None),
+        ("CHAIRLIFT_API_KEY", [], "first-secret, second-secret,third-secret"),
+    ],
+)
+def test_api_keys_are_lists_and_are_not_printed(
+    name: str, arguments: list[str], key: str | None
+) -> None:
+    result = resolved(*arguments, **({} if key is None else {"API_KEY": key}))
+    assert result.options.api_key == ["first-secret", "second-secret", "third-secret"]
+    assert sources(result)["api-key"] == name
+    assert "secret" not in as_toml(result.settings)
+
+
+def test_a_file_may_hold_one_key_or_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    for text in ('"one-secret"', '["one-secret"]'):
+        file.write_text(f"api-key = {text}")
+        assert resolved("--config", str(file)).options.api_key == ["one-secret"]
+
+
+def test_an_empty_key_is_an_error_and_not_an_open_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--api-key", ""])
+    assert "--api-key: is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "given", "source"),
+    [
+        ([], {"OPENAI_API_KEY": "sk-of-openai"}, ["sk-of-openai"], "OPENAI_API_KEY"),
+        ([], {"OPENAI_API_KEY": "none"}, [], "default"),
+        ([], {"OPENAI_API_KEY": ""}, [], "default"),
+        (["--api-key", "of-a-flag"], {"OPENAI_API_KEY": "sk-of-openai"}, ["of-a-flag"], "flag"),
+        (["--api-key-file", "k.toml"], {"OPENAI_API_KEY": "sk-of-openai"}, [], "default"),
+        (
+            [],
+            {"OPENAI_API_KEY": "sk-of-openai", "CHAIRLIFT_API_KEY": "of-chairlift"},
+            ["of-chairlift"],
+            "CHAIRLIFT_API_KEY",
+        ),
+    ],
+)
+def test_serve_reads_the_key_of_openais_clients(
+    arguments: list[str], environment: dict[str, str], given: list[str], source: str
+) -> None:
+    ours = {name[10:]: value for name, value in environment.items() if name.startswith("CHAIR")}
+    result = with_openai_key(resolved(*arguments, **ours), environment)
+    assert result.options.api_key == given
+    assert sources(result)["api-key"] == source
+
+
+def test_the_log_says_that_the_key_is_openais(caplog: pytest.LogCaptureFixture) -> None:
+    for value, said in (("sk-of-openai", "the one in OPENAI_API_KEY"), ("none", "too short")):
+        environment = {"OPENAI_API_KEY": value}
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            log_origin(with_openai_key(resolved(), environment).settings, environment)
+        (line,) = caplog.messages
+        assert said in line
+        assert value not in line
+
+
+def test_servers_and_clients_read_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KEY_VARIABLES == (keys.KEY_VARIABLE, keys.OPENAI_VARIABLE)
+    both = {"CHAIRLIFT_API_KEY": "a, b", "OPENAI_API_KEY": "c"}
+    for environment, key in (
+        (both, "a"),
+        ({"OPENAI_API_KEY": "c"}, "c"),
+        ({"CHAIRLIFT_API_KEY": "", "OPENAI_API_KEY": "c"}, "c"),
+        ({}, None),
+    ):
+        assert keys.first_key(environment) == key
+        for name in both:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        parser = CommandParser()
+        bench_arguments(parser)
+        assert config_from_args(parser.parse_args([])).api_key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("CHAIRLIFT_MAX_ROW", "CHAIRLIFT_MAX_ROWS"),
+        ("CHAIRLIFT_CASHE", "CHAIRLIFT_CACHE"),
+        ("CHAIRLIFT_APIKEY", "CHAIRLIFT_API_KEY"),
+        ("CHAIRLIFT_MAX_NUM_SEQ", "CHAIRLIFT_MAX_NUM_SEQS"),
+    ],
+)
+def test_an_unknown_variable_is_an_error_that_names_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(**{name.removeprefix("CHAIRLIFT_"): "a-secret-value"})
+    assert str(caught.value) == f"unknown variable {name}; did you mean {near}?"
+
+
+def test_variables_that_are_read_elsewhere_or_set_by_kubernetes_are_no_errors() -> None:
+    assert sources(
+        resolved(
+            CACHE="x",
+            BLAS="y",
+            UNKNOWN="",
+            SERVICE_HOST="10.0.0.1",
+            GRAFANA_SERVICE_PORT_HTTP="80",
+            GRAFANA_PORT="tcp://10.0.0.1:80",
+            GRAFANA_PORT_80_TCP_ADDR="10.0.0.1",
+        )
+    ) == sources(resolved())
+    with pytest.raises(ConfigError, match="unknown variable CHAIRLIFT_GRAFANA_PORT"):
+        resolved(GRAFANA_PORT="80")
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    code = [path.read_text() for top in ("api", "engine") for path in (ROOT / top).rglob("*.py")]
+    read = {name for text in code for name in re.findall(r'"(CHAIRLIFT_[A-Z_]+[A-Z])"', text)}
+    assert read >= {"CHAIRLIFT_CACHE", "CHAIRLIFT_BLAS", "CHAIRLIFT_API_KEY"}
+    resolved(**{name.removeprefix("CHAIRLIFT_"): "a-long-value" for name in read})

@@ -146,6 +146,19 @@ async def test_without_a_seed_requests_get_different_seeds(server: Running) -> N
     assert first.params.top_k == 0
 
 
+async def test_a_servers_seed_repeats_the_seeds_of_requests_without_one() -> None:
+    async def seeds(seed: int | None) -> list[int]:
+        async with running(FakeEngine(model_info(), ending("abc")), seed=seed) as server:
+            for own in ({}, {"seed": 7}, {}):
+                await server.post("/v1/chat/completions", {**CHAT, **own})
+            return [request.params.seed for request in server.engine.submitted]
+
+    first, given, second = await seeds(3)
+    assert (given, first) == (7, (await seeds(3))[0])
+    assert second == (await seeds(3))[2] != first
+    assert first not in (await seeds(4)) + (await seeds(None))
+
+
 async def test_one_write_for_all_choices_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
     original: Callable[..., Awaitable[None]] = aiohttp.web.StreamResponse.write

@@ -12,7 +12,14 @@ from support.api.api_server import engine_replying, running, until
 from support.api.credentials import ALICE, BOB, CAROL, bearer, write_keys
 
 from chairlift.api.admission.accounts import Accounts
-from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of, read_keys
+from chairlift.api.admission.keys import (
+    NO_LIMITS,
+    ApiKey,
+    KeyLimits,
+    digest_of,
+    given_keys,
+    read_keys,
+)
 from chairlift.api.admission.ratelimit import Account
 from chairlift.api.errors import Unauthorized
 from chairlift.api.server.reload import Reloader
@@ -28,7 +35,7 @@ async def test_new_keys_apply_to_new_requests_and_running_streams_go_on(
     limits = KeyLimits(rpm=50)
     slow = engine_replying("x" * 150, step_seconds=0.01)
     async with running(
-        slow, keys=read_keys(path, None, limits), api_key_file=path, anonymous=limits
+        slow, keys=read_keys(path, limits), api_key_file=path, anonymous=limits
     ) as server:
         service = server.service
         reloader = Reloader(service.settings, service.accounts, None, service.recorder)
@@ -133,7 +140,7 @@ async def test_a_signal_during_a_reload_causes_another_reload(
 ) -> None:
     path = tmp_path / "keys.toml"
     write_keys(path, alice=f'"{ALICE}"')
-    settings = ServerSettings(api_key_file=path, keys=read_keys(path, None, NO_LIMITS))
+    settings = ServerSettings(api_key_file=path, keys=read_keys(path, NO_LIMITS))
     service = Service(settings)
     reloader = Reloader(settings, service.accounts, None, service.recorder)
     task = asyncio.create_task(reloader.run())
@@ -152,3 +159,18 @@ async def test_a_signal_during_a_reload_causes_another_reload(
     await until(account)
     assert account() == "alice"
     task.cancel()
+
+
+async def test_keys_of_flags_and_variables_outlive_a_reload(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    write_keys(path, alice=f'"{ALICE}"')
+    given = given_keys(["of-a-flag"], NO_LIMITS)
+    keys = read_keys(path, NO_LIMITS, given)
+    settings = ServerSettings(api_key_file=path, keys=keys, given_keys=given)
+    service = Service(settings)
+    write_keys(path, carol='"another-key"')
+    await Reloader(settings, service.accounts, None, service.recorder).reload()
+    for key, name in (("of-a-flag", "default"), ("another-key", "carol")):
+        assert service.accounts.account_for(bearer(key)).name == name
+    with pytest.raises(Unauthorized):
+        service.accounts.account_for(bearer(ALICE))

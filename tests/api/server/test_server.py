@@ -70,6 +70,19 @@ async def test_chat(client: AsyncOpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
+async def test_the_model_cards_sampling_is_the_default(client: AsyncOpenAI) -> None:
+    card = await client.models.retrieve(DEFAULT_MODEL)
+    assert card.model_extra is not None
+    defaults = card.model_extra["default_sampling_params"]
+    assert (defaults["temperature"], defaults["top_p"]) == (0.2, 0.9)
+    fields: dict[str, Any] = {"model": DEFAULT_MODEL, "messages": FRANCE, "max_tokens": 16}
+    replies = [
+        await client.chat.completions.create(**fields, seed=7, **sampling)
+        for sampling in ({}, {"temperature": 0.2, "top_p": 0.9})
+    ]
+    assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
+
+
 async def test_chat_stream(client: AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(messages=FRANCE, **GREEDY)
     stream = await client.chat.completions.create(

@@ -35,7 +35,7 @@ from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.messages import ModelInfo, StepStats
+from chairlift.engine.messages import Loading, ModelInfo, StepStats
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -81,7 +81,7 @@ class Engine:
 
     client: Client
     info: ModelInfo
-    progress: list[str]
+    progress: list[Loading]
     steps: list[StepStats]
 
     async def reset(self) -> None:
@@ -102,7 +102,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def started(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterator[Engine]:
     client = make_client(request.param, model_path)
     assert client.unhealthy == "loading the model"
-    progress: list[str] = []
+    progress: list[Loading] = []
     steps: list[StepStats] = []
     client.on_step = steps.append
     try:
@@ -118,8 +118,8 @@ async def engine(started: Engine) -> Engine:
 
 
 async def test_start_reports_progress_and_the_model(engine: Engine) -> None:
-    assert any("loading weights" in text for text in engine.progress)
-    assert engine.progress[-1] == "first step"
+    assert any(loading.total > 0 for loading in engine.progress)
+    assert engine.progress[-1] == Loading("first step")
     info = engine.info
     assert info == engine.client.info
     assert (info.architecture, info.dtype, info.vocab_size) == ("llama", "float32", VOCAB_SIZE)

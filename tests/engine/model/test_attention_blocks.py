@@ -25,7 +25,8 @@ from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.views import view
 from chairlift.engine.device import memory
 from chairlift.engine.device.limits import build_limits
-from chairlift.engine.device.profile import CPU, METAL, SCORE_BYTES, DeviceProfile
+from chairlift.engine.device.profile import CPU, CUDA, METAL, SCORE_BYTES, DeviceProfile
+from chairlift.engine.errors import ModelError
 from chairlift.engine.model.attention_blocks import blocks, fused_in_blocks
 
 shapes = st.tuples(*[st.integers(1, 6)] * 4)
@@ -186,6 +187,26 @@ def test_memory_for_a_step_is_left_free(
         assert cache <= min(profile.cache_bytes, free // 16)
     given = EngineConfig(kv_memory=1 << 30, prefix_cache_bytes=5)
     assert memory.plan_kv_memory(given, profile, 1000) == (1 << 30, 5)
+
+
+@pytest.mark.parametrize("profile", [CPU, CUDA, METAL], ids=lambda profile: profile.kind)
+def test_a_share_of_all_memory_holds_the_weights_and_a_step_too(
+    profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total, weights = 64 << 30, 5 << 30
+    monkeypatch.setattr(memory, "total_memory", lambda: total)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: weights)
+    for free, share in itertools.product((20 << 30, 40 << 30, 59 << 30), (0.2, 0.5, 1.0)):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        config = EngineConfig(memory_share=share, max_rows=32, swap_memory=1 << 30)
+        kv, prefix = memory.plan_kv_memory(config, profile, 32_000)
+        reserved = memory.step_bytes(config, profile, 32_000) + memory.cache_bytes(profile)
+        reserved += memory.swap_bytes(config, profile) if profile.unified_memory else 0
+        room = min(int(total * share) - weights, free) - reserved
+        assert kv + prefix == room
+        assert prefix == room // 4
+    with pytest.raises(ModelError, match=r"utilization 0.05 is 3.4 GB, .* takes 5.4 GB"):
+        memory.plan_kv_memory(EngineConfig(memory_share=0.05), profile, 32_000)
 
 
 def test_an_apple_gpu_computes_short_chunks_without_padding() -> None:

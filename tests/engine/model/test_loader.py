@@ -19,6 +19,7 @@ from support.tiny import TinyKind, tiny_model, tiny_model_dir
 from chairlift.engine.device import memory
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.source import ModelSource, resolve
+from chairlift.engine.messages import Loading
 from chairlift.engine.model.loader import load_model
 from chairlift.engine.model.tokenizer import load_tokenizer
 
@@ -62,13 +63,16 @@ def _dtypes(model: Any) -> set[mx.Dtype]:
 
 @pytest.mark.system
 def test_the_default_model_answers() -> None:
-    texts: list[str] = []
+    reports: list[Loading] = []
     source = ModelSource("smollm", "gguf", default_model_path())
-    loaded = load_model(source, "auto", texts.append)
+    loaded = load_model(source, "auto", reports.append)
     assert (loaded.architecture, loaded.dtype, loaded.max_context) == ("llama", "float32", 8192)
     assert loaded.weight_bytes == 538_060_032
-    assert texts
-    assert texts[0].startswith("loading weights: 0 of 272")
+    assert {report.text for report in reports} == {"loading weights"}
+    assert (reports[0].done, reports[-1].done) == (0, reports[-1].total)
+    # The tensors are nearly all of the file.
+    size = source.path.stat().st_size
+    assert size * 0.9 < reports[-1].total < size
     tokenizer = load_tokenizer(source)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
@@ -168,7 +172,7 @@ BREAKAGES: list[tuple[Callable[[Path], Any], type[ModelError], str]] = [
     (
         lambda path: (path / "config.json").write_text("{"),
         ModelError,
-        "cannot be loaded: Expecting",
+        "config.json: damaged, this is not JSON: Expecting",
     ),
     (lambda path: (path / "config.json").write_text("{}"), ModelError, "lacks 'model_type'"),
     (lambda path: (path / "model.safetensors").unlink(), ModelError, "no model.*safetensors"),
@@ -176,7 +180,11 @@ BREAKAGES: list[tuple[Callable[[Path], Any], type[ModelError], str]] = [
     (_truncate, ModelError, "damaged or truncated"),
     (_drop_weight, ModelError, "Missing 1 parameters: model.norm.weight"),
     (lambda path: _edit_config(path, hidden_size=32), ModelError, "shape"),
-    (lambda path: _edit_config(path, model_type="nonesuch"), UnsupportedModel, "nonesuch not supp"),
+    (
+        lambda path: _edit_config(path, model_type="nonesuch"),
+        UnsupportedModel,
+        "nonesuch",
+    ),
     (lambda path: _edit_config(path, model_file="x.py"), ModelError, "custom module"),
 ]
 

@@ -57,6 +57,20 @@ def test_a_built_tokenizer_is_cached_and_rebuilt_if_damaged(tmp_path: Path, cach
     assert [path.name for path in (cache / "tokenizers").iterdir()] == [folder.name]
 
 
+def test_another_chat_template_replaces_the_models_own(tmp_path: Path, cache: Path) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<tool_call>"
+    template += "{# tool_call.name #}"
+    chat = [{"role": "user", "content": "hi"}]
+    folder = tiny_model_dir(tmp_path / "tiny", "llama")
+    for source in (_source(tmp_path, {}), ModelSource("m", "directory", folder)):
+        tokenizer = load_tokenizer(source, template)
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+        assert text == "<user>hi<tool_call>"
+        # The format of calls follows from it, too.
+        assert tokenizer.has_tool_calling
+        assert load_tokenizer(source).chat_template != template
+
+
 def test_byte_level_from_a_tiny_file(tmp_path: Path, cache: Path) -> None:
     tokenizer = load_tokenizer(_source(tmp_path, {}))
     text = " xth<|im_end|>é🎿"

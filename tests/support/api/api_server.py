@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import random
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
+from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.server.listen import listen
 from chairlift.api.server.sockets import bind
 from chairlift.api.service import ServedModel, Service
@@ -27,6 +29,7 @@ from chairlift.engine.messages import Submit
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_token_id
+NEUTRAL = SamplingDefaults()
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES}
 
@@ -123,19 +126,26 @@ def _certificates() -> ssl.SSLContext:
 
 @asynccontextmanager
 async def running(
-    engine: FakeEngine, tokenizer: TokenizerWrapper = TOKENIZER, **settings: Any
+    engine: FakeEngine,
+    tokenizer: TokenizerWrapper = TOKENIZER,
+    defaults: SamplingDefaults = NEUTRAL,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Serves ``engine`` on the loopback.
 
     Args:
         engine: its ``info`` is None while the model loads.
         tokenizer: the model's.
+        defaults: the model's default sampling.
         settings: further fields of ServerSettings.
     """
     service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
-        service.model_loaded(ServedModel("org/tiny", engine, vocabulary))
+        seeds = random.Random(service.settings.seed)
+        service.model_loaded(
+            ServedModel("org/tiny", engine, vocabulary, defaults=defaults, seeds=seeds)
+        )
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     client = AsyncOpenAI(

@@ -23,12 +23,14 @@ from chairlift.engine.messages import (
     FinishedChoice,
     FinishReason,
     ModelInfo,
+    OnProgress,
     PrefillTimes,
     PromptLogprobs,
     StepStats,
     Submit,
     TokenLogprobs,
     TokenOutput,
+    silent,
 )
 from chairlift.engine.model.detokenizer import byte_detokenizer
 from chairlift.scheduler.limits import Limits
@@ -135,7 +137,7 @@ class FakeEngine:
     def accepts(self) -> bool:
         return self.unhealthy is None
 
-    async def start(self, on_progress: Callable[[str], None] = print) -> ModelInfo:
+    async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
         assert self.info is not None
         return self.info
 

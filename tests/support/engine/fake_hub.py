@@ -47,7 +47,7 @@ class Hub:
             lfs = {"oid": sha256, "sha256": sha256, "size": len(content)}
             entry: dict[str, object] = {"type": "file", "path": path, "size": len(content)}
             entry["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            if path.endswith(".safetensors"):
+            if path.endswith((".safetensors", ".gguf")):
                 entry["lfs"] = {**lfs, "pointerSize": 134}
             listed.append(entry)
         return listed

@@ -1,42 +1,37 @@
 """Reads a parser's values from flags, environment variables, a TOML file and defaults.
 
 An earlier source in this list overrides a later one. Every flag of the parser can be set in each of
-these ways.
+these ways, by any of its names.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import difflib
-import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chairlift.api.cli.arguments.aliases import AliasAction
+from chairlift.api.cli.arguments.list_types import LIST_TYPES
+from chairlift.api.cli.arguments.parser import suggestion
+from chairlift.api.cli.arguments.setting import CONFIG, PRINT_CONFIG, Setting
+
 PREFIX = "CHAIRLIFT_"
-# These flags select the sources, so a file cannot contain them.
-CONFIG, PRINT_CONFIG = "config", "print-config"
-MASK = "********"
+# Variables that are no flags, and are read where they are needed.
+OTHER_VARIABLES = ("CHAIRLIFT_BLAS", "CHAIRLIFT_CACHE")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# Kubernetes sets these in every pod for services whose names begin with "chairlift-".
+_SERVICE_LINK = re.compile(r"\w+_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
+
+_Actions = Mapping[str, argparse.Action]
 
 
 class ConfigError(Exception):
     """A value in the environment or the file is wrong. The message is one line that names it."""
-
-
-class Setting(NamedTuple):
-    """A value in its form for a TOML file.
-
-    ``source`` is "flag", "default", the name of an environment variable or the path of a file.
-    """
-
-    key: str
-    value: Any
-    source: str
 
 
 class Resolved(NamedTuple):
@@ -72,11 +67,16 @@ def resolve(
     ``parser`` must have accepted ``arguments``, the command-line arguments, already.
 
     Raises:
-        ConfigError: a value in the environment or the file is wrong, or the file is not readable.
+        ConfigError: a value in the environment or the file is wrong, a name there is unknown, two
+            names of one flag have different values, or the file is not readable.
     """
     actions = {_key(action): action for action in _actions(parser)}
-    found = {key: Setting(key, action.default, "default") for key, action in actions.items()}
-    variables = dict(_from_environment(actions, environment))
+    found = {
+        key: Setting(key, action.default, "default")
+        for key, action in actions.items()
+        if not isinstance(action, AliasAction)
+    }
+    variables = _from_environment(actions, environment)
     flags = _from_flags(parser, actions, arguments)
     config = flags.get(CONFIG) or variables.get(CONFIG)
     if config is not None:
@@ -90,38 +90,25 @@ def resolve(
     return Resolved(argparse.Namespace(**options), tuple(settings))
 
 
-def as_toml(settings: Iterable[Setting]) -> str:
-    """The settings as a TOML file, with each one's source as a comment and passwords masked."""
-    return "".join(
-        f"{_toml_line(setting)}  # {setting.source}\n"
-        for setting in settings
-        if setting.key not in (CONFIG, PRINT_CONFIG)
-    )
-
-
-def _toml_line(setting: Setting) -> str:
-    if setting.value is None:
-        return f"# {setting.key} ="
-    return f"{setting.key} = {_toml(setting.value)}"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    # A JSON string is a valid TOML string: both escape the same characters in the same way.
-    return json.dumps(_PASSWORD.sub(MASK, str(value)), ensure_ascii=False)
-
-
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     # NOTE: argparse has no public list of actions; completion tools read this one, too.
-    return [action for action in parser._actions if action.dest != "help"]
+    return [action for action in parser._actions if action.dest not in ("help", "help_all")]
 
 
 def _key(action: argparse.Action) -> str:
     """The long flag without its dashes, or the name of a positional argument."""
+    if isinstance(action, AliasAction) and action.is_flag_only:
+        return action.dest
     return next((name[2:] for name in action.option_strings if name[:2] == "--"), action.dest)
+
+
+def _in_sources(actions: _Actions) -> dict[str, argparse.Action]:
+    """Those of ``actions`` that files and variables may name."""
+    return {
+        key: action
+        for key, action in actions.items()
+        if not (isinstance(action, AliasAction) and action.is_flag_only)
+    }
 
 
 def _variable(key: str) -> str:
@@ -129,50 +116,92 @@ def _variable(key: str) -> str:
 
 
 def _from_flags(
-    parser: argparse.ArgumentParser,
-    actions: Mapping[str, argparse.Action],
-    arguments: Sequence[str],
+    parser: argparse.ArgumentParser, actions: _Actions, arguments: Sequence[str]
 ) -> dict[str, Setting]:
     # In a copy without defaults, every value that is not None was given as a flag.
     bare = copy.deepcopy(parser)
     bare.set_defaults(**dict.fromkeys(action.dest for action in _actions(parser)))
     values = vars(bare.parse_args(arguments))
-    return {
+    given = {
         key: Setting(key, values[action.dest], "flag")
         for key, action in actions.items()
         if values[action.dest] is not None
     }
+    names = {key: (*action.option_strings, key.upper())[0] for key, action in actions.items()}
+    return _without_aliases(given, actions, names.__getitem__)
 
 
-def _from_environment(
-    actions: Mapping[str, argparse.Action], environment: Mapping[str, str]
-) -> Iterator[tuple[str, Setting]]:
-    for key, action in actions.items():
-        variable = _variable(key)
-        # An empty variable counts as absent, because compose files set absent ones to empty.
-        if key == PRINT_CONFIG or not (text := environment.get(variable)):
-            continue
-        given = text.split(",") if _repeats(action) else text
-        yield key, Setting(key, _value(action, given, variable), variable)
+def _from_environment(actions: _Actions, environment: Mapping[str, str]) -> dict[str, Setting]:
+    known = {_variable(key): key for key in _in_sources(actions) if key != PRINT_CONFIG}
+    for name in environment:
+        _check_variable(name, environment[name], known)
+    # An empty variable counts as absent, because compose files set absent ones to empty.
+    found = {
+        key: Setting(key, _value(actions[key], _listed(actions[key], text), variable), variable)
+        for variable, key in known.items()
+        if (text := environment.get(variable))
+    }
+    return _without_aliases(found, actions, _variable)
 
 
-def _from_file(path: Path, actions: Mapping[str, argparse.Action]) -> dict[str, Setting]:
+def _listed(action: argparse.Action, text: str) -> object:
+    return text.split(",") if _repeats(action) else text
+
+
+def _check_variable(name: str, value: str, known: Mapping[str, str]) -> None:
+    if not name.startswith(PREFIX) or name in known or name in OTHER_VARIABLES or not value:
+        return
+    if _SERVICE_LINK.fullmatch(name) or (name.endswith("_PORT") and _SERVICE_ADDRESS.match(value)):
+        return
+    near = suggestion(name, (*known, *OTHER_VARIABLES))
+    raise ConfigError(f"unknown variable {name[:64]}{near}")
+
+
+def _from_file(path: Path, actions: _Actions) -> dict[str, Setting]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    known = [key for key in actions if key not in (CONFIG, PRINT_CONFIG)]
+    known = [key for key in _in_sources(actions) if key not in (CONFIG, PRINT_CONFIG)]
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{path}: unknown key {key[:64]!r}{hint}")
-    return {
+            raise ConfigError(f"{path}: unknown key {key[:64]!r}{suggestion(key, known)}")
+    found = {
         key: Setting(key, _value(actions[key], given, f"{path}: {key}"), str(path))
         for key, given in table.items()
     }
+    return _without_aliases(found, actions, lambda key: f"{path}: {key}")
+
+
+def _without_aliases(
+    found: Mapping[str, Setting], actions: _Actions, name: Callable[[str], str]
+) -> dict[str, Setting]:
+    """The settings of one source, with those under other names put under their flags' names.
+
+    ``name`` gives a key's name in this source, for errors.
+    """
+    names = {key: key for key in found if not isinstance(actions[key], AliasAction)}
+    settings = {key: found[key] for key in names}
+    for key, alias, setting in _aliases(found, actions):
+        value = alias.translated(setting.value)
+        if (of := alias.of) is None:
+            continue
+        if of not in settings:
+            settings[of], names[of] = Setting(of, value, setting.source), key
+        elif not alias.agrees(value, settings[of].value):
+            raise ConfigError(f"{name(key)} and {name(names[of])} say different things; give one")
+    return settings
+
+
+def _aliases(
+    found: Mapping[str, Setting], actions: _Actions
+) -> Iterator[tuple[str, AliasAction, Setting]]:
+    for key, setting in found.items():
+        action = actions[key]
+        if isinstance(action, AliasAction):
+            yield key, action, setting
 
 
 def _value(action: argparse.Action, given: object, place: str) -> Any:
@@ -183,6 +212,8 @@ def _value(action: argparse.Action, given: object, place: str) -> Any:
         if not isinstance(given, list):
             raise ConfigError(f"{place}: must be a list")
         return [_single(action, item, place) for item in given]
+    if isinstance(given, list) and _takes_lists(action):
+        return [value for item in given for value in _single(action, item, place)]
     return _single(action, given, place)
 
 
@@ -214,4 +245,10 @@ def _negates(action: argparse.Action) -> bool:
 
 
 def _repeats(action: argparse.Action) -> bool:
-    return isinstance(action.default, list)
+    """Whether each argument of the flag is one item of a list."""
+    return isinstance(action.default, list) and not _takes_lists(action)
+
+
+def _takes_lists(action: argparse.Action) -> bool:
+    """Whether each argument of the flag is a list in itself."""
+    return action.type in LIST_TYPES

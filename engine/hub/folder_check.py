@@ -1,0 +1,153 @@
+"""Checks a model's directory before anything slow is imported or started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from chairlift.engine.errors import ModelError, UnsupportedModel
+
+WEIGHTS = "model*.safetensors"
+# More layers than any model has; mlx-lm would make them all before it compares them with the files.
+_MAX_LAYERS = 10_000
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+# One of these files has a tokenizer's vocabulary.
+_TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
+_TOKENIZER_OBJECTS = {
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+}
+# File names that an error lists at most.
+_LISTED = 6
+_OTHER_WEIGHTS = {
+    ".bin": "PyTorch weights",
+    ".pt": "PyTorch weights",
+    ".pth": "PyTorch weights",
+    ".ckpt": "PyTorch weights",
+    ".npz": "NumPy weights",
+    ".h5": "Keras weights",
+    ".onnx": "an ONNX model",
+}
+
+
+def check_directory(path: Path) -> dict[str, Any]:
+    """Checks that a directory has a configuration and weights; returns the configuration.
+
+    Raises:
+        ModelError: a file is missing, or config.json is damaged; the message says what to do.
+        UnsupportedModel: the weights have another format.
+    """
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from error
+    if not names:
+        raise ModelError(
+            f"{path}: the directory is empty; name a directory with config.json and "
+            f"{WEIGHTS}, a .gguf file, or a hub id"
+        )
+    if "config.json" not in names:
+        raise _without_configuration(path, names)
+    config = read_config(path)
+    if not any(path.glob(WEIGHTS)):
+        raise _without_weights(path, names)
+    return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads a directory's config.json, which must name the model's type.
+
+    Raises:
+        ModelError: it cannot be read, is no JSON object, or has no ``model_type``.
+    """
+    file = path / "config.json"
+    config = read_object(file)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ModelError(f"{file}: lacks 'model_type', the name of the model's architecture")
+    for key in _LAYER_KEYS:
+        layers = config.get(key)
+        if isinstance(layers, int) and not 0 < layers <= _MAX_LAYERS:
+            raise ModelError(f"{file}: damaged, {key} is {layers}; fetch it again")
+    return config
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        ModelError: it cannot be read, or is damaged.
+    """
+    try:
+        content: Any = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{file}: damaged, this is not JSON: {cause}; fetch it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: damaged, this is not a JSON object; fetch it again")
+    return content
+
+
+def check_tokenizer_files(path: Path) -> None:
+    """Finds the file at fault when a directory's tokenizer cannot be loaded.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    files = {file.name for file in path.iterdir()}
+    if not files & _TOKENIZERS:
+        raise ModelError(
+            f"{path}: it has no tokenizer ({', '.join(sorted(_TOKENIZERS))}); fetch it again"
+        )
+    for name in sorted(files & _TOKENIZER_OBJECTS):
+        read_object(path / name)
+
+
+def choices(prefix: str, files: list[str]) -> str:
+    """Lists what can be served instead: "prefixA, prefixB or 3 more"."""
+    shown = [prefix + name for name in files[:_LISTED]]
+    more = len(files) - len(shown)
+    return ", ".join(shown) + (f" or {more} more" if more else "")
+
+
+def gguf_files(names: list[str]) -> list[str]:
+    """The names of GGUF files, sorted."""
+    return sorted(name for name in names if name.lower().endswith(".gguf"))
+
+
+def _without_configuration(path: Path, names: list[str]) -> ModelError:
+    if files := gguf_files(names):
+        return UnsupportedModel(
+            f"{path}: it has GGUF files and no config.json; serve one of its files: "
+            f"{choices(f'{path}/', files)}"
+        )
+    inner = sorted(child.parent.name for child in path.glob("*/config.json"))
+    if inner:
+        return ModelError(
+            f"{path}: it has no config.json, but its folders have; serve one of them: "
+            f"{choices(f'{path}/', inner)}"
+        )
+    return ModelError(f"{path}: it has no config.json, so it is no model's directory")
+
+
+def _without_weights(path: Path, names: list[str]) -> ModelError:
+    if files := gguf_files(names):
+        return UnsupportedModel(
+            f"{path}: it has GGUF files and no {WEIGHTS}; serve one of its files: "
+            f"{choices(f'{path}/', files)}"
+        )
+    for name in names:
+        if kind := _OTHER_WEIGHTS.get(Path(name).suffix.lower()):
+            return UnsupportedModel(
+                f"{path}: it has no {WEIGHTS}, but {kind} ({name}); convert it: "
+                f"python -m mlx_lm convert --hf-path {path} --mlx-path NEW"
+            )
+    return ModelError(f"{path}: it has no {WEIGHTS}; the weights are missing, fetch them again")

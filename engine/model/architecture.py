@@ -1,0 +1,49 @@
+"""Checks that mlx-lm knows a model's architecture, before its weights are read."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.models
+from mlx_lm.utils import MODEL_REMAPPING, _get_classes
+
+from chairlift.engine.errors import UnsupportedModel
+
+# Names that an error suggests at most.
+_NEAREST = 3
+
+
+def check_architecture(path: Path, config: dict[str, Any]) -> None:
+    """Checks a configuration's ``model_type``.
+
+    Args:
+        path: the model's directory, for the error.
+
+    Raises:
+        UnsupportedModel: mlx-lm has no such architecture; the message names the nearest.
+    """
+    if config.get("model_file") is not None:  # the folder has its own code; see ``load_model``
+        return
+    try:
+        _get_classes(config)
+    except Exception as error:
+        # An unknown type, a module of mlx-lm that is no model, or one that needs another package.
+        name = str(config["model_type"])
+        known = known_architectures()
+        if name in known:
+            cause = " ".join(str(error.__cause__ or error).split())
+            raise UnsupportedModel(f"{path}: {name} cannot be imported: {cause}") from error
+        nearest = difflib.get_close_matches(name, known, _NEAREST)
+        hint = f"; the nearest known: {', '.join(nearest)}" if nearest else ""
+        raise UnsupportedModel(
+            f"{path / 'config.json'}: the model_type {name[:64]!r} is not supported{hint}"
+        ) from error
+
+
+def known_architectures() -> list[str]:
+    """The values of ``model_type`` that mlx-lm can load, sorted."""
+    modules = (file for folder in mlx_lm.models.__path__ for file in Path(folder).glob("*.py"))
+    names = {file.stem for file in modules if "\nclass Model(" in file.read_text(encoding="utf-8")}
+    return sorted(names | MODEL_REMAPPING.keys())

@@ -1,0 +1,93 @@
+"""What a user gets wrong at the start is one line on stderr, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.system
+COMMAND = "import sys; from chairlift.api.cli.main import main; sys.exit(main())"
+PATIENCE = 60.0
+
+
+def _edit(path: Path, name: str, **changes: object) -> None:
+    config = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps({**config, **changes}))
+
+
+def _remove_all(path: Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+
+
+def _only_gguf(path: Path) -> None:
+    _remove_all(path)
+    (path / "tiny.Q4_0.gguf").write_bytes(b"GGUF")
+
+
+CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "empty": (_remove_all, ["the directory is empty", "a .gguf file, or a hub id"]),
+    "GGUF": (_only_gguf, ["serve one of its files", "tiny.Q4_0.gguf"]),
+    "type": (
+        lambda path: _edit(path, "config.json", model_type="lama"),
+        ["config.json", "'lama' is not supported", "llama"],
+    ),
+    "weights": (
+        lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
+        ["PyTorch weights", "mlx_lm convert"],
+    ),
+    "tokenizer": (
+        lambda path: (path / "tokenizer.json").write_text("[1, 2"),
+        ["tokenizer.json: damaged"],
+    ),
+    "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), ["it has no tokenizer"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_damaged_folder_is_one_line(case: str, tmp_path: Path) -> None:
+    damage, said = CASES[case]
+    path = tiny_model_dir(tmp_path, "llama")
+    damage(path)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "serve", str(path), "--port=0", "--log-level=warning"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    errors = [line for line in done.stderr.splitlines() if " WARNING " not in line]
+    assert len(errors) == 1, done.stderr
+    assert errors[0].startswith(f"chairlift: error: {path}")
+    for words in said:
+        assert words in errors[0]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["models"]])
+def test_a_closed_pipe_ends_a_command_quietly(arguments: list[str], tmp_path: Path) -> None:
+    # The reader has left before the command writes.
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert done.stderr == ""
+    # argparse itself ignores that a long help cannot be written.
+    assert done.returncode == -signal.SIGPIPE or (done.returncode == 0 and "--help" in arguments)
