@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from chairlift.api.cli.closed_pipe import ending_with_reader
+from chairlift.api.server.standard_streams import ending_with_reader
 
 
 class _Command(NamedTuple):
