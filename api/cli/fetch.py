@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         default=DEFAULT_MODEL,
-        help="a hub id like mlx-community/Qwen3-0.6B-4bit (default: %(default)s)",
+        help="a hub id like mlx-community/Qwen3-0.6B-4bit, or a GGUF file of a repository, as "
+        "organization/name:file.gguf (default: %(default)s)",
     )
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.cli.closed_pipe import ending_with_reader
+from chairlift.api.server.standard_streams import ending_with_reader
 
 
 class _Command(NamedTuple):

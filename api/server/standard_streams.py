@@ -1,8 +1,11 @@
-"""Replaces standard streams that were closed when the server was started."""
+"""Standard streams that were closed when a command was started, or that nobody reads any more."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -19,3 +22,21 @@ def fill() -> None:
             with suppress(OSError):
                 # The system assigns the lowest free number, which is this one.
                 os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def ending_with_reader(run: Callable[[], int]) -> int:
+    """Runs a command and returns its exit code.
+
+    If stdout is a pipe that nobody reads any more, SIGPIPE ends this process, as it ends other
+    tools: shells show exit code 141.
+    """
+    try:
+        try:
+            return run()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest_asyncio
 from support.api import fields_of_messages, fields_of_response_items, fields_of_responses
 from support.api.api_server import CHAT, MESSAGES, Running, engine_replying, running, tool
 
+from chairlift.api.admission.keys import NO_LIMITS, ApiKey
 from chairlift.api.errors import Unauthorized
 from chairlift.api.observe.access import MAX_REASON, reason_of
 from chairlift.engine.errors import RequestError
@@ -121,3 +123,14 @@ async def test_the_pages_requests_are_debug(
     levels = [(each.__dict__["route"], each.levelname) for each in caplog.records]
     assert {level for route, level in levels if route != "unmatched"} == {"DEBUG"}
     assert ("unmatched", "INFO") in levels
+
+
+async def test_a_refused_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "chairlift.api.observe.access")
+    right = ApiKey("alice", hashlib.sha256(b"the right key").digest(), NO_LIMITS)
+    async with running(engine_replying("Hi"), keys=(right,)) as server:
+        status, _ = await server.post("/v1/chat/completions", CHAT, Authorization=f"Bearer {MARK}")
+    assert status == 401
+    (record,) = caplog.records
+    assert "key" in record.__dict__["reason"]
+    assert MARK not in record.__dict__["reason"]
