@@ -7,11 +7,12 @@ block is redrawn, so a long reply costs no more per token than a short one.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
@@ -32,45 +33,67 @@ _PARSER = (
 )
 
 
-class _Blocks(NamedTuple):
-    complete: str
+class Blocks(NamedTuple):
+    """Markdown in blocks; only the last may still change."""
+
+    complete: list[str]
     last: str
 
 
-def split_blocks(text: str) -> _Blocks:
-    """Splits markdown before its last block, which more text may still change.
+def split_blocks(text: str) -> Blocks:
+    """Splits markdown into its top-level blocks while it is being written.
 
-    The line that is being written counts to the block before it, because its first characters do
-    not tell its kind: "*" begins a list or bold text.
+    The line that is being written counts to the last block, because its first characters do not
+    tell its kind: "*" begins a list or bold text.
     """
+    whole_lines, newline, line = text.rpartition("\n")
+    *complete, last = _blocks(whole_lines)
+    return Blocks(complete, f"{last}{newline}{line}")
+
+
+def _blocks(text: str) -> list[str]:
+    """The top-level blocks of ``text``, at least one; joined by newlines they are the text."""
     lines = text.split("\n")
-    tokens = _PARSER.parse("\n".join(lines[:-1]))
+    tokens = _PARSER.parse(text)
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map]
-    if len(starts) < 2:
-        return _Blocks("", text)
-    first = starts[-1]
-    return _Blocks("\n".join(lines[:first]), "\n".join(lines[first:]))
+    places = [0, *starts[1:], len(lines)]
+    return ["\n".join(lines[begin:end]) for begin, end in itertools.pairwise(places)]
 
 
-def render(text: str) -> Markdown:
-    """Markdown without links that hide their address."""
-    markdown = Markdown("", hyperlinks=False)
-    markdown.parsed = _PARSER.parse(text)
-    return markdown
+class _Block:
+    """One rendered block: its lines without the blank ones that rich puts around some blocks.
 
+    Args:
+        text: its markdown.
+        is_first: whether no block is above it; otherwise a blank line is.
+        is_cropped: whether to leave out the first lines if the terminal cannot redraw all.
+    """
 
-class _Tail:
-    """The last lines of a renderable, as many as the terminal can redraw."""
-
-    def __init__(self, content: RenderableType) -> None:
-        self._content = content
+    def __init__(self, text: str, is_first: bool, is_cropped: bool) -> None:
+        # Links do not hide their address.
+        self._markdown = Markdown("", hyperlinks=False)
+        self._markdown.parsed = _PARSER.parse(text)
+        self._is_first = is_first
+        self._is_cropped = is_cropped
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._content, options, pad=False)
-        for index, line in enumerate(lines[-max(1, console.height - 2) :]):
+        lines = console.render_lines(self._markdown, options, pad=False)
+        while lines and _is_blank(lines[-1]):
+            lines.pop()
+        begin = next((n for n, line in enumerate(lines) if not _is_blank(line)), 0)
+        lines = lines[begin:] if self._is_first else [[], *lines[begin:]]
+        if self._is_cropped:
+            lines = lines[-max(1, console.height - 2) :]
+        for index, line in enumerate(lines):
             if index:
                 yield Segment.line()
             yield from line
+        if not self._is_cropped:
+            yield Segment.line()
+
+
+def _is_blank(line: list[Segment]) -> bool:
+    return not any(part.text.strip() or (part.style and part.style.bgcolor) for part in line)
 
 
 class MarkdownDisplay:
@@ -129,7 +152,8 @@ class MarkdownDisplay:
             if blocks.complete:
                 self._live.update("", refresh=True)
                 self._print(blocks.complete)
-            self._live.update(_Tail(self._block(self._text)), refresh=True)
+            block = _Block(self._text, is_first=not self._has_blocks, is_cropped=True)
+            self._live.update(block, refresh=True)
 
     def close(self) -> None:
         """See Display."""
@@ -146,15 +170,13 @@ class MarkdownDisplay:
             self._live.update("")
             self._live.stop()
             self._live = None
-        if self._text:
-            self._print(self._text)
+        if self._text.strip():
+            self._print(_blocks(self._text))
         self._text = ""
         self._is_drawn = True
 
-    def _print(self, text: str) -> None:
-        self._console.print(self._block(text))
-        self._has_blocks = True
-
-    def _block(self, text: str) -> RenderableType:
-        block = render(text)
-        return Group(Text(), block) if self._has_blocks else block
+    def _print(self, blocks: list[str]) -> None:
+        for text in blocks:
+            block = _Block(text, is_first=not self._has_blocks, is_cropped=False)
+            self._console.print(block, end="")
+            self._has_blocks = True

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -269,3 +271,18 @@ async def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
         await terminal.shows("chairlift chat: error: the server ended with code 1: ")
         assert "no.gguf" in await terminal.shows(".log)")
         assert await asyncio.wait_for(command.wait(), 30) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"]])
+def test_help_imports_neither_the_prompt_nor_the_renderer(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from chairlift.api.cli.main import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit: pass\n"
+        "slow = {'prompt_toolkit', 'rich', 'markdown_it', 'aiohttp', 'pydantic'}\n"
+        "print(slow & sys.modules.keys(), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "usage: chairlift" in done.stdout
+    assert done.stderr.strip() == "set()"
