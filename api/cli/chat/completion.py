@@ -29,9 +29,9 @@ class SlashCompleter(Completer):
         if not word.startswith("/"):
             return
         if not space:
-            for name, command in COMMANDS.items():
+            for name, known in COMMANDS.items():
                 if name.startswith(word[1:]):
-                    yield Completion(f"/{name}", -len(word), display_meta=command.help)
+                    yield Completion(f"/{name}", -len(word), display_meta=known.help)
             return
         command = COMMANDS.get(word[1:])
         typed = argument.lstrip()
