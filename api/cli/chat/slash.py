@@ -139,7 +139,7 @@ def _load(conversation: Conversation, argument: str) -> None:
     conversation.fields = {**model, **loaded.parameters}
     conversation.system = loaded.system
     conversation.turns = loaded.turns
-    print(f"loaded {len(loaded.turns)} messages; the model stays {one_line(str(model['model']))}")
+    print(f"loaded {len(loaded.turns)} messages")
 
 
 def _retry(conversation: Conversation, _: str) -> None:
