@@ -8,7 +8,6 @@ set for each step is printed as "least".
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import math
@@ -19,10 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.engine.cpu.blas import load_fast_blas
 
 load_fast_blas()  # before MLX is imported
@@ -41,6 +38,7 @@ from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model.probe import Probed, probe
+from chairlift.loadtest.bench.engine_flags import engine_parser
 from chairlift.loadtest.shapes import SHAPES, config_of, random_model
 from chairlift.loadtest.timeline import Timeline, record
 
@@ -251,87 +249,6 @@ def _free_memory() -> None:
     mx.clear_cache()
 
 
-def _int_range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    return int(low), int(high or low)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="engine_bench", description=__doc__)
-    parser.add_argument(
-        "--model",
-        default="qwen3-8b",
-        help=f"the shapes: {', '.join(SHAPES)}, or a config.json (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="bfloat16",
-        help="type of the weights (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=256,
-        help="requests of the mixed load, 0 for none (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt-tokens",
-        type=_int_range,
-        default=(256, 768),
-        help="tokens of a prompt of the mixed load, from a range (default: 256:768)",
-    )
-    parser.add_argument(
-        "--output-tokens",
-        type=_int_range,
-        default=(128, 384),
-        help="tokens of a reply of the mixed load, from a range (default: 128:384)",
-    )
-    parser.add_argument(
-        "--rows", type=int, default=256, help="rows of the batch (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--kv-gb",
-        type=float,
-        default=60.0,
-        help="memory for the KV cache in GB (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--decode",
-        type=int,
-        nargs="*",
-        default=[1, 32, 64, 256],
-        help="numbers of rows for which decode steps are measured (default: 1 32 64 256)",
-    )
-    parser.add_argument("--context", type=int, default=512, help="prompt tokens of --decode")
-    parser.add_argument(
-        "--timeline", type=int, nargs="*", default=[], help="values of --decode to record a second"
-    )
-    parser.add_argument(
-        "--only", choices=("ours", "mlx-lm"), help="measure one engine (default: both)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of the mixed load's lengths (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        type=float,
-        default=4.8e12,
-        help="the device's memory bandwidth in bytes per second (default: an H200's)",
-    )
-    parser.add_argument(
-        "--flops",
-        type=float,
-        default=989e12,
-        help="the device's arithmetic in operations per second (default: an H200's)",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
-    return parser
-
-
 def _bytes_of(model: Any) -> int:
     parameters: Any = tree_flatten(model.parameters())
     return sum(array.nbytes for _, array in parameters)
@@ -339,7 +256,7 @@ def _bytes_of(model: Any) -> int:
 
 def main() -> int:
     """Measures, prints a table, and writes the figures."""
-    options = _parser().parse_args()
+    options = engine_parser(__doc__, SHAPES, DTYPES).parse_args()
     try:
         config = config_of(options.model)
         model = random_model(config, DTYPES[options.dtype])

@@ -19,11 +19,11 @@ from chairlift.api.observe.access import log_request
 from chairlift.api.observe.lag import lag_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
-from chairlift.api.observe.scrape import metrics
 from chairlift.api.ollama.models import ollama_running
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document_bytes
 from chairlift.api.server.routes import ROUTES, error_format_of
+from chairlift.api.server.status import metrics
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.setup import REQUEST_ID
 

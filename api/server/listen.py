@@ -11,12 +11,12 @@ from functools import partial
 from aiohttp import web
 
 from chairlift.api.observe.access import hide_bad_http
-from chairlift.api.observe.scrape import metrics
 from chairlift.api.server.app import build_app
 from chairlift.api.server.connection import Connection
 from chairlift.api.server.files import first_reserved_file
 from chairlift.api.server.paths import with_plain_path
 from chairlift.api.server.sockets import Binding
+from chairlift.api.server.status import metrics
 from chairlift.api.service import SERVICE, Service
 
 # Allows more simultaneous connection attempts than the usual 128.

@@ -1,15 +1,18 @@
-"""Handlers of /v1/models, /health, /ping and /version."""
+"""Handlers of /v1/models, /health, /ping, /version and /metrics."""
 
 from __future__ import annotations
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
 
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
 from chairlift.api.generate.answer import json_response
 from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
 from chairlift.api.service import SERVICE, ServedModel
 from chairlift.api.version import VERSION
+
+_METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 async def list_models(http: web.Request) -> web.Response:
@@ -43,3 +46,19 @@ async def version(http: web.Request) -> web.Response:
 def _card(model: ServedModel) -> ModelCard:
     context, root = model.info.max_context, model.root or model.name
     return ModelCard(model.name, model.created, context, root, model.defaults)
+
+
+async def metrics(http: web.Request) -> web.Response:
+    """All metrics of the server."""
+    return exposition(http.app[SERVICE].recorder.registry)
+
+
+def exposition(registry: CollectorRegistry) -> web.Response:
+    """The metrics in Prometheus's text format, whatever format the client prefers.
+
+    NOTE: prometheus_client's own handler sends OpenMetrics with escaped names to Prometheus 2:
+    vLLM's ``vllm:`` becomes ``vllm_``.
+    """
+    response = web.Response(body=generate_latest(registry), headers=_METRICS_TYPE)
+    response.enable_compression()
+    return response

@@ -21,6 +21,10 @@ class ChatError(Exception):
     """The server cannot be reached, refuses the request or breaks off. The message is one line."""
 
 
+class NoServer(ChatError):
+    """Nothing listens at the server's address."""
+
+
 class TextDelta(NamedTuple):
     """New text of the reply, or of the model's reasoning if ``is_thought``."""
 
@@ -71,19 +75,29 @@ class ChatClient:
     base_url: str
     api_key: str | None
 
-    async def model(self) -> str:
-        """Returns the id of the first model that the server lists.
+    async def model_ids(self) -> list[str]:
+        """Returns the ids of the models that the server lists, at least one.
 
         Raises:
             ChatError: the server lists none or cannot be reached.
         """
-        async with self._request("GET", "models", None) as response:
+        async with self._request("GET", "v1/models", None) as response:
             body = await response.json()
         try:
-            name = body["data"][0]["id"]
-        except (KeyError, IndexError, TypeError) as error:
+            ids = [str(model["id"]) for model in body["data"]]
+        except (KeyError, TypeError) as error:
             raise ChatError(f"{self.base_url} lists no model") from error
-        return str(name)
+        if not ids:
+            raise ChatError(f"{self.base_url} lists no model")
+        return ids
+
+    async def is_healthy(self) -> bool:
+        """Whether the server answers and has loaded its model."""
+        try:
+            async with self._request("GET", "health", None):
+                return True
+        except ChatError:
+            return False
 
     async def reply(
         self, body: Mapping[str, Any], messages: Sequence[Mapping[str, str]], speed: Speed
@@ -97,7 +111,7 @@ class ChatClient:
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         request = {**body, "messages": messages, **streamed}
-        async with self._request("POST", "chat/completions", request) as response:
+        async with self._request("POST", "v1/chat/completions", request) as response:
             parser = SSEParser()
             async for data in response.content.iter_any():
                 for event in parser.feed(data):
@@ -113,7 +127,7 @@ class ChatClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/{path}"
+        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{path}"
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
@@ -125,7 +139,7 @@ class ChatClient:
         except aiohttp.ClientSSLError as error:
             raise ChatError(f"{url}: {error}") from error
         except aiohttp.ClientConnectorError as error:
-            raise ChatError(
+            raise NoServer(
                 f"no server answers at {self.base_url}: start one with 'chairlift serve', or name "
                 "another with --base-url"
             ) from error

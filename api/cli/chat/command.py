@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from chairlift.api.admission.keys import KEY_VARIABLE, OPENAI_VARIABLE, first_key
@@ -19,8 +20,9 @@ EXIT_INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``chat``."""
     parser.description = (
-        "Chats with a running server. Ctrl-C stops a reply, Ctrl-D ends the conversation. Given a "
-        "question, as an argument or through a pipe, it prints the reply and exits."
+        "Chats with a server; without one it offers to start it. Ctrl-C stops a reply, Ctrl-D ends "
+        "the conversation, /help lists commands and keys. Given a question, as an argument or "
+        "through a pipe, it prints the reply and exits."
     )
     add = parser.add_argument
     add("question", nargs="?", help="ask one question instead of starting a conversation")
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum tokens of a reply (default: the remaining context)",
     )
+    add("--plain", action="store_true", help="print replies as they are, not as markdown")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,8 +65,10 @@ def run(options: argparse.Namespace) -> int:
     Returns the exit code: 0, or 1 if the server gave no reply, or 130 after Ctrl-C during a single
     question.
     """
-    from chairlift.api.cli.chat_client import ChatClient, ChatError
-    from chairlift.api.cli.conversation import Conversation
+    from chairlift.api.cli.chat.clean import one_line
+    from chairlift.api.cli.chat.client import ChatClient, ChatError
+    from chairlift.api.cli.chat.conversation import Conversation
+    from chairlift.api.cli.chat.display import new_display
 
     key = options.api_key or first_key(os.environ)
     fields: dict[str, Any] = {
@@ -73,15 +78,18 @@ def run(options: argparse.Namespace) -> int:
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     client = ChatClient(options.base_url, key)
+    display = partial(new_display, options.plain)
     try:
-        with Conversation(client, fields, options.system) as conversation:
+        with Conversation(client, fields, options.system, display) as conversation:
             if options.question is None and sys.stdin.isatty():
-                conversation.run()
+                from chairlift.api.cli.chat.session import Session
+
+                Session(conversation).run(options.base_url, key)
             else:
                 question = options.question
                 conversation.ask(_read_stdin() if question is None else question)
     except ChatError as error:
-        print(f"chairlift chat: error: {error}", file=sys.stderr)
+        print(f"chairlift chat: error: {one_line(str(error))}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
