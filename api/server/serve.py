@@ -112,7 +112,7 @@ class Server:
         if not settings.keys and not is_loopback(settings.host):
             logger.warning(
                 "anybody who reaches %s may use this server: there is no API key "
-                "(--api-key-file, CHAIRLIFT_API_KEY)",
+                "(--api-key, --api-key-file, CHAIRLIFT_API_KEY)",
                 address,
             )
         return address
