@@ -24,6 +24,8 @@ from support.api.chat_command import PROMPT, in_terminal
 from chairlift.loadtest.servers.child import free_port
 
 PORT = 8000
+# The command of this environment comes first.
+_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]|\x1b\[\?2004l")
 _READY_SECONDS = 300.0
@@ -90,7 +92,7 @@ class Transcript:
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            env=os.environ | {"CHAIRLIFT_PORT": str(self._port)},
+            env=os.environ | {"CHAIRLIFT_PORT": str(self._port), "PATH": _PATH},
         )
         stream = self._server.stdout
         assert stream is not None

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from ollama import Options
-from support.api.api_server import Running, engine_replying, last_prompt, running
+from support.api.api_server import Running, engine_replying, fix_seeds, last_prompt, running
 from support.paths import ROOT
 
-from chairlift.api.generate import sampling
 from chairlift.api.ollama.dialogue import messages_of
 from chairlift.api.ollama.options import OllamaOptions
 from chairlift.api.ollama.request import OllamaMessage
@@ -55,8 +54,8 @@ WRONG: dict[str, list[Any]] = {
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    monkeypatch.setattr(sampling.random, "getrandbits", lambda bits: 1)
     async with running(engine_replying("Hello STOP more")) as server:
+        fix_seeds(server, monkeypatch)
         yield server
 
 

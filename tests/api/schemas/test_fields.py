@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
-from support.api.api_server import Running, running, tool
+from support.api.api_server import Running, fix_seeds, running, tool
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 from support.paths import ROOT
 from tokenizers.processors import TemplateProcessing
 
-from chairlift.api.generate import sampling
 from chairlift.api.schemas.harmless_fields import HARMLESS
 from chairlift.api.schemas.known_fields import ALL, Api
 from chairlift.api.schemas.unsupported import INSTEAD, neutral
@@ -169,12 +168,11 @@ VALUES: list[Any] = [True, False, 3, 0.5, "some", ["some"], {"some": 1}]
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    monkeypatch.setattr(sampling.random, "getrandbits", lambda bits: 1)
-
     def script(request: Submit, index: int) -> Scripted:
         return Scripted(REPLY if request.params.max_tokens else [], "stop", True)
 
     async with running(FakeEngine(model_info(vocab_size=300), script), TOKENIZER) as server:
+        fix_seeds(server, monkeypatch)
         grammars = server.service.loaded.vocabulary.grammars  # type: ignore[union-attr]
 
         async def accept(grammar: object) -> None:

@@ -192,6 +192,6 @@ def test_a_directorys_tokenizer_streams_leading_spaces_and_has_all_end_tokens(
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
     (path / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelError, match="tokenizer cannot be loaded") as caught:
+    with pytest.raises(ModelError, match=r"tokenizer\.json: damaged, this is not JSON") as caught:
         load_tokenizer(ModelSource("tiny", "directory", path))
     assert "\n" not in str(caught.value)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import aiohttp
+import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
@@ -170,3 +171,9 @@ async def until(condition: Callable[[], object]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it did not happen in 5 s")
+
+
+def fix_seeds(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives requests without a seed the seed 1, so that equal requests are submitted equally."""
+    assert server.service.loaded is not None
+    monkeypatch.setattr(server.service.loaded.seeds, "getrandbits", lambda bits: 1)
