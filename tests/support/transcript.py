@@ -25,7 +25,8 @@ from chairlift.loadtest.servers.child import free_port
 
 PORT = 8000
 # The command of this environment comes first.
-_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+_FOLDERS = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+_ENVIRONMENT = os.environ | {"PATH": os.pathsep.join(_FOLDERS)}
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]|\x1b\[\?2004l")
 _READY_SECONDS = 300.0
@@ -80,7 +81,7 @@ class Transcript:
         here = command.replace("chairlift chat", f"chairlift chat --base-url {self._url}")
         here = here.replace(f"http://127.0.0.1:{PORT}", self._url)
         process = await asyncio.create_subprocess_shell(
-            here, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
+            here, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=_ENVIRONMENT
         )
         output, _ = await process.communicate()
         assert process.returncode == 0, (command, output)
@@ -92,7 +93,7 @@ class Transcript:
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            env=os.environ | {"CHAIRLIFT_PORT": str(self._port), "PATH": _PATH},
+            env=_ENVIRONMENT | {"CHAIRLIFT_PORT": str(self._port)},
         )
         stream = self._server.stdout
         assert stream is not None
