@@ -72,7 +72,7 @@ def _described(action: argparse.Action) -> tuple[str, str]:
     match = _DEFAULT.search(text)
     if match is not None:
         return text[: match.start()], match[1]
-    if action.default is None:
+    if action.default is None or action.default is argparse.SUPPRESS:
         return text, "none"
     if action.default is False:
         return text, "off"

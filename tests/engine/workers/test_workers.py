@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift.engine.device.priority import MAX_NICENESS, NICENESS
 from chairlift.engine.errors import GrammarError, QueueFull, RequestError
 from chairlift.engine.workers.job import Fixture, Job, TooExpensive, WorkerFailed
 from chairlift.engine.workers.pool import CLIENT, MAX_WAITING, MAX_WAITING_OF_ONE, Workers
@@ -37,6 +38,11 @@ def workers(outcomes: list[str]) -> Iterator[Workers]:
 
 
 # Jobs, which the children import.
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
 
 retained: list[bytes] = []
 
@@ -258,3 +264,8 @@ def test_clients_take_turns_and_keep_their_order(owners: list[str]) -> None:
             assert between >= {other for other, count in left.items() if count}
         last[owner] = place
         left[owner] -= 1
+
+
+async def test_a_worker_gives_way_to_the_engine(workers: Workers) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert await workers.run(Job(_niceness, ())) == min(own + NICENESS, MAX_NICENESS)
