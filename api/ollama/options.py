@@ -10,6 +10,13 @@ from pydantic import Field
 from chairlift.api.schemas.field_types import Ignored, only
 from chairlift.api.schemas.fields import Stops
 from chairlift.api.schemas.request import Request
+from chairlift.api.schemas.sampling_defaults import (
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 
 # The field of a chat request by the option with the same meaning; its error names the option.
 SAMPLING: Mapping[str, str] = {
@@ -35,11 +42,11 @@ class OllamaOptions(Request):
     """
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: MinP = None
+    repeat_penalty: RepetitionPenalty = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
