@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from chairlift.engine.config import EngineConfig
+from chairlift.engine.config import EngineConfig, cache_dir
 from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.cpu.kernel_folder import lock_kernel_folder
 from chairlift.engine.device.backend import BackendError
 from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.errors import EngineDead
@@ -100,6 +101,7 @@ def main(folder: Path, warning: str | None) -> None:
     blas = load_fast_blas()
     if blas.warning:
         logging.getLogger(__name__).warning(blas.warning)
+    kernels = lock_kernel_folder(cache_dir() / "kernels")
     try:
         import_mlx_lm()
     except BackendError as error:
@@ -116,6 +118,8 @@ def main(folder: Path, warning: str | None) -> None:
     def send(message: FromEngine) -> None:
         if isinstance(message, ModelInfo):
             message = msgspec.structs.replace(message, advice=speed_advice(blas))
+            if kernels is not None:
+                kernels.record()
         socket.send(encoder.encode(message))
 
     try:
