@@ -78,8 +78,11 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path, remedy: str = "fetch it again") -> dict[str, Any]:
     """Reads a JSON object.
+
+    Args:
+        remedy: the end of the error's text.
 
     Raises:
         ModelError: it cannot be read, or is damaged.
@@ -90,9 +93,9 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{file}: damaged, this is not JSON: {cause}; fetch it again") from error
+        raise ModelError(f"{file}: damaged, this is not JSON: {cause}; {remedy}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file}: damaged, this is not a JSON object; fetch it again")
+        raise ModelError(f"{file}: damaged, this is not a JSON object; {remedy}")
     return content
 
 

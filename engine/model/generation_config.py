@@ -6,12 +6,12 @@ are: ``api.schemas.sampling_defaults`` checks their types and ranges. Imports no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from chairlift.engine.errors import ModelError
+from chairlift.engine.hub.folder_check import read_object
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.known_models import KnownModel, known_gguf, known_repository
 
@@ -109,17 +109,7 @@ def _from_directory(source: ModelSource) -> GenerationConfig:
 
 
 def _from_file(file: Path) -> GenerationConfig:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{file}: not valid JSON: {error or 'nested too deeply'}; --generation-config none "
-            "leaves it out"
-        ) from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{file}: not a JSON object; --generation-config none leaves it out")
+    values = read_object(file, "--generation-config none leaves it out")
     return GenerationConfig(found_in(values, str(file)), str(file))
 
 

@@ -53,7 +53,7 @@ async def test_the_defaults_are_shown_and_all_end_ids_end_a_reply(
     [
         ('{"temperature": 2.5}', "temperature is 2.5, but should be less than or equal to 2; "),
         ('{"eos_token_id": "</s>"}', "eos_token_id is '</s>', but should be a token id"),
-        ("{", "not valid JSON"),
+        ("{", "damaged, this is not JSON: "),
     ],
 )
 async def test_a_wrong_config_ends_the_server_with_one_line(
