@@ -8,6 +8,7 @@ from typing import Any
 
 # No name contains control characters.
 _CONTROL = r"\x00-\x1f"
+_LAST_CONTROL = "\x1f"
 # The key that marks the end of a name in the tree.
 _END = ""
 
@@ -16,10 +17,13 @@ def other_names(names: Iterable[str], max_chars: int) -> str:
     """A regular expression for the texts of 1 to ``max_chars`` characters except ``names``.
 
     The grammar's regular expressions have no look-around. So the expression follows the tree of
-    names, and allows anything after the first character that differs from all names.
+    names, and allows anything after the first character that differs from all names. It matches no
+    control character, so names that contain one are left out.
     """
     tree: dict[str, Any] = {}
     for name in names:
+        if any(char <= _LAST_CONTROL for char in name):
+            continue
         node = tree
         for char in name[: max_chars + 1]:
             node = node.setdefault(char, {})

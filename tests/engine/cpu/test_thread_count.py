@@ -212,7 +212,7 @@ threads = blas_threads()
 step()
 with ThreadWatch(threads, fixed=1):
     alone = min(cpu for _, cpu in windows(2))
-with ThreadWatch(threads, fixed=None if {watched} else threads.get()):
+with ThreadWatch(threads):
     windows(1)  # threads are fewer after the first look at the machine
     print(json.dumps([name, alone, [wall for wall, _ in windows(3)]]))
 """
@@ -227,9 +227,9 @@ while True:
 """
 
 
-def _slowdown(openblas: bool, busy: int, watched: bool = True) -> float:
+def _slowdown(openblas: bool, busy: int) -> float:
     """The time of a step beside busy processes, as a multiple of its fair share."""
-    code = _DECODE.format(tests=str(TESTS), openblas=openblas, watched=watched)
+    code = _DECODE.format(tests=str(TESTS), openblas=openblas)
     others = [
         subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, text=True)
         for _ in range(busy)
@@ -250,8 +250,7 @@ def _slowdown(openblas: bool, busy: int, watched: bool = True) -> float:
 
 @pytest.mark.system
 @linux
-@pytest.mark.parametrize("openblas", [False, True])
-@pytest.mark.parametrize("busy", [2, 4])
+@pytest.mark.parametrize(("openblas", "busy"), [(False, 2), (True, 4)])
 def test_beside_busy_processes_a_step_takes_its_fair_share(openblas: bool, busy: int) -> None:
     if not openblas and not any(Path(sys.prefix, "lib").glob("libmkl_rt.so*")):
         pytest.skip("mkl is not installed")

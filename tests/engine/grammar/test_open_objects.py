@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from support.api.api_server import TOKENIZER, ids
@@ -160,6 +160,8 @@ def test_references_into_a_schema_still_work() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), max_size=6), st.text(max_size=9))
+@example(["\x1f"], "\x1f0")
+@example(["a\x1f"], "a")
 @settings(deadline=None, max_examples=100)
 def test_other_names_match_all_but_the_named_ones(taken: list[str], name: str) -> None:
     pattern = other_names(taken, 8)
