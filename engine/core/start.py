@@ -92,7 +92,7 @@ def serve_loaded(
     swap = _swap(config, layers)
     if device.compiles_kernels:
         on_progress(Loading("compiling kernels"))
-        warm(EngineCore(model, limits))
+    warm(EngineCore(model, limits), kernels=device.compiles_kernels)
     return EngineCore(model, limits, prefix_bytes, store, swap, compiler), info
 
 

@@ -1,4 +1,8 @@
-"""Warm-up steps: an accelerator compiles each kernel when it is first called."""
+"""Warm-up steps, so that the first request is as fast as the next.
+
+An accelerator compiles each kernel when it is first called. On a CPU the first products take a
+second longer, because the BLAS sets itself up.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,19 @@ _ALL_PARAMETERS = SamplingParams(
     min_tokens=1,
 )
 _GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
+_SHORT = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
 _CONSTRAINED = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), budget=1))
 
 
-def warm(core: EngineCore) -> None:
-    """Serves a few short requests with every kind of sampling. Do not use the core afterwards.
+def warm(core: EngineCore, kernels: bool) -> None:
+    """Serves a short request. Do not use the core afterwards.
 
-    The requests join and leave in different steps, alone and beside others.
+    Args:
+        kernels: serves a few requests instead, with every kind of sampling. They join and leave in
+            different steps, alone and beside others.
     """
-    for number, params in enumerate((_GREEDY, _ALL_PARAMETERS, _GREEDY, _CONSTRAINED)):
+    requests = (_GREEDY, _ALL_PARAMETERS, _GREEDY, _CONSTRAINED) if kernels else (_SHORT,)
+    for number, params in enumerate(requests):
         core.submit(Submit(str(number), [1, 0] * (1 + number), params))
         core.step()
     while not core.idle:

@@ -259,7 +259,7 @@ def test_warming_runs_every_kind_of_step_and_leaves_the_engine_idle() -> None:
         return sample(logits, masks)
 
     bench.core.batch.sample = watched  # type: ignore[method-assign]
-    warm(bench.core)
+    warm(bench.core, kernels=True)
     assert bench.core.idle
     assert {1, 2} <= set(sampled), "a single row and several"
     assert {False, True} == set(masked), "with and without a grammar"
