@@ -89,9 +89,7 @@ class DialogueChoice(Choice):
             self._parser = syntax.calls.new_parser()
             self._limited = LimitedCalls(syntax.calls.limits)
         self._ends = syntax.rules.ends
-        in_string = None
-        if syntax.calls is not None and syntax.calls.is_constrained:
-            in_string = self._in_string
+        in_string = None if self._parser is None else self._in_string
         self._splitter = syntax.rules.splitter(detokenizer, in_string)
         self._queue = LogprobQueue() if with_logprobs else None
         self._deltas: list[OutputDelta] = []
@@ -192,14 +190,14 @@ class DialogueChoice(Choice):
         if self._state != CALL or self._parser is None or self._call_syntax is None:
             return
         calls = self._parser.end(cut)
-        if calls is not None:
-            self._add_calls(calls, ended=True)
-        elif by_tag or self._parser.text.strip():
-            # The text is not a call: show it to the user, with its tags.
+        self._add_calls(calls or (), ended=True)
+        text = self._parser.rest
+        if calls is None and (by_tag or text.strip()):
+            # The text contains no call: show it to the user, with its tags.
             end = self._call_syntax.end.text if by_tag else ""
-            self._add_text(
-                self._reply.resume(self._call_syntax.start.text + self._parser.text + end)
-            )
+            self._add_text(self._reply.resume(self._call_syntax.start.text + text + end))
+        elif text.strip():
+            self._add_text(self._reply.resume(text))
 
     def _add_calls(self, calls: Iterable[CallDelta], ended: bool = False) -> None:
         assert self._limited is not None

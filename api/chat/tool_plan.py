@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from chairlift.api.chat.call_forms import FORMS
 from chairlift.api.chat.call_limits import CallLimits
 from chairlift.api.chat.calls import JsonCallParser, NativeCallParser
 from chairlift.api.chat.choice import CallSyntax
@@ -56,7 +57,7 @@ def tool_plan(request: ChatRequest, format: ChatFormat) -> ToolPlan | None:
     if native is not None and is_free:
         tools = [tool.for_template() for tool in request.callable_tools]
         native_parser = partial(
-            NativeCallParser, native.parse, native.parser_name, tools, short_ids
+            NativeCallParser, native.parse, FORMS.get(native.parser_name), tools, short_ids
         )
         limits = CallLimits(1 if request.calls_once else MAX_CALLS, MAX_SAME_CALLS)
         syntax = CallSyntax(native.start, native.end, native_parser, limits, is_constrained=False)
