@@ -115,7 +115,7 @@ class ConvertedArguments:
                 ((name, value),) = self._parse(item).items()
                 encoded = f"{encode(name)}: {encode(value)}"
             except Exception:
-                yield self._break(item + self._items.text)
+                yield self._break(self._items.written + self._items.text)
                 return
             yield encoded if self._is_empty else f", {encoded}"
             self._is_empty = False
@@ -127,7 +127,7 @@ class ConvertedArguments:
 
     def _break(self, text: str) -> str:
         self._is_broken = True
-        return text
+        return text if self._is_empty or not text.strip() else f", {text}"
 
 
 def encode(value: Any) -> str:

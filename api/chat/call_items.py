@@ -19,11 +19,13 @@ class ItemSplitter(Protocol):
     Attributes:
         text: the text that belongs to no complete argument yet; after the call's end, the text
             that follows it.
+        written: the last argument and its separator, as the model wrote them.
         ended: whether the end of the call was found.
         in_value: whether ``text`` ends inside a value, in which a tag is only text.
     """
 
     text: str
+    written: str
     ended: bool
 
     @property
@@ -38,7 +40,7 @@ class DelimitedItems:
     """Splits arguments between tags, like ``<parameter=a>1</parameter>``."""
 
     def __init__(self, syntax: Delimited) -> None:
-        self.text = ""
+        self.text = self.written = ""
         self.ended = False
         self._syntax = syntax
         # Where the search for the closing tag goes on; None outside of arguments.
@@ -67,15 +69,15 @@ class DelimitedItems:
             self._searched = max(self._searched, len(self.text) - len(close) + 1)
             return None
         stop = found + len(close)
-        item, self.text, self._searched = self.text[:stop], self.text[stop:], None
-        return item
+        self.written, self.text, self._searched = self.text[:stop], self.text[stop:], None
+        return self.written
 
 
 class ListedItems:
     """Splits arguments between commas, like ``a=1, b=[2, 3]``."""
 
     def __init__(self, syntax: Listed) -> None:
-        self.text = ""
+        self.text = self.written = ""
         self.ended = False
         self._syntax = syntax
         self._read = 0
@@ -92,9 +94,10 @@ class ListedItems:
         while not self.ended and self._read < len(self.text):
             char = self.text[self._read]
             if not self._closings and not self._quote and char in ("," + end):
-                item, self.text = self.text[: self._read], self.text[self._read + 1 :]
+                size = self._read + 1
+                self.written, self.text = self.text[:size], self.text[size:]
                 self._read, self.ended = 0, char == end
-                if item.strip():
+                if item := self.written[:-1].strip():
                     return item
             elif not self._advance():
                 break
