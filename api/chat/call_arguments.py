@@ -25,8 +25,11 @@ class ArgumentText(Protocol):
         in_string: whether the text so far ends inside a value, in which a tag is only text.
     """
 
-    ended: bool
-    rest: str
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def rest(self) -> str: ...
 
     @property
     def in_string(self) -> bool: ...

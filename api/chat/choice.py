@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
 from chairlift.api.chat.calls import CallParser
 from chairlift.api.chat.reply_text import ReplyText, ThoughtText
-from chairlift.api.text.chat_format import CALL, THOUGHT, Tag
+from chairlift.api.text.chat_format import CALL, HEADER, THOUGHT, Tag
 from chairlift.api.text.choice import CallDelta, Choice, OutputDelta
 from chairlift.api.text.logprobs import LogprobQueue, Scored
 from chairlift.api.text.stops import StopMatcher
@@ -17,7 +17,11 @@ from chairlift.api.text.stream import Detokenizer
 from chairlift.engine.messages import TokenOutput
 
 if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
+    from chairlift.api.text.harmony_splitter import HarmonyRules
     from chairlift.api.text.splitter import Rules, Segment
+
+# The states whose tokens have no log-probabilities.
+_UNSCORED = (THOUGHT, CALL, HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class ReplySyntax:
         calls: the syntax of calls, or None if the model can call nothing.
     """
 
-    rules: Rules
+    rules: Rules | HarmonyRules
     thinks: bool
     calls: CallSyntax | None
 
@@ -80,7 +84,7 @@ class DialogueChoice(Choice):
     ) -> None:
         super().__init__(index)
         self._state = syntax.rules.initial
-        after_thought = self._state == THOUGHT
+        after_thought = self._state in (THOUGHT, HEADER)
         self._reply = ReplyText(matcher, not after_thought, syntax.calls is not None)
         self._thought = ThoughtText()
         self._call_syntax = syntax.calls
@@ -116,7 +120,7 @@ class DialogueChoice(Choice):
                 return  # an end token counts as output but has no text
             scored = None
             if self._queue is not None and output.logprobs is not None:
-                pending = 0 if self._state in (THOUGHT, CALL) else self._splitter.pending_chars
+                pending = 0 if self._state in _UNSCORED else self._splitter.pending_chars
                 scored = Scored(token, output.logprobs[position], self._reply.read + pending)
             self._add_token(token, scored)
             if self._is_over:
@@ -125,7 +129,7 @@ class DialogueChoice(Choice):
     def _add_token(self, token: int, scored: Scored | None) -> None:
         before = self._state
         # Tokens that turn out to be a tag are dropped from the queue again.
-        if self._queue is not None and scored is not None and before not in (THOUGHT, CALL):
+        if self._queue is not None and scored is not None and before not in _UNSCORED:
             self._queue.add(scored)
             scored = None
         has_text = False
