@@ -176,7 +176,8 @@ class Splitter:
         ready = ""
         # If a tag may be part of a string, split character by character: the text before the tag
         # must be handled before ``in_string`` is called.
-        for part in text if self._in_string is not None or not text else (text,):
+        is_stepwise = self._in_string is not None and self.state == CALL
+        for part in text if is_stepwise or not text else (text,):
             read = self._position[-1] + part
             self._position, (first, *others) = TextStateMachine.split(self._position, part)
             ready += first[1]
