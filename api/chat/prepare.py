@@ -155,7 +155,8 @@ def reply_syntax(
     format = vocabulary.format
     syntax = None if tools is None else tools.syntax
     state = THOUGHT if thinks else NORMAL if in_text else HEADER
-    if (harmony := vocabulary.harmony_rules(state)) is not None:
+    show_special = not request.skip_special_tokens
+    if (harmony := vocabulary.harmony_rules(state, show_special)) is not None:
         return ReplySyntax(harmony, True, syntax)
     transitions = tuple(_transitions(format, tools))
     if not transitions:
@@ -163,7 +164,7 @@ def reply_syntax(
     rules = vocabulary.rules(
         format.initial or (THOUGHT if thinks else NORMAL),
         transitions,
-        show_special=not request.skip_special_tokens,
+        show_special=show_special,
     )
     return ReplySyntax(rules, format.thoughts is not None, syntax)
 

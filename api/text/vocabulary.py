@@ -206,14 +206,13 @@ class Vocabulary:
         """The rules that split a reply into text, thoughts and calls; see ``splitter.rules``."""
         return rules(initial, transitions, self._special, frozenset(self.end_ids), show_special)
 
-    def harmony_rules(self, initial: str) -> HarmonyRules | None:
+    def harmony_rules(self, initial: str, show_special: bool) -> HarmonyRules | None:
         """The rules that split a reply in gpt-oss's format; None for another model."""
         tokens = self.format.harmony
         if tokens is None:
             return None
-        return HarmonyRules(
-            initial, tokens, self.hidden_ids.difference(tokens.texts), frozenset(self.end_ids)
-        )
+        hidden = frozenset() if show_special else self.hidden_ids.difference(tokens.texts)
+        return HarmonyRules(initial, tokens, hidden, frozenset(self.end_ids))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, including special tokens."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.api.harmony import (
     CALL,
     END,
@@ -17,7 +19,7 @@ from support.api.harmony import (
     body,
     token,
 )
-from support.api.truncated_replies import ParsedReply, vocabulary
+from support.api.truncated_replies import PROPERTY, ParsedReply, vocabulary
 
 from chairlift.api.chat.choice import DialogueChoice, ReplySyntax
 from chairlift.api.chat.prepare import reply_syntax
@@ -84,6 +86,54 @@ def test_an_example_at_every_split_of_its_tokens(name: str) -> None:
     check(read(tokens, list(range(1, len(tokens))), "stop", ended=True), example)
     for split in range(1, len(tokens)):
         check(read(tokens, [split], "stop", ended=True), example)
+
+
+# Neither blank lines at the ends nor white space before a call are part of a piece.
+contents = st.lists(
+    st.sampled_from(["a b", "é🎿", '{"x": 1}', "<think>", "\n-", "to=me"]), max_size=3
+)
+messages = st.lists(
+    st.tuples(
+        st.sampled_from(["analysis", "commentary", "final", "call", "call in the role"]),
+        contents.map(lambda parts: "t" + "t".join(parts) + "t"),
+        st.sampled_from([" <|constrain|>json", " json", "<|constrain|>json", ""]),
+    ),
+    max_size=5,
+)
+
+
+@PROPERTY
+@given(messages, st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_random_messages_in_random_chunks(
+    made: list[tuple[str, str, str]], sizes: list[int]
+) -> None:
+    written, thoughts, texts = [], "", ""
+    calls = []
+    last = None
+    for number, (kind, content, constrain) in enumerate(made):
+        header = f"<|channel|>{kind}"
+        arguments = f'{{"n": "{number} {len(content)}"}}'
+        if kind == "call":
+            header = f"<|channel|>commentary to=functions.get_weather{constrain}"
+        if kind == "call in the role":
+            header = f" to=functions.generate_file<|channel|>commentary{constrain}"
+        if kind.startswith("call"):
+            content = arguments
+            calls.append(["get_weather" if kind == "call" else "generate_file", arguments])
+        elif kind == "analysis":
+            thoughts += ("\n\n" if last == kind else "") + content
+        else:
+            texts += ("\n\n" if last == "text" else "") + content
+        last = "call" if kind.startswith("call") else kind if kind == "analysis" else "text"
+        written.append(f"{header}<|message|>{content}")
+    text = "<|end|><|start|>assistant".join(written)
+    tokens = [*tokens_of(text), token(RETURN)]
+    splits, end = [], 0
+    while (end := end + sizes[len(splits) % len(sizes)]) < len(tokens):
+        splits.append(end)
+    reply = read(tokens, splits, "stop", ended=True)
+    assert reply.calls == calls
+    assert (reply.reasoning, reply.content) == (thoughts, texts)
 
 
 @pytest.mark.parametrize("name", ALL)

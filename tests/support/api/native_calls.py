@@ -103,6 +103,16 @@ FORMS = {
         "\n",
         "\n</minimax:tool_call>",
     ),
+    "muse_spark": Form(
+        _xml(
+            '<atem:invoke name="{name}">\n',
+            '<atem:parameter name="{key}">{value}</atem:parameter>\n',
+            "</atem:invoke>",
+        ),
+        "<atem:function_calls>\n",
+        "\n",
+        "\n</atem:function_calls>",
+    ),
     "gemma4": Form(_gemma, "<|tool_call>", None, "<tool_call|>"),
     "function_gemma": Form(
         lambda name, arguments: _gemma(name, arguments).replace('<|"|>', "<escape>"),
