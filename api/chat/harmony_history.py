@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from chairlift.api.schemas.messages import Message
 from chairlift.api.text.template import TemplateMessage, template_message
+
+_INSTRUCTIONS = ("system", "developer")
 
 
 def harmony_messages(messages: Sequence[Message], knows_developer: bool) -> list[TemplateMessage]:
     """The messages, with one call in each and its result directly after it.
 
-    The template renders only the first call of a message, and names the results after the call
-    before them. It takes reasoning as ``thinking``, but not together with content if there is a
-    call: then the content is appended to the reasoning.
+    The template has these limits, beyond which it drops or refuses parts of a conversation:
+
+    - Only the first message may be an instruction: the leading ones are joined, and later ones
+      become the user's.
+    - A message has one call, and the results after it are named after that.
+    - Reasoning is ``thinking``. Content next to a call is appended to it.
     """
-    rendered: list[TemplateMessage] = []
+    leading = list(takewhile(lambda message: message.role in _INSTRUCTIONS, messages))
+    rendered = [template_message(message, knows_developer) for message in leading[:1]]
+    for message in leading[1:]:
+        rendered[0]["content"] += f"\n\n{message.content}"
     placed: set[int] = set()
-    for place, message in enumerate(messages):
+    for place in range(len(leading), len(messages)):
+        message = messages[place]
         if place in placed:
             continue
         results = _results_after(messages, place) if len(message.tool_calls) > 1 else {}
@@ -42,9 +52,11 @@ def _results_after(messages: Sequence[Message], place: int) -> dict[str | None, 
 
 
 def _parts(message: TemplateMessage) -> Iterator[TemplateMessage]:
-    """The message with ``thinking``, once for each of its calls."""
+    """The message as the template takes it, once for each of its calls."""
     thought = message.pop("reasoning_content", None)
     message.pop("reasoning", None)
+    if message["role"] in _INSTRUCTIONS:
+        message["role"] = "user"
     calls = message.get("tool_calls")
     if not calls:
         yield message if thought is None else {**message, "thinking": thought}

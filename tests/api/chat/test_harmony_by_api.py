@@ -129,6 +129,32 @@ async def test_a_conversation_goes_back_to_the_template() -> None:
     assert "Reasoning: low" in prompt
 
 
+async def test_instructions_that_the_template_would_drop() -> None:
+    roles = ["system", "developer", "user", "system", "developer", "user"]
+    sent = [{"role": role, "content": f"text {n}"} for n, role in enumerate(roles)]
+    async with running(engine_for(EXAMPLES["chat"]), TOKENIZER) as server:
+        await reply_both_ways(server, {"messages": sent})
+        prompt = last_prompt(server, TOKENIZER)
+    assert prompt == (
+        "<|start|>system<|message|>text 0\n\ntext 1<|end|>"
+        + "".join(f"<|start|>user<|message|>text {n}<|end|>" for n in range(2, 6))
+        + "<|start|>assistant"
+    )
+
+
+async def test_each_result_follows_its_call() -> None:
+    """Clients may use an id again in a later turn, and send results in any order or none."""
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    turn = {"role": "assistant", "tool_calls": [{**call, "id": "a"}, {**call, "id": "b"}]}
+    results = [{"role": "tool", "tool_call_id": i, "content": i} for i in ("b", "a", "x")]
+    async with running(engine_for(EXAMPLES["chat"]), TOKENIZER) as server:
+        await reply_both_ways(server, body(messages=[*MESSAGES, turn, *results, turn, results[1]]))
+        prompt = last_prompt(server, TOKENIZER)
+    order = [part[:1] for part in prompt.split('commentary<|message|>"')[1:]]
+    assert order == ["a", "b", "x", "a"]
+    assert prompt.count("to=functions.get_weather") == 4
+
+
 def ids(text: str) -> tuple[int, ...]:
     return tuple(TOKENIZER.encode(text, add_special_tokens=False))
 
