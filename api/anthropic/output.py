@@ -24,6 +24,8 @@ from chairlift.api.text.logprobs import Scored
 
 # This server does not sign reasoning, but some clients send it back only if it has a signature.
 SIGNATURE = "unsigned"
+# The only member of an input that the model has not written as JSON.
+MALFORMED = "INVALID_JSON"
 
 
 class ContentWriter:
@@ -109,14 +111,18 @@ class _ToolUse(_Section):
         self._writer.emit(BlockDelta(self._index, InputJsonDelta(text)))
 
     def close(self, cut: bool) -> None:
-        self._end(ToolUseBlock(*self._opening, _input_of("".join(self._texts))))
+        self._end(ToolUseBlock(*self._opening, _input_of("".join(self._texts), cut)))
 
 
-def _input_of(arguments: str) -> msgspec.Raw:
-    """The arguments as JSON. If max_tokens has cut them, only their complete part.
+def _input_of(arguments: str, cut: bool) -> msgspec.Raw:
+    """The arguments as JSON. If the reply's end has cut them, only their complete part.
 
-    Anthropic's client derives the same from the stream.
+    Anthropic's client derives the same from the stream. Malformed arguments of a free call become
+    an object that no function takes for valid input, as Anthropic's documentation suggests.
     """
     if is_complete_object(arguments):
         return msgspec.Raw(arguments.encode())
-    return msgspec.Raw(msgspec.json.encode(partial_object(arguments)))
+    found = partial_object(arguments)
+    if not found and not cut:
+        found = {MALFORMED: arguments}
+    return msgspec.Raw(msgspec.json.encode(found))

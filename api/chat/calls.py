@@ -8,9 +8,17 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from chairlift.api.chat.call_arguments import (
+    ArgumentText,
+    ConvertedArguments,
+    JsonArguments,
+    encode,
+)
+from chairlift.api.chat.call_forms import JSON_HEAD, CallForm, Head
+from chairlift.api.chat.call_items import ItemConverter, splitter
 from chairlift.api.chat.json_text import ObjectText
-from chairlift.api.text.alarm import TimeUp, within
-from chairlift.api.text.chat_format import JSON_TOOLS, ToolParser
+from chairlift.api.text.alarm import within
+from chairlift.api.text.chat_format import ToolParser
 from chairlift.api.text.choice import CallDelta, CallOpening
 
 # A longer call is passed on as text. The longest calls of real agents write a whole file.
@@ -18,115 +26,162 @@ MAX_CALL_CHARS = 1 << 17
 # mlx-lm's parsers are regular expressions, which block the event loop. They parse a normal call in
 # milliseconds, but some need minutes for an adversarial text of that length.
 PARSE_SECONDS = 0.2
+# The head of a call is shorter, so in a longer text without one none is expected.
+MAX_HEAD_CHARS = 2048
 # An id that the model wrote is kept only if it matches this.
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-# The beginning of a JSON call, up to its arguments.
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)', re.ASCII)
-# The end of a call inside the text between the tags, by parser. It finds the complete calls in a
-# text that was cut. Parsers that find different arguments in a shortened text are not listed.
-_CLOSINGS = {
-    JSON_TOOLS: r"\}\s*\Z",
-    "mistral": r"[}\]](?=\s*[\w-]+\s*\[ARGS\]|\s*\Z)",
-    "kimi_k2": r"<\|tool_call_end\|>",
-    "kimi_k3": r"<\|close\|>call<\|sep\|>",
-    "minimax_m2": r"</invoke>",
-}
-# The parser is tried with at most this many possible ends of the last complete call.
-_MAX_CLOSINGS = 8
 
 
 class CallParser(Protocol):
-    """Parses the calls of one choice, one after the other.
+    """Parses the calls of one choice, one block after the other.
 
-    ``text`` is the text of the current call. ``in_string`` is whether it ends inside a JSON string,
-    in which a tag is only text.
+    A block is the text between two tags. ``rest`` is the text of a block that belongs to no call;
+    it is for the user. ``in_string`` is whether the text so far ends inside a value of a call, in
+    which a tag is only text.
     """
 
-    text: str
+    rest: str
 
     @property
     def in_string(self) -> bool: ...
 
     def begin(self) -> None:
-        """Begins the next call."""
+        """Begins the next block."""
         ...
 
     def add(self, text: str) -> list[CallDelta]:
-        """Takes more text of the call; returns the deltas that are certain now."""
+        """Takes more text of the block; returns the deltas that are certain now."""
         ...
 
     def end(self, cut: bool) -> list[CallDelta] | None:
-        """Ends the call; returns the remaining deltas, or None if ``text`` is not a call.
+        """Ends the block; returns the remaining deltas, or None if it contained no call.
 
-        If ``cut``, the model did not end the call itself, and only complete calls are returned.
+        If ``cut``, the model did not end the block itself: an incomplete call stays incomplete, and
+        the text of a call whose name is incomplete is dropped.
         """
         ...
 
 
 class NativeCallParser:
-    """Parses calls in the model's native format, each when it is complete.
+    """Parses calls in the model's native format, while they arrive if the format is known.
+
+    A call begins for the client as soon as the name of its function is certain. A block that does
+    not begin like a call of a known function is parsed by mlx-lm's parser when it is complete.
 
     Args:
         parse: mlx-lm's parser.
-        parser_name: the name of that parser.
+        form: how calls are written; None if only mlx-lm's parser knows it.
         tools: the request's tools in OpenAI's format.
         short_ids: see ``new_id``.
     """
 
-    in_string = False
-
     def __init__(
         self,
         parse: ToolParser,
-        parser_name: str,
+        form: CallForm | None,
         tools: Sequence[Mapping[str, Any]],
         short_ids: bool,
     ) -> None:
-        self.text = ""
+        self.rest = ""
         self._count = 0
         self._parse = parse
-        self._closing = _CLOSINGS.get(parser_name)
+        self._form = form
         self._tools = tools
         self._names = {tool["function"]["name"] for tool in tools}
         self._short_ids = short_ids
-        self._parts: list[str] = []
+        self.begin()
+
+    @property
+    def in_string(self) -> bool:
+        return self._arguments is not None and self._arguments.in_string
 
     def begin(self) -> None:
-        self.text = ""
-        self._parts = []
+        self.rest = ""
+        # The arguments of the current call; None between calls.
+        self._arguments: ArgumentText | None = None
+        # The text after the last call, in which no call was found yet.
+        self._parts: list[str] = []
+        self._chars = 0
+        self._first = self._count
+        self._is_readable = self._form is not None
 
     def add(self, text: str) -> list[CallDelta]:
-        self._parts.append(text)
-        return []
+        deltas: list[CallDelta] = []
+        if self._arguments is None:
+            self._parts.append(text)
+            self._chars += len(text)
+            text = ""
+        while self._arguments is not None or self._begin_call(deltas):
+            assert self._arguments is not None
+            if self._chars:  # a call has just begun
+                text, self._parts, self._chars = self._parts.pop(), [], 0
+            if written := self._arguments.add(text):
+                deltas.append(CallDelta(self._count - 1, None, written))
+            if not self._arguments.ended:
+                break
+            self._parts = [self._arguments.rest]
+            self._chars = len(self._arguments.rest)
+            self._arguments = None
+        return deltas
 
     def end(self, cut: bool) -> list[CallDelta] | None:
-        self.text = "".join(self._parts)
-        calls = _parse_first(self._parse, self._candidates(cut), self._tools, self._names)
         deltas = []
-        for call in calls:
-            opening = CallOpening(call.id or new_id(self._short_ids), call.name)
-            deltas.append(CallDelta(self._count, opening, ""))
-            deltas.append(CallDelta(self._count, None, call.arguments))
-            self._count += 1
-        return deltas or ([] if cut else None)
+        if self._arguments is not None:
+            if not cut and (written := self._arguments.finish()):
+                deltas.append(CallDelta(self._count - 1, None, written))
+            return deltas
+        text = "".join(self._parts)
+        if cut:
+            return []
+        if self._count > self._first:
+            assert self._form is not None
+            self.rest = text[self._form.after_end(text) :]
+            return []
+        if len(text) <= MAX_CALL_CHARS:
+            for call in _parse_whole(self._parse, text, self._tools, self._names):
+                deltas.append(self._opening(call.name, call.id))
+                deltas.append(CallDelta(self._count - 1, None, call.arguments))
+        self.rest = "" if deltas else text
+        return deltas or None
 
-    def _candidates(self, cut: bool) -> list[str]:
-        """The texts to parse: the call or, if it was cut, the part up to each possible end."""
-        if len(self.text) > MAX_CALL_CHARS:
-            return []
-        if not cut:
-            return [self.text]
-        if self._closing is None:
-            return []
-        ends = [match.end() for match in re.finditer(self._closing, self.text)]
-        return [self.text[:end] for end in ends[: -_MAX_CLOSINGS - 1 : -1]]
+    def _begin_call(self, deltas: list[CallDelta]) -> bool:
+        """Begins the next call if its head has arrived; leaves the text after the head."""
+        if not self._is_readable or self._form is None or not self._chars:
+            return False
+        text = "".join(self._parts)
+        self._parts = [text]
+        found = self._form.find_head(text, after_call=self._count > self._first)
+        if found is None:
+            self._is_readable = self._chars <= MAX_HEAD_CHARS
+            return False
+        head, match = found
+        if match["name"] not in self._names:
+            self._is_readable = False
+            return False
+        deltas.append(self._opening(match["name"], match.groupdict().get("id")))
+        self._parts = [text[match.end() :]]
+        self._arguments = self._new_arguments(head, match)
+        return True
+
+    def _new_arguments(self, head: Head, match: re.Match[str]) -> ArgumentText:
+        if head.items is None:
+            return JsonArguments()
+        assert self._form is not None
+        convert = ItemConverter(self._parse, self._form, match[0], self._tools, PARSE_SECONDS)
+        return ConvertedArguments(splitter(head.items), convert, bool(head.items.end))
+
+    def _opening(self, name: str, identity: str | None) -> CallDelta:
+        self._count += 1
+        opening = CallOpening(valid_id(identity) or new_id(self._short_ids), name)
+        return CallDelta(self._count - 1, opening, "")
 
 
 class JsonCallParser:
     """Parses JSON calls while they arrive; a grammar makes the model write them well-formed."""
 
     def __init__(self, short_ids: bool) -> None:
-        self.text = ""
+        self.rest = ""
+        self._text = ""
         self._count = 0
         self._short_ids = short_ids
         # None until the arguments begin.
@@ -137,30 +192,39 @@ class JsonCallParser:
         return self._arguments is not None and self._arguments.in_string
 
     def begin(self) -> None:
-        self.text = ""
+        self.rest = self._text = ""
         self._arguments = None
 
     def add(self, text: str) -> list[CallDelta]:
         deltas = []
         if self._arguments is None:
-            self.text += text
-            if (head := _HEAD.match(self.text)) is None:
+            self._text += text
+            if (head := JSON_HEAD.pattern.match(self._text)) is None:
                 return []
-            deltas.append(CallDelta(self._count, CallOpening(new_id(self._short_ids), head[1]), ""))
+            opening = CallOpening(new_id(self._short_ids), head["name"])
+            deltas.append(CallDelta(self._count, opening, ""))
             self._count += 1
-            self._arguments, text = ObjectText(), self.text[head.end() :]
+            self._arguments, text = ObjectText(), self._text[head.end() :]
         # Drop the text after the arguments, which only closes the call.
         if arguments := self._arguments.add(text):
             deltas.append(CallDelta(self._count - 1, None, arguments))
         return deltas
 
     def end(self, cut: bool) -> list[CallDelta] | None:
-        return None if self._arguments is None and not cut else []
+        if self._arguments is None and not cut:
+            self.rest = self._text
+            return None
+        return []
 
 
 def new_id(short: bool) -> str:
     """A new call id. ``short`` gives the 9 characters that Mistral's templates require."""
     return uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex[:24]}"
+
+
+def valid_id(identity: object) -> str | None:
+    """The call id that the model wrote, if it is one."""
+    return identity if isinstance(identity, str) and _ID.fullmatch(identity) else None
 
 
 class _ParsedCall(NamedTuple):
@@ -169,42 +233,23 @@ class _ParsedCall(NamedTuple):
     arguments: str
 
 
-def _parse_first(
-    parse: ToolParser,
-    texts: Sequence[str],
-    tools: Sequence[Mapping[str, Any]],
-    names: Collection[str],
+def _parse_whole(
+    parse: ToolParser, text: str, tools: Sequence[Mapping[str, Any]], names: Collection[str]
 ) -> list[_ParsedCall]:
-    """The calls of the first text with well-formed calls; empty if none is found in time."""
-
-    def attempt() -> list[_ParsedCall]:
-        for text in texts:
-            # NOTE: parsers can raise or return anything, because the text comes from a model.
-            try:
-                found = parse(text, tools)
-                calls = found if isinstance(found, list) else [found]
-                if checked := [_checked(call, names) for call in calls]:
-                    return checked
-            except TimeUp:
-                raise
-            except Exception:
-                continue
-        return []
-
+    """The calls in the text of a block; empty if it is malformed or takes too long."""
+    # NOTE: parsers can raise or return anything, because the text comes from a model.
     try:
-        return within(PARSE_SECONDS, attempt)
-    except TimeUp:
+        found = within(PARSE_SECONDS, lambda: parse(text, tools))
+        calls = found if isinstance(found, list) else [found]
+        return [_checked(call, names) for call in calls]
+    except Exception:
         return []
 
 
 def _checked(call: Any, names: Collection[str]) -> _ParsedCall:
-    name, arguments, identity = call["name"], call["arguments"], call.get("id")
+    name, arguments = call["name"], call["arguments"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if name not in names or not isinstance(arguments, dict):
         raise ValueError("not a call of one of the tools")
-    encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if any("\ud800" <= char <= "\udfff" for char in encoded):  # UTF-8 has no lone surrogates
-        encoded = json.dumps(arguments, allow_nan=False)
-    is_valid_id = isinstance(identity, str) and _ID.fullmatch(identity)
-    return _ParsedCall(identity if is_valid_id else None, name, encoded)
+    return _ParsedCall(valid_id(call.get("id")), name, encode(arguments))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chairlift.api.chat.call_limits import CallLimits, LimitedCalls
 from chairlift.api.chat.calls import CallParser
 from chairlift.api.chat.reply_text import ReplyText, ThoughtText
-from chairlift.api.text.chat_format import CALL, THOUGHT, Tag
+from chairlift.api.text.chat_format import CALL, HEADER, THOUGHT, Tag
 from chairlift.api.text.choice import CallDelta, Choice, OutputDelta
 from chairlift.api.text.logprobs import LogprobQueue, Scored
 from chairlift.api.text.stops import StopMatcher
@@ -17,7 +17,11 @@ from chairlift.api.text.stream import Detokenizer
 from chairlift.engine.messages import TokenOutput
 
 if TYPE_CHECKING:  # it imports mlx-lm, which takes a second
+    from chairlift.api.text.harmony_splitter import HarmonyRules
     from chairlift.api.text.splitter import Rules, Segment
+
+# The states whose tokens have no log-probabilities.
+_UNSCORED = (THOUGHT, CALL, HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class ReplySyntax:
         calls: the syntax of calls, or None if the model can call nothing.
     """
 
-    rules: Rules
+    rules: Rules | HarmonyRules
     thinks: bool
     calls: CallSyntax | None
 
@@ -80,7 +84,7 @@ class DialogueChoice(Choice):
     ) -> None:
         super().__init__(index)
         self._state = syntax.rules.initial
-        after_thought = self._state == THOUGHT
+        after_thought = self._state in (THOUGHT, HEADER)
         self._reply = ReplyText(matcher, not after_thought, syntax.calls is not None)
         self._thought = ThoughtText()
         self._call_syntax = syntax.calls
@@ -89,9 +93,7 @@ class DialogueChoice(Choice):
             self._parser = syntax.calls.new_parser()
             self._limited = LimitedCalls(syntax.calls.limits)
         self._ends = syntax.rules.ends
-        in_string = None
-        if syntax.calls is not None and syntax.calls.is_constrained:
-            in_string = self._in_string
+        in_string = None if self._parser is None else self._in_string
         self._splitter = syntax.rules.splitter(detokenizer, in_string)
         self._queue = LogprobQueue() if with_logprobs else None
         self._deltas: list[OutputDelta] = []
@@ -118,7 +120,7 @@ class DialogueChoice(Choice):
                 return  # an end token counts as output but has no text
             scored = None
             if self._queue is not None and output.logprobs is not None:
-                pending = 0 if self._state in (THOUGHT, CALL) else self._splitter.pending_chars
+                pending = 0 if self._state in _UNSCORED else self._splitter.pending_chars
                 scored = Scored(token, output.logprobs[position], self._reply.read + pending)
             self._add_token(token, scored)
             if self._is_over:
@@ -127,7 +129,7 @@ class DialogueChoice(Choice):
     def _add_token(self, token: int, scored: Scored | None) -> None:
         before = self._state
         # Tokens that turn out to be a tag are dropped from the queue again.
-        if self._queue is not None and scored is not None and before not in (THOUGHT, CALL):
+        if self._queue is not None and scored is not None and before not in _UNSCORED:
             self._queue.add(scored)
             scored = None
         has_text = False
@@ -192,14 +194,14 @@ class DialogueChoice(Choice):
         if self._state != CALL or self._parser is None or self._call_syntax is None:
             return
         calls = self._parser.end(cut)
-        if calls is not None:
-            self._add_calls(calls, ended=True)
-        elif by_tag or self._parser.text.strip():
-            # The text is not a call: show it to the user, with its tags.
+        self._add_calls(calls or (), ended=True)
+        text = self._parser.rest
+        if calls is None and (by_tag or text.strip()):
+            # The text contains no call: show it to the user, with its tags.
             end = self._call_syntax.end.text if by_tag else ""
-            self._add_text(
-                self._reply.resume(self._call_syntax.start.text + self._parser.text + end)
-            )
+            self._add_text(self._reply.resume(self._call_syntax.start.text + text + end))
+        elif text.strip():
+            self._add_text(self._reply.resume(text))
 
     def _add_calls(self, calls: Iterable[CallDelta], ended: bool = False) -> None:
         assert self._limited is not None

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
-_MARKS = re.compile(r'["\\{}\[\]]')
+_MARKS = re.compile(r'["\\{}\[\]\n]')
 _LAST_NUMBER = re.compile(r"[-+.0-9eE]+\Z")
 
 
 class ObjectText:
-    """Scans the text of one well-formed JSON object up to its closing brace.
+    """Scans the text of one JSON object up to its closing brace.
 
     Attributes:
         in_string: whether the text so far ends inside a string.
+        has_line_break: whether a string contains a line break, which JSON does not allow. Either
+            its quotation mark is missing, or the line break is not escaped.
         ended: whether the object is complete.
     """
 
     def __init__(self) -> None:
         self.in_string = False
+        self.has_line_break = False
         self.ended = False
         self._depth = 0
         self._escaped = False
@@ -34,6 +38,7 @@ class ObjectText:
             at = mark.end()
             if self.in_string:
                 self.in_string = mark[0] != '"'
+                self.has_line_break |= mark[0] == "\n"
                 if mark[0] == "\\":
                     self._escaped = at == len(text)
                     at += 1
@@ -50,10 +55,15 @@ class ObjectText:
 
 
 def is_complete_object(text: str) -> bool:
-    """Whether the text of an object, which may be cut, contains the closing brace."""
-    scan = ObjectText()
-    scan.add(text)
-    return scan.ended
+    """Whether ``text`` is a complete JSON object."""
+    try:
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"JSON has no {constant}")
 
 
 def partial_object(beginning: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.structured import GrammarRequest
 from chairlift.api.schemas.templating import Templating
 from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.text.chat_format import CALL, NORMAL, THOUGHT, ChatFormat, Transition
+from chairlift.api.text.chat_format import CALL, HEADER, NORMAL, THOUGHT, ChatFormat, Transition
 from chairlift.api.text.grammars import check, grammar_of
 from chairlift.api.text.template import Rendering
 from chairlift.engine.messages import Grammar
@@ -117,7 +117,9 @@ async def prepare(
         grammar=grammar,
         thinking=thought.thinking,
     )
-    syntax = reply_syntax(request, model.vocabulary, tools, thinks=thought.begun)
+    syntax = reply_syntax(
+        request, model.vocabulary, tools, thinks=thought.begun, in_text=thought.in_text
+    )
     return Generation(
         model,
         service.recorder,
@@ -140,22 +142,31 @@ async def _grammar_of(
 
 
 def reply_syntax(
-    request: ChatRequest, vocabulary: Vocabulary, tools: ToolPlan | None, thinks: bool
+    request: ChatRequest,
+    vocabulary: Vocabulary,
+    tools: ToolPlan | None,
+    thinks: bool,
+    in_text: bool = False,
 ) -> ReplySyntax | None:
     """The syntax of the reply, or None if it can only be text.
 
-    ``thinks`` is whether the prompt ends inside a thought.
+    ``thinks`` is whether the prompt ends inside a thought; for ``in_text`` see ``ThoughtPlan``.
     """
     format = vocabulary.format
+    syntax = None if tools is None else tools.syntax
+    state = THOUGHT if thinks else NORMAL if in_text else HEADER
+    show_special = not request.skip_special_tokens
+    if (harmony := vocabulary.harmony_rules(state, show_special)) is not None:
+        return ReplySyntax(harmony, True, syntax)
     transitions = tuple(_transitions(format, tools))
     if not transitions:
         return None
     rules = vocabulary.rules(
         format.initial or (THOUGHT if thinks else NORMAL),
         transitions,
-        show_special=not request.skip_special_tokens,
+        show_special=show_special,
     )
-    return ReplySyntax(rules, format.thoughts is not None, None if tools is None else tools.syntax)
+    return ReplySyntax(rules, format.thoughts is not None, syntax)
 
 
 def _transitions(format: ChatFormat, tools: ToolPlan | None) -> Iterator[Transition]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chairlift.api.chat.harmony_history import harmony_messages
 from chairlift.api.chat.thoughts import template_settings
 from chairlift.api.chat.tool_form import as_text, description
 from chairlift.api.schemas.messages import Message
@@ -22,7 +23,9 @@ def rendering_of(
     """
     knows_developer = format.knows("developer")
     tools = [tool.for_template() for tool in templating.callable_tools]
-    if format.calls is not None:
+    if format.harmony is not None:
+        rendered = harmony_messages(messages, knows_developer)
+    elif format.calls is not None:
         rendered = [template_message(message, knows_developer) for message in messages]
     else:
         instructions = description(tools, not templating.calls_once) if tools else None

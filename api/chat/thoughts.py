@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chairlift.api.schemas.schemas import ChatRequest
 from chairlift.api.schemas.templating import Templating
+from chairlift.api.text.harmony import HarmonyTokens
 from chairlift.engine.errors import RequestError
 from chairlift.engine.messages import Thinking
 
@@ -25,11 +26,14 @@ class ThoughtPlan(NamedTuple):
         begun: whether the prompt ends inside a thought.
         thinking: how the engine recognizes the end of the thought, and its budget; None if the
             engine need not know.
+        in_text: whether the prompt ends inside the text for the user. Only models with Harmony's
+            channels need to know.
     """
 
     prompt: list[int]
     begun: bool
     thinking: Thinking | None
+    in_text: bool = False
 
 
 def template_settings(request: Templating) -> dict[str, object]:
@@ -62,6 +66,8 @@ def thought_plan(
                 "thinking_token_budget",
             )
         return ThoughtPlan(prompt, False, None)
+    if vocabulary.format.harmony is not None:
+        return _harmony_plan(request, vocabulary.format.harmony, prompt, is_constrained)
     start, end = thoughts.start.text, thoughts.end.text
     if request.continue_final_message:
         content = request.messages[-1].content
@@ -79,3 +85,27 @@ def thought_plan(
             [*prompt, *thoughts.start_tokens], True, Thinking(thoughts.end_tokens, budget)
         )
     return ThoughtPlan(prompt, begun, Thinking(thoughts.end_tokens, budget, first))
+
+
+def _harmony_plan(
+    request: ChatRequest, tokens: HarmonyTokens, prompt: list[int], is_constrained: bool
+) -> ThoughtPlan:
+    """The plan for gpt-oss's format, in which a thought is a message of its own.
+
+    A grammar of calls begins at the header of the message after the thought, another grammar at the
+    text of the final channel. Without a grammar, the budget ends the message.
+    """
+    if request.continue_final_message:
+        return ThoughtPlan(prompt, False, None, in_text=True)
+    has_calls = bool(request.callable_tools)
+    if template_settings(request).get(_SWITCH) is False:
+        if is_constrained and not has_calls:
+            return ThoughtPlan([*prompt, *tokens.final], False, None, in_text=True)
+        return ThoughtPlan(prompt, False, None)
+    budget = request.thinking_token_budget
+    if budget is None and not is_constrained:
+        return ThoughtPlan(prompt, False, None)
+    end: tuple[int, ...] = (tokens.end,)
+    if is_constrained:
+        end = tokens.next_reply if has_calls else (*tokens.next_reply, *tokens.final)
+    return ThoughtPlan([*prompt, *tokens.analysis], True, Thinking(end, budget))

@@ -56,7 +56,7 @@ def call_grammar(
     if required:
         rules.append(f"start: open call {more}")
     elif reply is not None:
-        rules += [f"start: reply | open call {more}", f"reply: {_reply(reply)}"]
+        rules += [f"start: reply | open call {more}", f"reply: {json_reply(reply)}"]
     elif start.token is not None:
         # Free text cannot contain the tag, because the tag is a single special token.
         rules += [f"start: TEXT | TEXT? open call {more}", "TEXT: /(?s:.*)/"]
@@ -70,7 +70,7 @@ def call_grammar(
     for number, function in enumerate(functions):
         head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
         rules.append(f'function_{number}: {head} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: %json {_schema(function)}")
+        rules.append(f"arguments_{number}: %json {function_schema(function)}")
     return Grammar("lark", "\n".join(rules) + "\n")
 
 
@@ -83,7 +83,12 @@ def _regex(text: str) -> str:
     return "".join(c if c.isalnum() or c in "<>_" else f"\\{c}" for c in text)
 
 
-def _reply(request: GrammarRequest) -> str:
+def json_reply(request: GrammarRequest) -> str:
+    """The rule of a reply in JSON, or of a choice.
+
+    Raises:
+        RequestError: the request asks for another kind of grammar.
+    """
     kind, text = request.grammar.kind, request.grammar.text
     if kind == "json_schema":
         try:
@@ -102,7 +107,12 @@ def _reply(request: GrammarRequest) -> str:
     )
 
 
-def _schema(function: Function) -> str:
+def function_schema(function: Function) -> str:
+    """The schema of a function's arguments, as a grammar's rule has it.
+
+    Raises:
+        RequestError: they are not an object.
+    """
     schema = dict(_NO_PARAMETERS if function.parameters is None else function.parameters)
     if schema.setdefault("type", "object") != "object":
         raise RequestError(

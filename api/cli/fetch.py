@@ -10,7 +10,7 @@ from chairlift.engine.errors import ModelError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the model."""
+    """Adds the model and its revision."""
     parser.description = (
         "Downloads a model, resumes an interrupted download, and compares each file with its "
         "checksum. Prints the model's path."
@@ -20,7 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=DEFAULT_MODEL,
         help="a hub id like mlx-community/Qwen3-0.6B-4bit, or a GGUF file of a repository, as "
-        "organization/name:file.gguf (default: %(default)s)",
+        "organization/name:file.gguf or by its quantization, as organization/name:Q4_K_M "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--revision",
+        metavar="NAME",
+        help="branch, tag or commit of a hub model (default: its main branch)",
     )
 
 
@@ -29,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from chairlift.engine.hub.source import fetch
 
     try:
-        print(fetch(options.model).path)
+        print(fetch(options.model, options.revision).path)
     except ModelError as error:
         print(f"chairlift fetch: error: {error}", file=sys.stderr)
         return 1

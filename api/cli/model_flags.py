@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         default=DEFAULT_MODEL,
-        help="a hub id, org/name:file.gguf of the hub, an mlx-lm or HF directory, or a .gguf file "
+        help="a hub id, org/name:file.gguf or org/name:Q4_K_M of the hub, an mlx-lm or HF "
+        "directory, or a .gguf file "
         "(default: %(default)s)",
     )
     add = parser.add_argument_group("Model").add_argument

@@ -10,6 +10,7 @@ from chairlift.api.cli.arguments.template import syntax_error
 from chairlift.api.cli.flags import whole
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.chat_format import JSON_FORM, ThinkTags, parser_names
+from chairlift.api.text.harmony import HARMONY
 
 _DEFAULTS = ServerSettings()
 
@@ -17,13 +18,14 @@ _DEFAULTS = ServerSettings()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the group "Output"."""
     add = parser.add_argument_group("Output").add_argument
-    names = [*parser_names(), JSON_FORM]
+    names = [*parser_names(), HARMONY, JSON_FORM]
     add(
         "--tool-parser",
         choices=names,
         metavar="NAME",
-        help=f"format of the model's tool calls: one of mlx-lm's {', '.join(names[:-1])}; or "
-        f"{JSON_FORM}: JSON calls as described in the prompt, whatever the model's own format is "
+        help=f"format of the model's tool calls: one of mlx-lm's {', '.join(names[:-2])}; "
+        f"{HARMONY}: gpt-oss's channels; or {JSON_FORM}: JSON calls as described in the prompt, "
+        "whatever the model's own format is "
         f"(default: the format of its chat template, else {JSON_FORM})",
     )
     add(

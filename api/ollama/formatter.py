@@ -176,7 +176,7 @@ class _CallSection:
     """A call, which is one part once it is complete.
 
     Clients run every call that they get, whatever the reply's end, so a call that was cut is left
-    out.
+    out, and one with malformed arguments is text.
     """
 
     def __init__(self, writer: _PartWriter, opening: CallOpening) -> None:
@@ -188,14 +188,17 @@ class _CallSection:
         self._texts.append(text)
 
     def close(self, cut: bool) -> None:
-        # White space between the values of an object may break the line.
-        arguments = "".join(self._texts).replace("\n", " ").replace("\r", " ")
-        if not is_complete_object(arguments):
-            return
         identity, name = self._opening
-        function = OllamaCallFunction(self._writer.num_calls, name, msgspec.Raw(arguments.encode()))
-        self._writer.num_calls += 1
-        self._writer.parts.append(Part(calls=[OllamaCall(identity, function)]))
+        arguments = "".join(self._texts)
+        if is_complete_object(arguments):
+            # White space between the values of an object may break the line.
+            raw = msgspec.Raw(arguments.replace("\n", " ").replace("\r", " ").encode())
+            function = OllamaCallFunction(self._writer.num_calls, name, raw)
+            self._writer.num_calls += 1
+            self._writer.parts.append(Part(calls=[OllamaCall(identity, function)]))
+        elif not cut:
+            text = f'{{"name": "{name}", "arguments": {arguments}'
+            self._writer.parts.append(Part(text))
 
 
 def now() -> datetime:

@@ -139,7 +139,8 @@ class _Call(_Section):
         self._emit(ArgumentsDelta(self._index, self._id, text))
 
     def close(self, cut: bool) -> None:
-        item = self._item(_status(cut and not is_complete_object("".join(self._texts))))
+        # A free call may be malformed although the model has ended it.
+        item = self._item(_status(not is_complete_object("".join(self._texts))))
         self._emit(ArgumentsDone(self._index, self._id, item.name, item.arguments))
         self._end(item)
 

@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chairlift.api.text.harmony import (
+    ANALYSIS_HEADER,
+    FINAL_HEADER,
+    HARMONY,
+    REPLY_START,
+    HarmonyTokens,
+    harmony_tokens,
+)
 from chairlift.engine.errors import ModelError
 
 # mlx-lm's names for the states of a reply's text. A model may have other states, whose text is
 # for the user.
 NORMAL, THOUGHT, CALL = "normal", "reasoning", "tool"
+# Our state of a reply in the Harmony format in the header of a message, which is for nobody.
+HEADER = "harmony header"
 
 # mlx-lm's parser of calls that are JSON objects, as Hermes models write them.
 JSON_TOOLS = "json_tools"
@@ -48,6 +58,10 @@ class ThinkTags(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.start} {self.end}"
+
+
+# The value of --think-tags that names gpt-oss's format. Its messages may end in other ways, too.
+HARMONY_TAGS = ThinkTags(ANALYSIS_HEADER, "<|end|>")
 
 
 class Transition(NamedTuple):
@@ -92,6 +106,7 @@ class ChatFormat:
         template: the chat template's text; empty if the template is Python code.
         initial: the state in which a reply begins, or None if the prompt decides.
         transitions: further transitions, of models that mark more than thoughts and calls.
+        harmony: the tokens of gpt-oss's format, or None for a model with tags.
     """
 
     thoughts: Thoughts | None
@@ -100,6 +115,7 @@ class ChatFormat:
     template: str = ""
     initial: str | None = None
     transitions: tuple[Transition, ...] = ()
+    harmony: HarmonyTokens | None = None
 
     def knows(self, word: str) -> bool:
         """Whether the template mentions a message field or role of that name."""
@@ -122,9 +138,12 @@ def chat_format(
     ``tool_parser`` and ``think_tags`` override parts of it.
 
     Raises:
-        ModelError: mlx-lm has no parser of that name.
+        ModelError: mlx-lm has no parser of that name, or the model has another format.
     """
     template = tokenizer.chat_template
+    tokens = harmony_tokens(tokenizer)
+    if tokens is not None:
+        return _harmony_format(tokens, template, tool_parser, think_tags)
     return ChatFormat(
         _thoughts(tokenizer, think_tags),
         _calls(tokenizer, tool_parser),
@@ -133,6 +152,35 @@ def chat_format(
         tokenizer.response_initial_state,
         tuple(_transitions(tokenizer)),
     )
+
+
+def _harmony_format(
+    tokens: HarmonyTokens, template: object, tool_parser: str | None, tags: ThinkTags | None
+) -> ChatFormat:
+    for flag, value, only in (
+        ("--tool-parser", tool_parser, HARMONY),
+        ("--think-tags", tags, HARMONY_TAGS),
+    ):
+        if value not in (None, only):
+            raise ModelError(f"{flag} {value}: this model writes calls and reasoning in Harmony")
+    # Only the token ids of its tags are used, and none of its tags for calls.
+    none = Tag("")
+    return ChatFormat(
+        Thoughts(
+            Tag(ANALYSIS_HEADER),
+            Tag(f"<|end|>{REPLY_START}{FINAL_HEADER}"),
+            tokens.analysis,
+            (*tokens.next_reply, *tokens.final),
+        ),
+        CallFormat(none, none, HARMONY, _no_parser),
+        (none, none),
+        template if isinstance(template, str) else "",
+        harmony=tokens,
+    )
+
+
+def _no_parser(text: str, tools: Sequence[Mapping[str, Any]]) -> object:
+    raise ValueError("calls in Harmony have a parser of their own")
 
 
 def _tag(tokenizer: Any, text: str) -> Tag:
@@ -155,6 +203,8 @@ def _thoughts(tokenizer: Any, tags: ThinkTags | None) -> Thoughts | None:
 def _calls(tokenizer: Any, name: str | None) -> CallFormat | None:
     if name == JSON_FORM:
         return None
+    if name == HARMONY:
+        raise ModelError(f"--tool-parser {name}: the model's vocabulary lacks its tokens")
     if name is not None:
         try:
             module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")

@@ -163,6 +163,12 @@ class Splitter:
         """Whether a tag at this place is text, because it is inside a string of a call."""
         return self.state == CALL and self._in_string is not None and self._in_string()
 
+    def _is_stepwise(self, text: str) -> bool:
+        """Whether a tag in ``text`` may be inside a string of a call."""
+        if self._in_string is None:
+            return False
+        return self.state == CALL or len(TextStateMachine.split(self._position, text)[1]) > 1
+
     def _begun_tag(self, text: str) -> int:
         """The number of characters at the end of ``text`` that may begin a tag."""
         tags = self._rules.text_tags.get(self.state, ())
@@ -176,7 +182,7 @@ class Splitter:
         ready = ""
         # If a tag may be part of a string, split character by character: the text before the tag
         # must be handled before ``in_string`` is called.
-        for part in text if self._in_string is not None or not text else (text,):
+        for part in text if not text or self._is_stepwise(text) else (text,):
             read = self._position[-1] + part
             self._position, (first, *others) = TextStateMachine.split(self._position, part)
             ready += first[1]

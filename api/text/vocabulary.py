@@ -17,6 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from chairlift.api.schemas.replies import TokenizerInfo
 from chairlift.api.text.chat_format import ChatFormat, Transition, chat_format
 from chairlift.api.text.fill_in import FillIn
+from chairlift.api.text.harmony_splitter import HarmonyRules
 from chairlift.api.text.limited import TimeLimitedThreads, TookTooLong
 from chairlift.api.text.splitter import Rules, rules
 from chairlift.api.text.stream import Detokenizer
@@ -70,6 +71,9 @@ class Vocabulary:
         self._workers = workers
         self.size = size
         self.format = format or chat_format(tokenizer)
+        if self.format.harmony is not None:
+            # Some converted models list only one of them.
+            tokenizer.eos_token_ids = tokenizer.eos_token_ids | self.format.harmony.stops
         self.end_ids: tuple[int, ...] = tuple(sorted(tokenizer.eos_token_ids))
         # all_special_ids lists only special tokens with a role, like the end of a text.
         roles = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
@@ -201,6 +205,14 @@ class Vocabulary:
     def rules(self, initial: str, transitions: Iterable[Transition], show_special: bool) -> Rules:
         """The rules that split a reply into text, thoughts and calls; see ``splitter.rules``."""
         return rules(initial, transitions, self._special, frozenset(self.end_ids), show_special)
+
+    def harmony_rules(self, initial: str, show_special: bool) -> HarmonyRules | None:
+        """The rules that split a reply in gpt-oss's format; None for another model."""
+        tokens = self.format.harmony
+        if tokens is None:
+            return None
+        hidden = frozenset() if show_special else self.hidden_ids.difference(tokens.texts)
+        return HarmonyRules(initial, tokens, hidden, frozenset(self.end_ids))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, including special tokens."""

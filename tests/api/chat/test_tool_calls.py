@@ -94,12 +94,13 @@ async def test_the_time_of_a_parser_is_limited(parser: str, start: str, part: st
         assert reply["choices"][0]["message"]["content"] == text
 
 
-async def test_a_call_that_the_length_cuts_off_is_left_out() -> None:
-    text = "So:\n<|tool_call_start|>[get_weather(city='Zür"
+async def test_a_call_that_the_length_cuts_off_has_its_complete_arguments() -> None:
+    text = "So:\n<|tool_call_start|>[get_weather(days=3, city='Zür"
     engine = engine_writing(PYTHONIC, text, ended_by_token=False, finish="length")
     async with running(engine, PYTHONIC) as server:
         reply = await reply_both_ways(server, {**BODY, "logprobs": True})
-        assert (reply.content, reply.calls, reply.finish) == ("So:", [], "length")
+        assert (reply.content, reply.finish) == ("So:", "length")
+        assert [call["arguments"] for call in reply.calls] == ['{"days": 3']
         assert reply.scored == ["S", "o", ":"]
 
 

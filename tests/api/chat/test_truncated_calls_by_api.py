@@ -116,7 +116,7 @@ async def test_every_length_gives_a_beginning(api: Callable[..., Any], case: int
             assert finish == ("tool_calls" if complete else "length"), where
             begun += bool(calls)
         assert calls == [ARGUMENTS]
-        assert begun >= (len(ARGUMENTS) if named or tokenizer is TOKENIZER else 2)
+        assert begun >= len(ARGUMENTS)
 
 
 async def test_messages_return_an_input_as_the_model_wrote_it() -> None:

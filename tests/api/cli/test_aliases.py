@@ -15,6 +15,7 @@ from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.arguments.parser_names import REASONING_PARSERS, TOOL_PARSERS
 from chairlift.api.cli.serve import add_arguments
 from chairlift.api.text.chat_format import ThinkTags, parser_names
+from chairlift.api.text.harmony import HARMONY
 
 ROWS = ("max-rows", "max-num-seqs", "decode-concurrency")
 # Flag, its value, the setting that it stands for and that one's value.
@@ -187,7 +188,7 @@ def test_every_alias_stands_for_a_flag_that_exists() -> None:
 
 
 def test_every_parsers_name_stands_for_one_that_mlx_lm_has() -> None:
-    assert set(TOOL_PARSERS.values()) <= set(parser_names())
+    assert set(TOOL_PARSERS.values()) <= {*parser_names(), HARMONY}
     # Where mlx-lm has a parser of vLLM's name, that name needs no entry.
     assert not set(TOOL_PARSERS) & set(parser_names())
     for tags in REASONING_PARSERS.values():

@@ -129,6 +129,47 @@ def test_a_gguf_file_of_a_repository_is_fetched_by_its_name(tmp_path: Path) -> N
         assert f"no such file; the nearest: {NAME}:m.Q4_0.gguf" in unknown.stderr
 
 
+def test_a_gguf_file_is_fetched_by_its_quantization(tmp_path: Path) -> None:
+    files = {f"sub/m-{tag}.gguf": tag.encode() for tag in ("Q4_K_M", "Q4_K_S", "IQ4_XS")}
+    with serving(Hub(NAME, {**files, "mmproj-IQ4_XS.gguf": b"x"})) as hub:
+        here = environment(hub, tmp_path)
+        for tag in ("Q4_K_M", "iq4_xs"):
+            done = chairlift("fetch", f"{NAME}:{tag}", **here)
+            assert done.returncode == 0, done.stderr
+            path = Path(done.stdout.strip())
+            assert (path.name, path.read_bytes()) == (f"m-{tag.upper()}.gguf", tag.upper().encode())
+        unknown = chairlift("fetch", f"{NAME}:Q4_K", **here)
+        assert unknown.returncode == 1
+        assert f"it has {NAME}:IQ4_XS, {NAME}:Q4_K_M, {NAME}:Q4_K_S" in unknown.stderr
+    # Without a network, the files in the cache are found.
+    again = chairlift("fetch", f"{NAME}:Q4_K_M", **here)
+    assert "cannot be reached" in again.stderr or "cannot be fetched" in again.stderr
+    command = (
+        "from chairlift.engine.hub.source import resolve; import sys; "
+        "print(resolve(sys.argv[1]).name)"
+    )
+    offline = {**os.environ, **here, "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", command, f"{NAME}:Q4_K_M"],
+        capture_output=True,
+        text=True,
+        env=offline,
+        timeout=60,
+        check=True,
+    )
+    assert found.stdout.strip() == "m-Q4_K_M"
+
+
+def test_a_revision_is_fetched(tmp_path: Path) -> None:
+    with serving(Hub(NAME, FILES)) as hub:
+        done = chairlift("fetch", NAME, "--revision", "v2", **environment(hub, tmp_path))
+        assert done.returncode == 0, done.stderr
+        # Its checksums are those of its commit.
+        assert {"v2"} <= hub.revisions <= {"v2", COMMIT}
+    refused = chairlift("fetch", "--revision", "v2")
+    assert "--revision needs a model of the hub" in refused.stderr
+
+
 def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
     """Kills a fetch when half of the weights were sent; returns the partial file."""
     blobs = Path(here["HF_HOME"], "hub", "models--some-org--some-model", "blobs")

@@ -146,6 +146,13 @@ FAMILIES = [
         plain=["<longcat_tool_call>", "</longcat_tool_call>"],
     ),
     Family(
+        "muse_spark",
+        "<atem:function_calls>{{ tool_call.name }}",
+        '<atem:function_calls>\n<atem:invoke name="get_weather">\n'
+        '<atem:parameter name="city">Zürich</atem:parameter>\n'
+        '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    ),
+    Family(
         # Its tags are not tokens; they are found by their text.
         "minicpm5",
         '<function name="{{ tool_call.name }}"><param name="x"></param></function>',

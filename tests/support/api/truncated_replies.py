@@ -22,7 +22,17 @@ from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import TokenLogprobs, TokenOutput
 from chairlift.engine.workers.pool import Workers
 
-FUNCTION = tool("f", {"type": "object", "properties": {"s": {"type": "string"}}})
+FUNCTION = tool(
+    "f",
+    {
+        "type": "object",
+        "properties": {
+            "s": {"type": "string"},
+            "n": {"type": "integer"},
+            "o": {"type": "object"},
+        },
+    },
+)
 OTHER = tool("g")
 PROPERTY = settings(
     max_examples=25,

@@ -26,6 +26,7 @@ class Hub:
         lies: files whose bytes do not match their checksum.
         downloads: names of the files that were downloaded, in order.
         ranges: ``Range`` headers of the requests.
+        revisions: the revisions that clients asked for.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Hub:
     lies: set[str] = field(default_factory=set)
     downloads: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    revisions: set[str] = field(default_factory=set)
     url: str = ""
 
     def tree(self) -> list[dict[str, object]]:
@@ -84,6 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             path.startswith(f"/api/models/{hub.name}/revision/")
             or path == f"/api/models/{hub.name}"
         ):
+            hub.revisions.update(path.split("/")[6:7])
             siblings = [entry | {"rfilename": entry["path"]} for entry in hub.tree()]
             self._send(
                 json.dumps({"id": hub.name, "sha": hub.commit, "siblings": siblings}).encode()
