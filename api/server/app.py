@@ -12,6 +12,8 @@ from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
 from chairlift.api.admission.cors import allow_origins
+from chairlift.api.batches.runner import BATCH_RUNNER, BatchRunner, batches_running
+from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
@@ -47,8 +49,11 @@ def build_app(service: Service) -> web.Application:
     app[RESPONSE_STORE] = ResponseStore(
         settings.response_store_bytes, settings.response_store_seconds
     )
+    app[STORAGE] = Storage(settings)
+    app[BATCH_RUNNER] = BatchRunner(app)
     app.on_cleanup.append(_end_workers)
     app.cleanup_ctx.append(lag_recording(service.recorder))
+    app.cleanup_ctx.append(batches_running)
     app.on_response_prepare.extend((_name_request, add_limit_headers))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)

@@ -8,6 +8,10 @@ from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.batches import batch_handlers as batches
+from chairlift.api.batches import file_handlers as files
+from chairlift.api.batches import replies as batch_replies
+from chairlift.api.batches.request import BatchRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
 from chairlift.api.llamacpp import replies as llama_replies
@@ -64,6 +68,8 @@ def _refused(path: str, handler: Handler, request: type[Request]) -> Route:
     return Route("POST", path, handler, summary, replies.ErrorReply, request)
 
 
+_FILE = "/v1/files/{file_id}"
+_BATCH = "/v1/batches/{batch_id}"
 _STORED = "/v1/responses/{response_id}"
 
 ROUTES: tuple[Route, ...] = (
@@ -166,6 +172,43 @@ ROUTES: tuple[Route, ...] = (
         replies.EmbeddingList,
         schemas.EmbeddingRequest,
     ),
+    Route(
+        "POST",
+        "/v1/files",
+        files.upload_file,
+        "Upload a file",
+        batch_replies.FileObject,
+        form=files.UPLOAD_FORM,
+    ),
+    Route(
+        "GET",
+        "/v1/files",
+        files.list_files,
+        "List the files",
+        batch_replies.FileList,
+        query=files.LIST_QUERY,
+    ),
+    Route("GET", _FILE, files.get_file, "Describe a file", batch_replies.FileObject),
+    Route("DELETE", _FILE, files.delete_file, "Delete a file", batch_replies.DeletedFile),
+    Route("GET", _FILE + "/content", files.get_file_content, "Get a file's content", None),
+    Route(
+        "POST",
+        "/v1/batches",
+        batches.create_batch,
+        "Begin a batch of the requests in a file",
+        batch_replies.Batch,
+        BatchRequest,
+    ),
+    Route(
+        "GET",
+        "/v1/batches",
+        batches.list_batches,
+        "List the batches",
+        batch_replies.BatchList,
+        query=batches.BATCH_QUERY,
+    ),
+    Route("GET", _BATCH, batches.get_batch, "Describe a batch", batch_replies.Batch),
+    Route("POST", _BATCH + "/cancel", batches.cancel_batch, "Cancel a batch", batch_replies.Batch),
     _refused("/v1/rerank", rerank, RerankRequest),
     _refused("/v2/rerank", rerank, RerankRequest),
     _refused("/v1/score", score, ScoreRequest),

@@ -7,10 +7,13 @@ import io
 import json
 import random
 import ssl
+import tempfile
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -31,6 +34,7 @@ from chairlift.engine.messages import Submit
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_token_id
 NEUTRAL = SamplingDefaults()
+_FOLDERS = tempfile.TemporaryDirectory(prefix="chairlift-")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES}
 
@@ -140,7 +144,9 @@ async def running(
         defaults: the model's default sampling.
         settings: further fields of ServerSettings.
     """
-    service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
+    # A folder that exists once a test uses it.
+    defaults = {"drain_seconds": 1.0, "file_dir": Path(_FOLDERS.name) / uuid.uuid4().hex}
+    service = Service(ServerSettings(port=0, **{**defaults, **settings}))
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)
