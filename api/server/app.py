@@ -33,11 +33,21 @@ from chairlift.engine.logs.setup import REQUEST_ID
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-# Access by route pattern. The page, metrics and the API's description are not in ROUTES.
-ACCESS: Mapping[str, Access] = {
-    **dict.fromkeys((*PAGE_PATHS, "/openapi.json", "/metrics"), "free"),
-    **{route.path: route.access for route in ROUTES},
-}
+def _access() -> dict[tuple[str, str], Access]:
+    # The page, metrics and the API's description are not in ROUTES.
+    gets: dict[str, Access] = dict.fromkeys((*PAGE_PATHS, "/openapi.json", "/metrics"), "free")
+    gets |= {route.path: route.access for route in ROUTES if route.method == hdrs.METH_GET}
+    others = {
+        (route.method, route.path): route.access
+        for route in ROUTES
+        if route.method != hdrs.METH_GET
+    }
+    methods = (hdrs.METH_GET, hdrs.METH_HEAD)
+    return others | {(method, path): gets[path] for method in methods for path in gets}
+
+
+# Access by method and route pattern.
+ACCESS: Mapping[tuple[str, str], Access] = _access()
 
 
 def build_app(service: Service) -> web.Application:
@@ -121,7 +131,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         record = RequestRecord.from_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
         log_request(record, failure)
-        if ACCESS.get(record.route) == "work":
+        if ACCESS.get((record.method, record.route)) == "work":
             service.live.record_request(record)
         if service.tracing is not None:
             service.tracing.record(record, request.headers)

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
-from support.api.api_server import MESSAGES, Running, engine_replying, running
+from support.api.api_server import MESSAGES, Running, engine_replying, running, until
 
 from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
 from chairlift.engine.errors import QueueFull
@@ -229,8 +229,9 @@ async def test_cancelling_keeps_the_results_so_far() -> None:
     async with running(engine, batch_concurrency=2) as server:
         client = server.openai
         batch = await begin(client, lines(*map(request, range(30))))
-        while (batch.request_counts is None) or batch.request_counts.completed < 3:
-            batch = await client.batches.retrieve(batch.id)
+        async with asyncio.timeout(20):
+            while batch.request_counts is None or batch.request_counts.completed < 3:
+                batch = await client.batches.retrieve(batch.id)
         assert (await client.batches.cancel(batch.id)).status == "cancelling"
         batch = await ended(client, batch.id)
         assert batch.status == "cancelled"
@@ -277,9 +278,7 @@ async def test_a_request_that_cannot_run_now_is_tried_again() -> None:
 
 
 def keys(*names: str, limits: KeyLimits | None = None) -> tuple[ApiKey, ...]:
-    return tuple(
-        ApiKey(name, digest_of(f"{name}-secret"), limits or KeyLimits()) for name in names
-    )
+    return tuple(ApiKey(name, digest_of(f"{name}-secret"), limits or KeyLimits()) for name in names)
 
 
 async def test_a_key_sees_its_own_files_and_batches_only() -> None:
@@ -325,12 +324,11 @@ async def test_batches_leave_rows_to_other_requests() -> None:
     async with running(engine, batch_concurrency=3) as server:
         most = 0
         batch = await begin(
-            server.openai, lines(*map(request, range(10)), *(request(20 + i, n=2) for i in range(5)))
+            server.openai,
+            lines(*map(request, range(10)), *(request(20 + i, n=2) for i in range(5))),
         )
         while (await server.openai.batches.retrieve(batch.id)).status not in ENDED:
-            running_now = sum(submit.n for submit in engine.submitted) - len(engine.stopped)
             most = max(most, int(server.metric("chairlift_num_batch_requests_running") or 0))
-            assert running_now >= 0
         assert 1 < most <= 3
 
 
@@ -338,8 +336,7 @@ async def test_a_batch_waits_for_a_server_of_its_model(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"file_dir": tmp_path, "batch_concurrency": 1}
     async with running(engine_replying("a", first_step_seconds=0.2), **settings) as server:
         batch = await begin(server.openai, lines(*map(request, range(8))))
-        while len(server.engine.submitted) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(server.engine.submitted) >= 3)
     other = engine_replying("b")
     async with running(other, **settings) as server:
         assert server.service.loaded is not None

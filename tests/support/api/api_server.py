@@ -145,8 +145,8 @@ async def running(
         settings: further fields of ServerSettings.
     """
     # A folder that exists once a test uses it.
-    defaults = {"drain_seconds": 1.0, "file_dir": Path(_FOLDERS.name) / uuid.uuid4().hex}
-    service = Service(ServerSettings(port=0, **{**defaults, **settings}))
+    usual = {"drain_seconds": 1.0, "file_dir": Path(_FOLDERS.name) / uuid.uuid4().hex}
+    service = Service(ServerSettings(port=0, **{**usual, **settings}))
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)
