@@ -52,9 +52,11 @@ async def begin(
 
 async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Batch:
     async with asyncio.timeout(30):
-        while (batch := await client.batches.retrieve(batch_id)).status not in ENDED:
+        while True:
+            batch = await client.batches.retrieve(batch_id)
+            if batch.status in ENDED:
+                return batch
             await asyncio.sleep(0.02)
-    return batch
 
 
 async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
+from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.server.listen import listen
@@ -72,6 +73,7 @@ class Running:
     service: Service
     engine: FakeEngine
     response_store: ResponseStore
+    storage: Storage
     http: aiohttp.ClientSession
     openai: AsyncOpenAI
 
@@ -164,7 +166,8 @@ async def running(
     )
     try:
         async with aiohttp.ClientSession() as http, client:
-            yield Running(url, service, engine, runner.app[RESPONSE_STORE], http, client)
+            stores = runner.app[RESPONSE_STORE], runner.app[STORAGE]
+            yield Running(url, service, engine, *stores, http, client)
     finally:
         await service.drain.finish(service.settings.drain_seconds)
         await runner.cleanup()
