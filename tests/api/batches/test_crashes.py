@@ -211,7 +211,8 @@ def test_a_crash_at_any_write_loses_nothing_and_repeats_nothing(
         root = Path(temporary)
         store = Store.open(root / "files")
         setup = [("upload",), ("create", 0), ("begin", 0)]
-        for number, operation in enumerate([*setup, *operations]):
+        end = [("results", 0, [(1, False), (2, True)]), ("finish", 0)]
+        for number, operation in enumerate([*setup, *operations, *end]):
             copies: list[Path] = []
 
             def copy(copies: list[Path] = copies, number: int = number) -> None:
