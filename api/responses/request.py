@@ -131,6 +131,7 @@ class ResponsesRequest(ResponsesPrompt):
     """POST /v1/responses. If ``store`` is None, the server's default applies."""
 
     store: bool | None = None
+    background: bool = False
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     include: Annotated[list[Include], Field(max_length=16)] = []
@@ -143,7 +144,6 @@ class ResponsesRequest(ResponsesPrompt):
     safety_identifier: Ignored = None
     # It limits calls of hosted tools only.
     max_tool_calls: Ignored = None
-    background: Annotated[Any, *only(False)] = None
     context_management: Annotated[Any, *only([])] = None
     moderation: Annotated[Any, *only()] = None
     prompt: Annotated[Any, *only()] = None

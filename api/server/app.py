@@ -22,6 +22,11 @@ from chairlift.api.observe.lag import lag_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.ollama.models import ollama_running
+from chairlift.api.responses.background import (
+    BACKGROUND,
+    BackgroundResponses,
+    background_running,
+)
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document_bytes
 from chairlift.api.server.routes import ROUTES, error_format_of
@@ -59,6 +64,8 @@ def build_app(service: Service) -> web.Application:
     app[RESPONSE_STORE] = ResponseStore(
         settings.response_store_bytes, settings.response_store_seconds
     )
+    app[BACKGROUND] = BackgroundResponses(service, app[RESPONSE_STORE])
+    app.cleanup_ctx.append(background_running)
     app[STORAGE] = Storage(settings)
     app[BATCH_RUNNER] = BatchRunner(app)
     app.on_cleanup.append(_end_workers)

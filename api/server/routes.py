@@ -31,6 +31,7 @@ from chairlift.api.openai.tokens import detokenize, tokenize, tokenizer_info
 from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
 from chairlift.api.responses import replies as response_replies
+from chairlift.api.responses.background_stream import QUERY as EVENTS_QUERY
 from chairlift.api.responses.page import QUERY
 from chairlift.api.responses.request import (
     CompactRequest,
@@ -120,8 +121,10 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         _STORED,
         responses.get_response,
-        "Get a stored response",
+        "Get a stored response, or one that is generated in the background",
         response_replies.Response,
+        chunks=response_events.EVENTS,
+        query=EVENTS_QUERY,
     ),
     Route(
         "DELETE",
@@ -142,7 +145,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         _STORED + "/cancel",
         responses.cancel_response,
-        "Refused, as no response is generated in the background",
+        "Cancel a response that is generated in the background",
         response_replies.Response,
     ),
     Route(
