@@ -116,11 +116,11 @@ async def dispatch(
         response = await match_info.handler(request)
     except Exception as error:
         problem = problem_of(error)
-        log_failure(problem.status, error)
-        retry_after = None
+        body = msgspec.json.encode(problem.reply())
         if problem.status in _TRANSIENT:
-            retry_after = float(problem.headers.get(hdrs.RETRY_AFTER, 1))
-        return Reply(problem.status, msgspec.json.encode(problem.reply()), retry_after)
+            return Reply(problem.status, body, float(problem.headers.get(hdrs.RETRY_AFTER, 1)))
+        log_failure(problem.status, error)
+        return Reply(problem.status, body)
     assert isinstance(response, web.Response), "the request asks for no stream"
     assert isinstance(response.body, bytes)
     return Reply(response.status, response.body)
