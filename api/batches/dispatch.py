@@ -59,7 +59,7 @@ class _NoConnection(NamedTuple):
 class _LocalRequest(web.Request):
     """A request with all of its body, made by this process."""
 
-    def __init__(self, app: web.Application, path: str, body: bytes) -> None:
+    def __init__(self, path: str, body: bytes) -> None:
         message = RawRequestMessage(
             *(hdrs.METH_POST, path, HttpVersion11, _HEADERS, ()),
             *(False, None, False, False, URL(path)),
@@ -104,7 +104,7 @@ async def dispatch(
     # The queue of the worker processes is fair between clients.
     CLIENT.set(account.name)
     REQUEST_ID.set(request_id)
-    request = _LocalRequest(app, path, body)
+    request = _LocalRequest(path, body)
     match_info = await request.resolve(app)
     request[ACCOUNT] = account
     request[REQUEST_ID_KEY] = request_id

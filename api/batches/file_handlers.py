@@ -20,6 +20,8 @@ MAX_PAGE = 10_000
 # Uploads that are not complete count against no limit of the folder, so their number has one.
 MAX_UPLOADS = 8
 UPLOAD_RETRY_SECONDS = 5.0
+# An upload's other fields and their boundaries have fewer bytes.
+FORM_BYTES = 4096
 _PURPOSES = ("batch", "batch_output")
 # JSON schemas of the list's query and of an upload's fields.
 LIST_QUERY: dict[str, dict[str, object]] = {
@@ -45,7 +47,7 @@ async def upload_file(http: web.Request) -> web.Response:
     owner = http[ACCOUNT].name
     if storage.uploads >= MAX_UPLOADS:
         raise QueueFull(f"{MAX_UPLOADS} files are being uploaded already", UPLOAD_RETRY_SECONDS)
-    declared = min(http.content_length or 0, settings.max_file_bytes)
+    declared = max(0, min(http.content_length or 0, settings.max_file_bytes) - FORM_BYTES)
 
     def begin(tables: Tables) -> Path:
         tables.files.check_room(declared)

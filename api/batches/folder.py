@@ -94,12 +94,12 @@ class Folder:
             raise StorageUnavailable(f"{path}: {error}") from error
         try:
             self._prepare()
+        except StorageUnavailable:
+            self.close()
+            raise
         except (OSError, sqlite3.Error) as error:
             self.close()
             raise StorageUnavailable(f"{path}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
 
     def _prepare(self) -> None:
         execute = self.database.execute

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 from msgspec.structs import replace
 
 from chairlift.api.batches.batch_table import BatchTable, Result
@@ -116,7 +117,7 @@ def begin(store: Store, batch_id: str) -> None:
 
 
 def result(line: int, failed: bool) -> Result:
-    response = LineResponse(400 if failed else 200, "req", b"{}")  # type: ignore[arg-type]
+    response = LineResponse(400 if failed else 200, "req", Raw(b"{}"))
     return Result(line, failed, result_line(f"r{line}", response))
 
 
