@@ -203,8 +203,9 @@ class BatchTable:
             batch = replace(batch, status="completed", completed_at=now)
         kept = {
             kind: self._files.keep(path, f"{batch_id}_{kind}.jsonl", "batch_output", seconds)
-            for kind, path in written.items()
+            for kind, path in written.paths.items()
         }
+        batch.usage = written.usage
         if "output" in kept:
             batch.output_file_id = kept["output"].id
         if "error" in kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from chairlift.api.batches.folder import Folder
 from chairlift.api.batches.lines import (
@@ -14,12 +15,20 @@ from chairlift.api.batches.lines import (
     parse_line,
     result_line,
 )
-from chairlift.api.batches.replies import Batch
+from chairlift.api.batches.replies import Batch, BatchUsage
+from chairlift.api.batches.usage import add_usage
+
+
+class Outputs(NamedTuple):
+    """The written files by kind, "output" and "error", and the usage of the requests."""
+
+    paths: dict[str, Path]
+    usage: BatchUsage
 
 
 def write_outputs(
     folder: Folder, batch: Batch, number: int, done: set[int], max_line_bytes: int
-) -> dict[str, Path]:
+) -> Outputs:
     """Writes a batch's results to new incoming files, in the order of its lines.
 
     Args:
@@ -30,10 +39,11 @@ def write_outputs(
         max_line_bytes: the maximum size of an input line.
 
     Returns:
-        The paths of the files that are not empty: "output" has the requests that succeeded, and
-        "error" those that failed or were not run.
+        The files that are not empty: "output" has the requests that succeeded, and "error" those
+        that failed or were not run.
     """
     written: dict[str, Path] = {}
+    usage = BatchUsage()
     for kind, failed in (("output", 0), ("error", 1)):
         path = folder.new_incoming()
         with path.open("wb") as file:
@@ -43,6 +53,7 @@ def write_outputs(
             )
             for (text,) in rows:
                 file.write(text)
+                add_usage(usage, text)
             if failed and len(done) < batch.request_counts.total:
                 for text in _not_run(folder, batch, done, max_line_bytes):
                     file.write(text)
@@ -51,7 +62,7 @@ def write_outputs(
             path.unlink()
         else:
             written[kind] = path
-    return written
+    return Outputs(written, usage)
 
 
 def _not_run(folder: Folder, batch: Batch, done: set[int], max_line_bytes: int) -> list[bytes]:

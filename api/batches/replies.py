@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 Purpose = Literal["batch", "batch_output"]
 BatchStatus = Literal[
@@ -70,6 +70,24 @@ class RequestCounts(Struct):
     failed: int = 0
 
 
+class BatchInputDetails(Struct):
+    cached_tokens: int = 0
+
+
+class BatchOutputDetails(Struct):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(Struct):
+    """The tokens of all requests that succeeded."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    input_tokens_details: BatchInputDetails = field(default_factory=BatchInputDetails)
+    output_tokens_details: BatchOutputDetails = field(default_factory=BatchOutputDetails)
+
+
 class Batch(Struct, kw_only=True):
     """A batch. Times are in Unix seconds, and null until they are reached."""
 
@@ -93,6 +111,7 @@ class Batch(Struct, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts
+    usage: BatchUsage | None = None
     object: Literal["batch"] = "batch"
 
 

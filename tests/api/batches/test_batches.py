@@ -77,6 +77,8 @@ async def test_a_batch_answers_every_request(server: Running) -> None:
     assert batch.request_counts.model_dump() == {"total": 20, "completed": 20, "failed": 0}
     assert batch.error_file_id is None
     assert batch.errors is None
+    assert batch.usage is not None
+    assert batch.usage.output_tokens == 20 * 6
     found = await results(client, batch.output_file_id)
     assert [line["custom_id"] for line in found] == [f"r{number}" for number in range(20)]
     assert len({line["id"] for line in found}) == 20
@@ -109,6 +111,9 @@ async def test_every_endpoint(server: Running, url: str, body: dict[str, Any], k
     batch = await ended(server.openai, (await begin(server.openai, lines(line), url)).id)
     (found,) = await results(server.openai, batch.output_file_id)
     assert found["response"]["body"]["object"] == kind
+    used = found["response"]["body"]["usage"]
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == used["total_tokens"] > 0
 
 
 async def test_a_failed_request_is_in_the_error_file(server: Running) -> None:
