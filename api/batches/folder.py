@@ -56,13 +56,21 @@ def default_folder() -> Path:
 
     It is below ``$CHAIRLIFT_CACHE``, or else in the user's folder for data, which no program
     cleans up.
+
+    Raises:
+        StorageUnavailable: the user has no home.
     """
     if chosen := os.environ.get("CHAIRLIFT_CACHE"):
         return Path(chosen).expanduser().absolute() / "files"
+    if base := os.environ.get("XDG_DATA_HOME"):
+        return Path(base) / "chairlift" / "files"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise StorageUnavailable("there is no folder of files: give --file-dir") from error
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "chairlift" / "files"
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "chairlift" / "files"
+        return home / "Library" / "Application Support" / "chairlift" / "files"
+    return home / ".local" / "share" / "chairlift" / "files"
 
 
 class Folder:

@@ -61,6 +61,9 @@ class BatchRunner:
                     await self._tick()
                 except StorageUnavailable as error:
                     logger.debug("batches cannot run: %s", error)
+                except Exception as error:
+                    logger.error("batches stand still: %s", redacted_traceback(error))
+                    await asyncio.sleep(RETRY_SECONDS)
                 try:
                     async with asyncio.timeout(TICK_SECONDS):
                         await self._wake.wait()

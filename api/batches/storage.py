@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
@@ -35,12 +34,11 @@ class Storage:
     """The folder, which is opened when it is first used.
 
     Attributes:
-        path: the folder.
         uploads: the number of files that are being uploaded.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.path: Path = settings.file_dir or default_folder()
+        self._path = settings.file_dir
         self._limits = FileLimits(settings.max_files, settings.file_dir_bytes)
         # One thread: a transaction is never disturbed by another, and none blocks the event loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
@@ -54,8 +52,8 @@ class Storage:
         return self._tables is not None
 
     async def exists(self) -> bool:
-        """Whether a server has used the folder before."""
-        return await asyncio.to_thread((self.path / DATABASE).exists)
+        """Whether a server has used the folder before, and this one may read it."""
+        return await asyncio.to_thread(self._exists)
 
     async def open(self) -> None:
         """Opens the folder if it is not open yet.
@@ -89,10 +87,16 @@ class Storage:
             self._tables.folder.close()
             self._tables = None
 
+    def _exists(self) -> bool:
+        try:
+            return ((self._path or default_folder()) / DATABASE).exists()
+        except OSError:
+            return False
+
     def _run(self, work: Callable[[Tables], T]) -> T:
         try:
             if self._tables is None:
-                folder = Folder(self.path)
+                folder = Folder(self._path or default_folder())
                 files = FileTable(folder, self._limits)
                 self._tables = Tables(folder, files, BatchTable(folder, files))
             return work(self._tables)

@@ -13,6 +13,7 @@ import openai
 import pytest
 from support.api.api_server import Running, engine_replying, running, until
 
+from chairlift.api.batches.folder import default_folder
 from chairlift.api.errors import StorageUnavailable
 
 
@@ -213,3 +214,24 @@ async def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path, damage: 
         status, reply = await server.get("/v1/files")
         assert (status, str(folder) in reply["error"]["message"]) == (503, True)
         assert reply["error"]["code"] == "storage_unavailable"
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path))
+    assert default_folder() == tmp_path / "files"
+    monkeypatch.delenv("CHAIRLIFT_CACHE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "chairlift" / "files"
+
+
+async def test_a_user_without_a_home_needs_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CHAIRLIFT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    async with running(engine_replying("a"), file_dir=None) as server:
+        assert not await server.storage.exists()
+        status, reply = await server.get("/v1/files")
+        assert (status, "--file-dir" in reply["error"]["message"]) == (503, True)
