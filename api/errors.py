@@ -36,6 +36,26 @@ class UnknownItem(RequestError):
     """The request refers to an item that none of its client's stored responses contains."""
 
 
+class UnknownFile(RequestError):
+    """The request names a file that does not exist or belongs to another client."""
+
+
+class UnknownBatch(RequestError):
+    """The request names a batch that does not exist or belongs to another client."""
+
+
+class FileTooLarge(RequestError):
+    """An uploaded file is larger than this server takes."""
+
+
+class StorageFull(RequestError):
+    """The folder of files has reached one of its limits."""
+
+
+class StorageUnavailable(OSError):
+    """The folder of files cannot be used now: another server uses it, or the disk fails."""
+
+
 class ContextExceeded(ContextOverflow):
     """Prompt and max_tokens together exceed the model's context."""
 
@@ -144,6 +164,18 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(404, str(error), param=error.param, code="response_not_found")
         case UnknownPrevious():
             return Problem(400, str(error), param=error.param, code="previous_response_not_found")
+        case UnknownFile():
+            return Problem(404, str(error), param=error.param, code="file_not_found")
+        case UnknownBatch():
+            return Problem(404, str(error), param=error.param, code="batch_not_found")
+        case FileTooLarge():
+            return Problem(
+                413, str(error), param=error.param, code="file_too_large", rejected="too_large"
+            )
+        case StorageFull():
+            return Problem(400, str(error), code="storage_full", rejected="invalid")
+        case StorageUnavailable():
+            return Problem(503, str(error), type="server_error", code="storage_unavailable")
         case UnknownItem():
             return Problem(404, str(error), param=error.param)
         case ContextOverflow():

@@ -44,6 +44,13 @@ class ServerSettings:
         cors_origins: the origins of web pages that may call the server.
         response_store_bytes: the maximum memory for stored responses; 0 stores none.
         response_store_seconds: the time for which a response is stored.
+        file_dir: the folder of files and batches; None means a folder in the user's data.
+        file_dir_bytes: the maximum size of all uploaded files together; 0 keeps none.
+        max_file_bytes: the maximum size of an uploaded file.
+        max_files: the maximum number of files.
+        max_batch_requests: the maximum number of requests of a batch.
+        batch_concurrency: the choices that all batches generate at the same time; None means half
+            of the rows.
         ui: whether the page at / is served.
         metrics_host: the address of ``metrics_port``.
         metrics_port: a separate port for /metrics; None serves it on ``port``.
@@ -80,6 +87,12 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     response_store_bytes: int = 64 << 20
     response_store_seconds: float = 3600.0
+    file_dir: Path | None = None
+    file_dir_bytes: int = 10 << 30
+    max_file_bytes: int = 200 << 20
+    max_files: int = 10_000
+    max_batch_requests: int = 50_000
+    batch_concurrency: int | None = None
     ui: bool = True
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None

@@ -119,6 +119,22 @@ class Recorder:
         """Adds one job of the worker processes; ``outcome`` is one of the table's values."""
         self._server["worker_jobs"].labels(outcome).inc()
 
+    def record_batch(self, status: str) -> None:
+        """Adds one batch that ended; ``status`` is one of the table's values."""
+        self._server["batches"].labels(status).inc()
+
+    def record_batch_request(self, outcome: str) -> None:
+        """Adds one request of a batch; ``outcome`` is "completed" or "failed"."""
+        self._server["batch_requests"].labels(outcome).inc()
+
+    def record_batches_running(self, number: int) -> None:
+        """Sets the number of batches that are running."""
+        self._server["batches_running"].set(number)
+
+    def record_batch_requests_running(self, change: int) -> None:
+        """Adds ``change`` to the number of requests of batches that are running."""
+        self._server["batch_requests_running"].inc(change)
+
     def _family(self, metric: Metric, common: tuple[str, ...], longest: int = 1) -> Instrument:
         options: dict[str, object] = {}
         if metric.kind == "histogram":

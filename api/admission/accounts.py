@@ -18,6 +18,8 @@ class Accounts:
 
     def __init__(self, keys: Sequence[ApiKey], anonymous: KeyLimits) -> None:
         self._keys = tuple(keys)
+        self._anonymous_limits = anonymous
+        self._batch_accounts: dict[str, Account] = {}
         self._accounts = {key.name: Account(key.name, key.limits) for key in keys}
         self._anonymous = Account(ANONYMOUS, anonymous)
 
@@ -30,6 +32,22 @@ class Accounts:
         if not self._keys:
             return self._anonymous
         return self._accounts[_key_of(headers, self._keys).name]
+
+    def batch_account(self, name: str) -> Account | None:
+        """The account that a client's batches count against; None if it has no key any more.
+
+        It has the limits of the client's own account, but its own usage: a batch takes nothing away
+        from the client's other requests.
+        """
+        if self._keys:
+            limits = next((key.limits for key in self._keys if key.name == name), None)
+        else:
+            limits = self._anonymous_limits if name == ANONYMOUS else None
+        if limits is None:
+            return None
+        account = self._batch_accounts.setdefault(name, Account(name, limits))
+        account.limit(limits)
+        return account
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
         """Replaces all keys.

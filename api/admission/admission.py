@@ -22,12 +22,15 @@ Access = Literal["free", "key", "work"]
 
 
 def admission(
-    access: Mapping[str, Access], accounts: Accounts, drain: Drain, request_seconds: float | None
+    access: Mapping[tuple[str, str], Access],
+    accounts: Accounts,
+    drain: Drain,
+    request_seconds: float | None,
 ) -> Middleware:
     """Makes the middleware.
 
     Args:
-        access: the access class of each route, by its pattern; other routes have "key".
+        access: the access class of each route, by its method and pattern; other routes have "key".
         accounts: the accounts of the keys.
         drain: the running requests.
         request_seconds: each request's time limit; None means unlimited.
@@ -35,7 +38,7 @@ def admission(
 
     @web.middleware
     async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        needed = access.get(route_of(request), "key")
+        needed = access.get((request.method, route_of(request)), "key")
         if needed == "free":
             return await handler(request)
         account = request[ACCOUNT] = accounts.account_for(request.headers)

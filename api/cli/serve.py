@@ -10,6 +10,7 @@ import sys
 from chairlift.api.admission.keys import KeyFileError
 from chairlift.api.cli import (
     batching_flags,
+    file_flags,
     limit_flags,
     model_flags,
     network_flags,
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         model_flags,
         batching_flags,
         limit_flags,
+        file_flags,
         output_flags,
         observability_flags,
         alias_flags,
@@ -115,6 +117,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         **model_flags.generation_settings(options),
         **network_flags.network_settings(options, limit_flags.key_limits(options)),
         **limit_flags.limit_settings(options),
+        **file_flags.file_settings(options),
         **output_flags.output_settings(options),
         **observability_flags.observability_settings(options),
     )

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 _COMMENT = b": keep-alive\n\n"
 # A client that does not read is checked at this interval for too much waiting output.
 WATCH_SECONDS = 0.5
+_encode = msgspec.json.Encoder().encode
 _HEADERS = {
     "Cache-Control": "no-cache",
     # Otherwise nginx would buffer the events.
@@ -50,6 +51,15 @@ MESSAGES = Framing(named=True, keep_alive=b'event: ping\ndata: {"type":"ping"}\n
 NDJSON = Framing(named=False, keep_alive=b" ", content_type="application/x-ndjson", event=b"%b\n")
 
 
+def framed(framing: Framing, chunks: Sequence[msgspec.Struct]) -> list[bytes]:
+    """The bytes of one event for each chunk."""
+    events = [framing.event % _encode(chunk) for chunk in chunks]
+    if not framing.named:
+        return events
+    names = [str(chunk.__struct_config__.tag).encode() for chunk in chunks]
+    return [b"event: %b\n%b" % named for named in zip(names, events, strict=True)]
+
+
 class EventStream:
     """A reply that is a stream of events; ``async with`` begins it and stops its keep-alives.
 
@@ -77,7 +87,6 @@ class EventStream:
         self._framing = framing
         self._interval = keep_alive_seconds
         self._is_too_slow = is_too_slow
-        self._encode = msgspec.json.Encoder().encode
         self._last_write = 0.0
 
     async def __aenter__(self) -> Self:
@@ -96,14 +105,12 @@ class EventStream:
 
     async def send(self, chunks: Sequence[msgspec.Struct]) -> None:
         """Sends one event for each chunk, all in one write."""
-        if not chunks:
-            return
-        encode = self._encode
-        events = [self._framing.event % encode(chunk) for chunk in chunks]
-        if self._framing.named:
-            names = [str(chunk.__struct_config__.tag).encode() for chunk in chunks]
-            events = [b"event: %b\n%b" % named for named in zip(names, events, strict=True)]
-        await self._write(b"".join(events))
+        await self.send_framed(framed(self._framing, chunks))
+
+    async def send_framed(self, events: Sequence[bytes]) -> None:
+        """Sends the results of ``framed``, all in one write."""
+        if events:
+            await self._write(b"".join(events))
 
     async def finish(self) -> None:
         """Ends the reply."""

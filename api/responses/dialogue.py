@@ -182,7 +182,7 @@ def empty_response(
     return Response(
         id=generation.id,
         created_at=generation.created,
-        status="in_progress",
+        status="queued" if request.background else "in_progress",
         model=generation.model.name,
         output=[],
         instructions=request.instructions,
@@ -199,4 +199,5 @@ def empty_response(
         top_logprobs=request.top_logprobs,
         top_p=params.top_p,
         user=request.user,
+        background=request.background,
     )

@@ -19,6 +19,10 @@ class Created(Event, tag="response.created"):
     response: Response
 
 
+class Queued(Event, tag="response.queued"):
+    response: Response
+
+
 class InProgress(Event, tag="response.in_progress"):
     response: Response
 
@@ -97,7 +101,7 @@ class ArgumentsDone(Event, tag="response.function_call_arguments.done"):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(Created, InProgress, Completed, Incomplete, Failed, ErrorEvent, ItemAdded, ItemDone),
+    *(Created, Queued, InProgress, Completed, Incomplete, Failed, ErrorEvent, ItemAdded, ItemDone),
     *(PartAdded, PartDone, OutputTextDelta, OutputTextDone, ReasoningDelta, ReasoningDone),
     *(ArgumentsDelta, ArgumentsDone),
 )

@@ -20,6 +20,7 @@ from chairlift.api.responses.events import (
     Failed,
     Incomplete,
     InProgress,
+    Queued,
 )
 from chairlift.api.responses.output import OutputWriter
 from chairlift.api.responses.replies import (
@@ -55,8 +56,16 @@ class ResponseFormatter:
         self._writer = OutputWriter(response.output, self._logprobs)
         self._sections = Sections(self._writer)
 
-    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+    def queued(self) -> Sequence[msgspec.Struct]:
+        """The chunks of a response that is generated in the background, before ``opening``."""
         self._writer.emit(Created(replace(self._response, output=[])))
+        self._writer.emit(Queued(replace(self._response, output=[])))
+        return self._writer.take()
+
+    def opening(self, index: int) -> Sequence[msgspec.Struct]:
+        self._response.status = "in_progress"
+        if not self._writer.emitted:
+            self._writer.emit(Created(replace(self._response, output=[])))
         self._writer.emit(InProgress(replace(self._response, output=[])))
         return self._writer.take()
 

@@ -11,6 +11,9 @@ from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.generate.answer import answer, json_response
+from chairlift.api.generate.generation import Generation
+from chairlift.api.responses.background import BACKGROUND, BackgroundResponse
+from chairlift.api.responses.background_stream import first_event, stored_events, stream_events
 from chairlift.api.responses.compacting import CompactionFormatter, compaction_of
 from chairlift.api.responses.dialogue import (
     Earlier,
@@ -59,7 +62,31 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 
     vocabulary = generation.model.vocabulary if request.logprobs else None
     empty = empty_response(request, dialogue.offered, generation, stores)
+    if request.background:
+        formatter = ResponseFormatter(empty, vocabulary, lambda response: None)
+        background = BackgroundResponse(
+            empty, formatter, dialogue.inputs, dialogue.item_ids, keeps_events=request.stream
+        )
+        return await _begin(http, request, background, generation)
     return await answer(http, dialogue.chat, generation, ResponseFormatter(empty, vocabulary, keep))
+
+
+async def _begin(
+    http: web.Request,
+    request: ResponsesRequest,
+    background: BackgroundResponse,
+    generation: Generation,
+) -> web.StreamResponse:
+    """Begins to generate in the background; replies at once, or with the stream of the events."""
+    try:
+        generation.submit(http[DEADLINE].arrival)
+    except BaseException:
+        generation.close()
+        raise
+    http.app[BACKGROUND].begin(http[ACCOUNT].name, background, generation, request.timeout)
+    if request.stream:
+        return await stream_events(http, background.events(0))
+    return json_response(background.response)
 
 
 async def count_input_tokens(http: web.Request) -> web.Response:
@@ -86,32 +113,48 @@ async def compact_response(http: web.Request) -> web.StreamResponse:
     return await answer(http, compaction.chat, generation, formatter)
 
 
-async def get_response(http: web.Request) -> web.Response:
-    """Returns a stored response."""
-    if http.query.get("stream", "false") != "false":
-        raise RequestError("stream is not supported: no stored response is still running", "stream")
-    stored = http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
-    return web.Response(body=stored.reply, content_type="application/json")
+async def get_response(http: web.Request) -> web.StreamResponse:
+    """Returns a response, or the stream of its events from a number on."""
+    owner, response_id = http[ACCOUNT].name, http.match_info["response_id"]
+    responses = http.app[BACKGROUND]
+    start = first_event(http.query)
+    if start is None:
+        reply = responses.current(owner, response_id).reply
+        return web.Response(body=reply, content_type="application/json")
+    running = responses.find(owner, response_id)
+    stored = responses.current(owner, response_id)
+    if stored.events is None:
+        raise RequestError(
+            "stream: only a response that was created with background and stream can be streamed",
+            "stream",
+        )
+    if running is not None:
+        return await stream_events(http, running.events(start))
+    return await stream_events(http, stored_events(stored.events[start:]))
 
 
 async def delete_response(http: web.Request) -> web.Response:
     """Deletes a stored response. Responses that continue it have their own copy of its items."""
     response_id = http.match_info["response_id"]
-    http.app[RESPONSE_STORE].delete(http[ACCOUNT].name, response_id)
+    await http.app[BACKGROUND].delete(http[ACCOUNT].name, response_id)
     return json_response(DeletedResponse(response_id))
 
 
 async def list_input_items(http: web.Request) -> web.Response:
     """Lists the input items of a stored response, including those of earlier responses."""
-    stored = http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
+    stored = http.app[BACKGROUND].current(http[ACCOUNT].name, http.match_info["response_id"])
     items = await convert(http, (stored.inputs,), StoredResponse.input_items, stored)
     return json_response(page_of(items, http.query))
 
 
 async def cancel_response(http: web.Request) -> web.Response:
-    """Replies with an error, since background responses are not supported."""
-    http.app[RESPONSE_STORE].get(http[ACCOUNT].name, http.match_info["response_id"])
-    raise RequestError("only background responses can be cancelled, and this server has none")
+    """Cancels a background response; one that has ended stays as it is."""
+    owner, response_id = http[ACCOUNT].name, http.match_info["response_id"]
+    stored = http.app[BACKGROUND].current(owner, response_id)
+    if not msgspec.json.decode(stored.reply, type=Response).background:
+        raise RequestError("only a response that was created with background can be cancelled")
+    stored = await http.app[BACKGROUND].cancel(owner, response_id)
+    return web.Response(body=stored.reply, content_type="application/json")
 
 
 async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, list[bytes]]:
@@ -127,6 +170,8 @@ async def _earlier(http: web.Request, request: Conversation) -> tuple[Earlier, l
 
 
 def _stores(request: ResponsesRequest, store: ResponseStore) -> bool:
+    if request.background and (request.store is False or not store.max_bytes):
+        raise RequestError("background needs a response that is stored", "background")
     if request.store and not store.max_bytes:
         raise RequestError("store is not supported: this server keeps no responses", "store")
     return bool(store.max_bytes) and request.store is not False

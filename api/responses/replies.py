@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from chairlift.api.responses.items import CompactionItem, Item, MessageItem, OutputItem
 
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class InputTokensDetails(Struct):
@@ -65,7 +65,7 @@ class Response(Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     user: str | None
-    background: Literal[False] = False
+    background: bool = False
     service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"

@@ -10,7 +10,7 @@ from chairlift.api.responses.hosted import Id
 from chairlift.api.responses.inputs import Input
 from chairlift.api.responses.tools import ToolChoiceField, Tools
 from chairlift.api.schemas.field_types import Ignored, only
-from chairlift.api.schemas.fields import JsonObject, known_kind
+from chairlift.api.schemas.fields import JsonObject, Metadata, known_kind
 from chairlift.api.schemas.request import Request
 from chairlift.api.schemas.sampling_defaults import (
     MinP,
@@ -36,22 +36,6 @@ Include = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
-]
-
-MAX_METADATA = 16
-
-
-def _check_size(value: object) -> object:
-    # Runs before pydantic validates each pair, of which there may be a million.
-    if isinstance(value, dict) and len(value) > MAX_METADATA:
-        raise ValueError(f"must hold at most {MAX_METADATA} pairs")
-    return value
-
-
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=MAX_METADATA),
-    BeforeValidator(_check_size),
 ]
 
 
@@ -147,6 +131,7 @@ class ResponsesRequest(ResponsesPrompt):
     """POST /v1/responses. If ``store`` is None, the server's default applies."""
 
     store: bool | None = None
+    background: bool = False
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     include: Annotated[list[Include], Field(max_length=16)] = []
@@ -159,7 +144,6 @@ class ResponsesRequest(ResponsesPrompt):
     safety_identifier: Ignored = None
     # It limits calls of hosted tools only.
     max_tool_calls: Ignored = None
-    background: Annotated[Any, *only(False)] = None
     context_management: Annotated[Any, *only([])] = None
     moderation: Annotated[Any, *only()] = None
     prompt: Annotated[Any, *only()] = None

@@ -204,3 +204,21 @@ Content = Annotated[
 ]
 JsonObject = Annotated[dict[str, Any], AfterValidator(checked_size)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+# Pairs of an object's metadata.
+MAX_METADATA = 16
+
+
+def _check_size(value: object) -> object:
+    # Runs before pydantic validates each pair, of which there may be a million.
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"must hold at most {MAX_METADATA} pairs")
+    return value
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=MAX_METADATA),
+    BeforeValidator(_check_size),
+]

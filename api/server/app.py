@@ -12,6 +12,8 @@ from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
 from chairlift.api.admission.cors import allow_origins
+from chairlift.api.batches.runner import BATCH_RUNNER, BatchRunner, batches_running
+from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
@@ -20,6 +22,11 @@ from chairlift.api.observe.lag import lag_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.ollama.models import ollama_running
+from chairlift.api.responses.background import (
+    BACKGROUND,
+    BackgroundResponses,
+    background_running,
+)
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.server.openapi import document_bytes
 from chairlift.api.server.routes import ROUTES, error_format_of
@@ -31,11 +38,21 @@ from chairlift.engine.logs.setup import REQUEST_ID
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-# Access by route pattern. The page, metrics and the API's description are not in ROUTES.
-ACCESS: Mapping[str, Access] = {
-    **dict.fromkeys((*PAGE_PATHS, "/openapi.json", "/metrics"), "free"),
-    **{route.path: route.access for route in ROUTES},
-}
+def _access() -> dict[tuple[str, str], Access]:
+    # The page, metrics and the API's description are not in ROUTES.
+    gets: dict[str, Access] = dict.fromkeys((*PAGE_PATHS, "/openapi.json", "/metrics"), "free")
+    gets |= {route.path: route.access for route in ROUTES if route.method == hdrs.METH_GET}
+    others = {
+        (route.method, route.path): route.access
+        for route in ROUTES
+        if route.method != hdrs.METH_GET
+    }
+    methods = (hdrs.METH_GET, hdrs.METH_HEAD)
+    return others | {(method, path): gets[path] for method in methods for path in gets}
+
+
+# Access by method and route pattern.
+ACCESS: Mapping[tuple[str, str], Access] = _access()
 
 
 def build_app(service: Service) -> web.Application:
@@ -47,8 +64,13 @@ def build_app(service: Service) -> web.Application:
     app[RESPONSE_STORE] = ResponseStore(
         settings.response_store_bytes, settings.response_store_seconds
     )
+    app[BACKGROUND] = BackgroundResponses(service, app[RESPONSE_STORE])
+    app.cleanup_ctx.append(background_running)
+    app[STORAGE] = Storage(settings)
+    app[BATCH_RUNNER] = BatchRunner(app)
     app.on_cleanup.append(_end_workers)
     app.cleanup_ctx.append(lag_recording(service.recorder))
+    app.cleanup_ctx.append(batches_running)
     app.on_response_prepare.extend((_name_request, add_limit_headers))
     if settings.cors_origins:
         allow_origins(app, settings.cors_origins)
@@ -116,7 +138,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         record = RequestRecord.from_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
         log_request(record, failure)
-        if ACCESS.get(record.route) == "work":
+        if ACCESS.get((record.method, record.route)) == "work":
             service.live.record_request(record)
         if service.tracing is not None:
             service.tracing.record(record, request.headers)

@@ -53,7 +53,9 @@ def _schemas() -> dict[str, Any]:
     )
     replies: set[type[msgspec.Struct]] = set()
     for route in ROUTES:
-        replies.update({route.reply, route.error_format.schema}, route.chunks)
+        replies.update({route.error_format.schema}, route.chunks)
+        if route.reply is not None:
+            replies.add(route.reply)
     _, components = msgspec.json.schema_components(
         sorted(replies, key=lambda kind: kind.__name__), ref_template=_COMPONENTS + "{name}"
     )
@@ -62,10 +64,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    reply = _schema_of(route.reply)
-    if route.is_list:
-        reply = {"schema": {"type": "array", "items": reply["schema"]}}
-    content = {"application/json": reply}
+    content = _reply_content(route)
     if route.chunks:
         content[route.stream_type] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {
@@ -86,9 +85,24 @@ def _operation(route: Route) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": _schema_of(route.request)},
         }
+    if route.form:
+        form = {"type": "object", "properties": dict(route.form)}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": form}},
+        }
     if parameters := list(_parameters(route)):
         operation["parameters"] = parameters
     return operation
+
+
+def _reply_content(route: Route) -> dict[str, Any]:
+    if route.reply is None:
+        return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    reply = _schema_of(route.reply)
+    if route.is_list:
+        reply = {"schema": {"type": "array", "items": reply["schema"]}}
+    return {"application/json": reply}
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:

@@ -22,12 +22,13 @@ class Route:
         path: the pattern, with path parameters in braces.
         handler: the coroutine that answers.
         summary: one line for /openapi.json.
-        reply: the type of the reply body.
+        reply: the type of the reply body; None means that it is a file.
         request: the type of the request body. A route that has one does work, so its requests
             count against their key's limits.
         chunks: the types of its stream's events, if it can stream.
         stream_type: the media type of its stream.
         error_format: the format of its errors.
+        form: the JSON schema of each field of a body that is multipart/form-data.
         query: the JSON schema of each query parameter.
         is_free: whether it needs no API key.
         is_list: whether the reply body is a list of ``reply``.
@@ -37,11 +38,12 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    reply: type[msgspec.Struct]
+    reply: type[msgspec.Struct] | None
     request: type[Request] | None = None
     chunks: tuple[type[msgspec.Struct], ...] = ()
     error_format: ErrorFormat = OPENAI_ERRORS
     stream_type: str = "text/event-stream"
+    form: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False
     is_list: bool = False

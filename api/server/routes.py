@@ -8,6 +8,10 @@ from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
+from chairlift.api.batches import batch_handlers as batches
+from chairlift.api.batches import file_handlers as files
+from chairlift.api.batches import replies as batch_replies
+from chairlift.api.batches.request import BatchRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
 from chairlift.api.llamacpp import replies as llama_replies
@@ -27,6 +31,7 @@ from chairlift.api.openai.tokens import detokenize, tokenize, tokenizer_info
 from chairlift.api.responses import events as response_events
 from chairlift.api.responses import handlers as responses
 from chairlift.api.responses import replies as response_replies
+from chairlift.api.responses.background_stream import QUERY as EVENTS_QUERY
 from chairlift.api.responses.page import QUERY
 from chairlift.api.responses.request import (
     CompactRequest,
@@ -64,6 +69,8 @@ def _refused(path: str, handler: Handler, request: type[Request]) -> Route:
     return Route("POST", path, handler, summary, replies.ErrorReply, request)
 
 
+_FILE = "/v1/files/{file_id}"
+_BATCH = "/v1/batches/{batch_id}"
 _STORED = "/v1/responses/{response_id}"
 
 ROUTES: tuple[Route, ...] = (
@@ -114,8 +121,10 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         _STORED,
         responses.get_response,
-        "Get a stored response",
+        "Get a stored response, or one that is generated in the background",
         response_replies.Response,
+        chunks=response_events.EVENTS,
+        query=EVENTS_QUERY,
     ),
     Route(
         "DELETE",
@@ -136,7 +145,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         _STORED + "/cancel",
         responses.cancel_response,
-        "Refused, as no response is generated in the background",
+        "Cancel a response that is generated in the background",
         response_replies.Response,
     ),
     Route(
@@ -166,6 +175,43 @@ ROUTES: tuple[Route, ...] = (
         replies.EmbeddingList,
         schemas.EmbeddingRequest,
     ),
+    Route(
+        "POST",
+        "/v1/files",
+        files.upload_file,
+        "Upload a file",
+        batch_replies.FileObject,
+        form=files.UPLOAD_FORM,
+    ),
+    Route(
+        "GET",
+        "/v1/files",
+        files.list_files,
+        "List the files",
+        batch_replies.FileList,
+        query=files.LIST_QUERY,
+    ),
+    Route("GET", _FILE, files.get_file, "Describe a file", batch_replies.FileObject),
+    Route("DELETE", _FILE, files.delete_file, "Delete a file", batch_replies.DeletedFile),
+    Route("GET", _FILE + "/content", files.get_file_content, "Get a file's content", None),
+    Route(
+        "POST",
+        "/v1/batches",
+        batches.create_batch,
+        "Begin a batch of the requests in a file",
+        batch_replies.Batch,
+        BatchRequest,
+    ),
+    Route(
+        "GET",
+        "/v1/batches",
+        batches.list_batches,
+        "List the batches",
+        batch_replies.BatchList,
+        query=batches.BATCH_QUERY,
+    ),
+    Route("GET", _BATCH, batches.get_batch, "Describe a batch", batch_replies.Batch),
+    Route("POST", _BATCH + "/cancel", batches.cancel_batch, "Cancel a batch", batch_replies.Batch),
     _refused("/v1/rerank", rerank, RerankRequest),
     _refused("/v2/rerank", rerank, RerankRequest),
     _refused("/v1/score", score, ScoreRequest),

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
+from chairlift.api.batches.storage import STORAGE
 from chairlift.api.observe.canary import Canary
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from chairlift.api.server.banner import banner_fields, banner_lines
@@ -97,12 +98,15 @@ class Server:
         """Starts listening; ``stack`` undoes it. Returns the server's address.
 
         Raises:
-            OSError: a socket cannot listen. The message is one line.
+            OSError: a socket cannot listen, or the folder of files cannot be used. The message is
+                one line.
         """
         settings, sockets = self._settings, self._sockets
         tls = None if self._certificate is None else self._certificate.context
         runner = await listen(self._service, sockets.api, tls)
         stack.push_async_callback(runner.cleanup)
+        if settings.file_dir is not None and settings.file_dir_bytes:
+            await runner.app[STORAGE].open()
         if sockets.metrics is not None:
             scrapes = await listen_for_scrapes(self._service, sockets.metrics)
             stack.push_async_callback(scrapes.cleanup)

@@ -21,4 +21,4 @@ async def test_the_examples_of_the_api_guide_run(capsys: pytest.CaptureFixture[s
             code = code.replace("SmolLM2-135M-Instruct", "org/tiny")
             # close() ends the client's connections before the event loop ends.
             await asyncio.to_thread(exec, f"{code}\nclient.close()\n", {})
-    assert capsys.readouterr().out == "Zermatt\n" * 4
+    assert capsys.readouterr().out == "Zermatt\n" * 7

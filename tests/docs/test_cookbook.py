@@ -60,9 +60,10 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
-    command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", "4"]
+    files = str(tmp_path_factory.mktemp("files"))
+    command = [CHAIRLIFT, "serve", "--port", str(port), "--max-rows", "4", "--file-dir", files]
     with ChildServer(ServerSpec("cookbook", command, port), 120):
         yield f"http://127.0.0.1:{port}"
 

@@ -39,6 +39,10 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     recorder.record_canary(diverged=True)
     recorder.record_lag(0.1)
     recorder.record_job("done")
+    recorder.record_batch("completed")
+    recorder.record_batch_request("failed")
+    recorder.record_batches_running(1)
+    recorder.record_batch_requests_running(1)
     families = {
         family.name: family
         for family in text_string_to_metric_families(generate_latest(recorder.registry).decode())

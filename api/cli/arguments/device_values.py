@@ -59,6 +59,8 @@ def chosen(config: EngineConfig) -> dict[str, Chosen]:
     return values | {
         "prefix-cache-dir-bytes": Chosen(config.prefix_cache_dir_bytes, "with prefix-cache-dir"),
         "swap-dir-bytes": Chosen(config.swap_dir_bytes, "with swap-dir"),
+        "file-dir": Chosen(None, "files in $CHAIRLIFT_CACHE, or in the user's data folder"),
+        "batch-concurrency": Chosen(None, "half of max-rows"),
         "kv-group-size": Chosen(config.kv_group_size, "with kv-bits"),
         "kv-bits": Chosen(None, "not quantized"),
         "threads": Chosen(None, "one for each core that is free"),

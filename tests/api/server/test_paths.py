@@ -17,9 +17,7 @@ from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
 from chairlift.api.server.paths import plain_path
 from chairlift.api.server.routes import ROUTES
 
-GETS = [
-    route.path for route in ROUTES if route.method == "GET" and "{response_id}" not in route.path
-]
+GETS = [route.path for route in ROUTES if route.method == "GET" and "_id}" not in route.path]
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "a"},

@@ -7,10 +7,13 @@ import io
 import json
 import random
 import ssl
+import tempfile
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,6 +22,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
+from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.server.listen import listen
@@ -31,6 +35,7 @@ from chairlift.engine.messages import Submit
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_token_id
 NEUTRAL = SamplingDefaults()
+_FOLDERS = tempfile.TemporaryDirectory(prefix="chairlift-")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES}
 
@@ -68,6 +73,7 @@ class Running:
     service: Service
     engine: FakeEngine
     response_store: ResponseStore
+    storage: Storage
     http: aiohttp.ClientSession
     openai: AsyncOpenAI
 
@@ -140,7 +146,9 @@ async def running(
         defaults: the model's default sampling.
         settings: further fields of ServerSettings.
     """
-    service = Service(ServerSettings(port=0, **{"drain_seconds": 1.0, **settings}))
+    # A folder that exists once a test uses it.
+    usual = {"drain_seconds": 1.0, "file_dir": Path(_FOLDERS.name) / uuid.uuid4().hex}
+    service = Service(ServerSettings(port=0, **{**usual, **settings}))
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)
@@ -158,7 +166,8 @@ async def running(
     )
     try:
         async with aiohttp.ClientSession() as http, client:
-            yield Running(url, service, engine, runner.app[RESPONSE_STORE], http, client)
+            stores = runner.app[RESPONSE_STORE], runner.app[STORAGE]
+            yield Running(url, service, engine, *stores, http, client)
     finally:
         await service.drain.finish(service.settings.drain_seconds)
         await runner.cleanup()

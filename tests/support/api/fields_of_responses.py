@@ -20,7 +20,8 @@ def _tool(**fields: Any) -> dict[str, Any]:
 
 
 FIELDS = [
-    refused("background", "background", {"background": True}),
+    done("background", {"background": True}),
+    refused("background", "background", {"background": True, "store": False}),
     ignored("background", {"background": False}),
     refused("context_management", "context_management", {"context_management": [{"type": "x"}]}),
     refused("conversation", "conversation", {"conversation": "conv_1"}),
