@@ -11,9 +11,9 @@ from chairlift.api.anthropic.dialogue import chat_request, prompt_request
 from chairlift.api.anthropic.formatter import MessageFormatter
 from chairlift.api.anthropic.replies import TokensCount
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesPrompt, MessagesRequest
-from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.generate.answer import answer, json_response
+from chairlift.api.generate.body import convert, read
 from chairlift.api.http.requests import REQUEST_ID_KEY
 from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.service import SERVICE

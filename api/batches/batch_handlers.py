@@ -14,8 +14,8 @@ from chairlift.api.batches.request import BatchRequest, window_seconds
 from chairlift.api.batches.runner import BATCH_RUNNER
 from chairlift.api.batches.storage import STORAGE
 from chairlift.api.batches.upload import DEFAULT_SECONDS
-from chairlift.api.body import read
 from chairlift.api.generate.answer import json_response
+from chairlift.api.generate.body import read
 from chairlift.api.service import SERVICE
 
 DEFAULT_PAGE = 20

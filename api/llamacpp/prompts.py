@@ -5,9 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
-from chairlift.api.body import read
 from chairlift.api.chat.prepare import rendered_text
 from chairlift.api.generate.answer import answer, json_response
+from chairlift.api.generate.body import read
 from chairlift.api.generate.continuation import prepare_continuation
 from chairlift.api.llamacpp.formatter import InfillFormatter
 from chairlift.api.llamacpp.replies import LlamaPrompt

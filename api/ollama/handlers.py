@@ -9,9 +9,9 @@ from typing import Any
 from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
-from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare
 from chairlift.api.generate.answer import answer, json_response
+from chairlift.api.generate.body import convert, read
 from chairlift.api.generate.continuation import prepare_continuation
 from chairlift.api.generate.generation import Generation
 from chairlift.api.generate.vectors import compute_vectors

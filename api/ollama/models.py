@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from chairlift.api.body import read
 from chairlift.api.generate.answer import json_response
+from chairlift.api.generate.body import read
 from chairlift.api.ollama.replies import (
     OllamaDetails,
     OllamaModel,

@@ -8,9 +8,9 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from chairlift.api.body import read
 from chairlift.api.chat.prepare import prepare
 from chairlift.api.generate.answer import FinishedChoice, answer
+from chairlift.api.generate.body import read
 from chairlift.api.generate.generation import Generation
 from chairlift.api.openai.formatter import ChunkFormatter
 from chairlift.api.schemas.replies import (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from chairlift.api.body import read
 from chairlift.api.generate.answer import FinishedChoice, answer
+from chairlift.api.generate.body import read
 from chairlift.api.generate.continuation import prepare_continuation
 from chairlift.api.generate.generation import Generation
 from chairlift.api.openai.echo import Echo

@@ -6,8 +6,8 @@ import base64
 
 from aiohttp import web
 
-from chairlift.api.body import read
 from chairlift.api.generate.answer import json_response
+from chairlift.api.generate.body import read
 from chairlift.api.generate.vectors import Vectors, compute_vectors
 from chairlift.api.schemas.replies import Embedding, EmbeddingList, EmbeddingUsage
 from chairlift.api.schemas.schemas import EmbeddingRequest

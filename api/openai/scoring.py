@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from chairlift.api.body import read
+from chairlift.api.generate.body import read
 from chairlift.api.schemas.field_types import Ignored
 from chairlift.api.schemas.request import Request
 from chairlift.api.service import SERVICE

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from chairlift.api.body import read
 from chairlift.api.chat.prepare import rendered
 from chairlift.api.generate.answer import json_response
+from chairlift.api.generate.body import read
 from chairlift.api.schemas.replies import DetokenizeReply, TokenizeReply
 from chairlift.api.schemas.schemas import DetokenizeRequest, TokenizeRequest
 from chairlift.api.service import SERVICE

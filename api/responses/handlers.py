@@ -7,10 +7,10 @@ from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.body import convert, read
 from chairlift.api.chat.prepare import prepare, prompt_of
 from chairlift.api.errors import UnknownPrevious, UnknownResponse
 from chairlift.api.generate.answer import answer, json_response
+from chairlift.api.generate.body import convert, read
 from chairlift.api.generate.generation import Generation
 from chairlift.api.responses.background import BACKGROUND, BackgroundResponse
 from chairlift.api.responses.background_stream import first_event, stored_events, stream_events

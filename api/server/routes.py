@@ -33,11 +33,7 @@ from chairlift.api.responses import handlers as responses
 from chairlift.api.responses import replies as response_replies
 from chairlift.api.responses.background_stream import QUERY as EVENTS_QUERY
 from chairlift.api.responses.page import QUERY
-from chairlift.api.responses.request import (
-    CompactRequest,
-    InputTokensRequest,
-    ResponsesRequest,
-)
+from chairlift.api.responses.request import CompactRequest, InputTokensRequest, ResponsesRequest
 from chairlift.api.schemas import replies, schemas
 from chairlift.api.schemas.request import Request
 from chairlift.api.server.route import Route
