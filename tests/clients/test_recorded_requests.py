@@ -1,4 +1,4 @@
-"""Recorded requests of clients that are not installed: guidellm, guidance, outlines, instructor.
+"""Recorded requests: guidellm, guidance and outlines, which are not installed, and instructor.
 
 The fields are those that the clients sent; prompts and schemas are our own.
 """
