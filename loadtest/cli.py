@@ -19,6 +19,7 @@ from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.result_file import result_json, save_result
 from chairlift.loadtest.bench.run import perform
 from chairlift.loadtest.bench.sweep import parse_sweep
+from chairlift.loadtest.bench.target import find_target
 from chairlift.loadtest.errors import LoadTestError, UsageError
 from chairlift.loadtest.plots.page import check_writable, save_page
 
@@ -58,6 +59,8 @@ def config_from_args(args: argparse.Namespace) -> BenchConfig:
     values: dict[str, Any] = {
         name: getattr(args, name) for name in BenchConfig.__slots__ if hasattr(args, name)
     }
+    target = find_target(args.backend, args.base_url, args.host, args.port, args.endpoint)
+    values |= target._asdict()
     values["api_key"] = args.api_key or _key_from_environment()
     values["percentile_metrics"] = tuple(args.percentile_metrics.split(","))
     try:

@@ -16,6 +16,7 @@ import msgspec
 from chairlift.api.http.event_parser import SSEParser
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder, error_text, shorten
+from chairlift.loadtest.bench.target import is_chat
 from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
@@ -59,7 +60,7 @@ class OpenAIClient:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self._url = self.base_url + endpoint
-        self._chat = endpoint.endswith("/chat/completions")
+        self._chat = is_chat(endpoint)
         self._body = dict(body or {})
         headers = {"Content-Type": "application/json"}
         if api_key:
