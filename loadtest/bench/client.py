@@ -165,6 +165,14 @@ class OpenAIClient:
         except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
             raise ServerError(f"GET {url} lists no model; name one with --model") from error
 
+    async def server_version(self) -> str | None:
+        """The version that the server tells at /version, as vLLM and Chairlift do."""
+        try:
+            version = msgspec.json.decode(await self.fetch(f"{self.base_url}/version"))["version"]
+        except (ServerError, msgspec.DecodeError, KeyError, TypeError):
+            return None
+        return shorten(str(version))
+
     async def count_tokens(self, text: str) -> int | None:
         """Counts the tokens of a text with the server's tokenizer; None if it has no /tokenize.
 

@@ -61,7 +61,10 @@ async def perform(config: BenchConfig) -> BenchRun:
             progress = Progress(metrics.completed, "verify", shown=not config.disable_tqdm)
             verification = await verify_replies(client, sent, replies, progress)
             print(verification_report(verification))
-    return BenchRun(config, client.model, date, metrics, replies, samples, checks, verification)
+        version = await client.server_version() if config.html else None
+    return BenchRun(
+        *(config, client.model, date, metrics, replies, samples, checks, verification), version
+    )
 
 
 async def _prepare(config: BenchConfig, client: OpenAIClient) -> Workload:
