@@ -39,6 +39,13 @@ class Stroke(NamedTuple):
     y: float
 
 
+class _Pending(NamedTuple):
+    """A label's possible places, the best one first, and the point that it belongs to, if any."""
+
+    places: list[Label]
+    dot: tuple[float, float] | None = None
+
+
 class Chart:
     """A chart. Marks are added in the units of the axes.
 
@@ -51,9 +58,8 @@ class Chart:
         self.x = x
         self.y = y
         self._marks: list[Element] = []
-        self._dots: list[Box] = []
-        # For each label its possible places, the best one first.
-        self._labels: list[list[Label]] = []
+        self._dots: list[tuple[float, float]] = []
+        self._labels: list[_Pending] = []
         self.keys: list[Key] = []
 
     def at(self, x: float, y: float) -> tuple[float, float]:
@@ -92,11 +98,9 @@ class Chart:
         self._marks.append(
             element("circle", tip_element, cx=px, cy=py, r=_DOT_RADIUS, class_=f"dot {ink}")
         )
-        self._dots.append(
-            Box(px - _DOT_RADIUS, py - _DOT_RADIUS, px + _DOT_RADIUS, py + _DOT_RADIUS)
-        )
+        self._dots.append((px, py))
         if label:
-            self._labels.append(list(around(label, px, py)))
+            self._labels.append(_Pending(list(around(label, px, py)), (px, py)))
 
     def add_bar(self, start: float, end: float, height: float, ink: Ink, tip: str) -> None:
         """Adds a bar between two values of the x axis."""
@@ -116,7 +120,8 @@ class Chart:
         rows = [TOP + 10 + 14 * row for row in range(4)]
         right = [Label(label, px + 5, y) for y in rows]
         left = [Label(label, px - 5, y, "end") for y in rows]
-        self._labels.append([*left, *right] if px > (LEFT + RIGHT) / 2 else [*right, *left])
+        places = [*left, *right] if px > (LEFT + RIGHT) / 2 else [*right, *left]
+        self._labels.append(_Pending(places))
 
     def add_strokes(self, strokes: Sequence[Stroke], ink: Ink, thickness: float) -> None:
         """Adds horizontal lines; ``thickness`` is in SVG units."""
@@ -152,12 +157,22 @@ class Chart:
         The first and the last label are placed first, because they name the ends of a line.
         """
         placed = list(titles)
-        taken = [*(label.box for label in titles), *self._dots]
-        for places in [*self._labels[:1], *self._labels[:0:-1]]:
+        taken = [label.box for label in titles]
+        taken += [
+            Box(x - _DOT_RADIUS, y - _DOT_RADIUS, x + _DOT_RADIUS, y + _DOT_RADIUS)
+            for x, y in self._dots
+        ]
+        for pending in [*self._labels[:1], *self._labels[:0:-1]]:
+            places = (label for label in pending.places if self._names(label, pending.dot))
             if (label := first_free(places, taken, _PLOT)) is not None:
                 placed.append(label)
                 taken.append(label.box)
         return placed
+
+    def _names(self, label: Label, dot: tuple[float, float] | None) -> bool:
+        """Whether no other point is closer to the label, so that readers take it for this one's."""
+        own = 0.0 if dot is None else label.box.distance(*dot)
+        return all(label.box.distance(*other) >= own for other in self._dots)
 
     def _axis_labels(self) -> list[Label]:
         """The labels of the ticks, without those that would overlap another one."""

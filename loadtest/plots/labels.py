@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -32,6 +33,12 @@ class Box(NamedTuple):
             and other.left < self.right
             and self.top < other.bottom
             and other.top < self.bottom
+        )
+
+    def distance(self, x: float, y: float) -> float:
+        """The distance of a point from the rectangle; 0 inside of it."""
+        return math.hypot(
+            max(self.left - x, 0.0, x - self.right), max(self.top - y, 0.0, y - self.bottom)
         )
 
     def contains(self, other: Box) -> bool:
@@ -90,7 +97,7 @@ def first_free(candidates: Iterable[Label], taken: Sequence[Box], inside: Box) -
 
 def around(text: str, x: float, y: float) -> Iterable[Label]:
     """Places for the label of a point, the best one first: above, beside, below, further away."""
-    for distance in (8.0, 22.0, 36.0):
+    for distance in (8.0, 22.0):
         yield Label(text, x, y - distance, "middle")
         yield Label(text, x - 4, y - distance, "end")
         yield Label(text, x + 4, y - distance, "start")

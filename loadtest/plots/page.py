@@ -82,7 +82,7 @@ def save_page(path: str, runs: Sequence[BenchRun], about: About) -> None:
 
 def _header(runs: Sequence[BenchRun], about: About) -> Element:
     replies = [reply for run in runs for reply in run.replies]
-    rows = {
+    rows: dict[str, Element | str] = {
         "Command": element("code", about.command),
         "Versions": versions(runs[0]),
         "Machine of the load test": about.machine,

@@ -56,6 +56,7 @@ def check(chart: Chart) -> list[Label]:
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES, TEXT), max_size=12))
 def test_labels_of_points(points: list[tuple[float, float, str]]) -> None:
     x = axis_from_zero(max((point[0] for point in points), default=0), "output tokens/s")
@@ -69,6 +70,7 @@ def test_labels_of_points(points: list[tuple[float, float, str]]) -> None:
         assert found == [points[0][2]]
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, min_size=1, max_size=4), st.lists(VALUES, min_size=1, max_size=20))
 def test_labels_of_levels(levels: list[float], values: list[float]) -> None:
     chart = Chart("Bars", "Some.", axis_around([*levels, *values], "ms"), axis_from_zero(9, "n"))
@@ -92,7 +94,7 @@ def run(latencies: list[float], throughput: float, **flags: object) -> BenchRun:
 RUNS = st.lists(st.tuples(st.lists(VALUES, max_size=5), VALUES), min_size=1, max_size=12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(RUNS, st.booleans())
 def test_the_curves_of_a_sweep(given_runs: list[tuple[list[float], float]], rate: bool) -> None:
     flag = "request_rate" if rate else "max_concurrency"
@@ -108,7 +110,7 @@ def test_the_points_of_an_ordinary_sweep_all_have_their_labels() -> None:
         assert {one.config.load for one in runs} <= found
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(VALUES, max_size=30))
 def test_the_charts_of_a_run(latencies: list[float]) -> None:
     one = run(latencies, 1.0)
