@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from chairlift.loadtest.errors import UsageError
 
@@ -44,9 +45,16 @@ def _find(name: str) -> Path:
         raise UsageError(f"--tokenizer {name}: the folder has no {_FILE}")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
+    from tqdm.auto import tqdm
+
+    class TerminalBar(tqdm):
+        """A bar on a terminal, and nothing in a pipe, where the hub's own bar would write."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": None})
 
     try:
-        return Path(hf_hub_download(name, _FILE))
+        return Path(hf_hub_download(name, _FILE, tqdm_class=TerminalBar))
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine import fake_hub
 from support.fake_server import SMALL, FakeServer, bench, serving
 from support.tiny import tiny_tokenizer
 
@@ -117,6 +121,31 @@ def test_a_local_tokenizer_counts_the_prompts(tmp_path: Path, name: str) -> None
         assert bench(fake, *flags, "--tokenizer", str(tmp_path / name)) == cli.EXIT_OK
     # One token a byte; the server's own tokenizer counts words. Prompts end with a whole word.
     assert all(abs(len(body["prompt"]) - 40) < 15 for body in fake.bodies)
+
+
+def test_a_tokenizer_of_the_hub_is_downloaded_without_a_bar_in_the_pipe(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, sys; from chairlift.loadtest.bench.tokenizer import local_counter;"
+        "print(asyncio.run(local_counter(sys.argv[1])('four')))"
+    )
+    hub = fake_hub.Hub("org/tiny", {"tokenizer.json": tiny_tokenizer().to_str().encode()})
+    with fake_hub.serving(hub):
+        variables = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        for name, code in (("org/tiny", 0), ("org/other", 1)):
+            done = subprocess.run(
+                [sys.executable, "-c", script, name],
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == code, done.stderr
+            if code == 0:
+                assert (done.stdout, done.stderr) == ("4\n", "")
+            else:
+                last = done.stderr.splitlines()[-1]
+                assert "UsageError: --tokenizer org/other: neither a file" in last
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{", "cannot be read"), (None, "the folder has")])
