@@ -47,7 +47,8 @@ def _find(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
     from tqdm.auto import tqdm
 
-    class TerminalBar(tqdm):
+    # tqdm takes type arguments in its stubs only.
+    class TerminalBar(tqdm):  # type: ignore[type-arg]
         """A bar on a terminal, and nothing in a pipe, where the hub's own bar would write."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
