@@ -19,7 +19,9 @@ from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.result_file import result_json, save_result
 from chairlift.loadtest.bench.run import perform
 from chairlift.loadtest.bench.sweep import parse_sweep
+from chairlift.loadtest.bench.target import find_target
 from chairlift.loadtest.errors import LoadTestError, UsageError
+from chairlift.loadtest.plots.about import About, about
 from chairlift.loadtest.plots.page import check_writable, save_page
 
 __all__ = ["add_arguments", "main", "run"]
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         points = parse_sweep(args.sweep).arguments(args) if args.sweep else [args]
         configs = [config_from_args(point) for point in points]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_bench(configs))
+            return runner.run(_bench(configs, _about(args)))
     except LoadTestError as error:
         print(f"chairlift bench: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
@@ -58,6 +60,8 @@ def config_from_args(args: argparse.Namespace) -> BenchConfig:
     values: dict[str, Any] = {
         name: getattr(args, name) for name in BenchConfig.__slots__ if hasattr(args, name)
     }
+    target = find_target(args.backend, args.base_url, args.host, args.port, args.endpoint)
+    values |= target._asdict()
     values["api_key"] = args.api_key or _key_from_environment()
     values["percentile_metrics"] = tuple(args.percentile_metrics.split(","))
     try:
@@ -83,7 +87,16 @@ def _key_from_environment() -> str | None:
     return None
 
 
-async def _bench(configs: Sequence[BenchConfig]) -> int:
+def _about(args: argparse.Namespace) -> About:
+    """The header of the report; no key of the flags or the environment is in it."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = (args.api_key, *(os.environ.get(variable) for variable in KEY_VARIABLES))
+    keys = [key.strip() for keys in given if keys for key in keys.split(",")]
+    return about(parser, args, keys)
+
+
+async def _bench(configs: Sequence[BenchConfig], header: About) -> int:
     html = configs[0].html
     if html:
         check_writable(html)
@@ -96,7 +109,7 @@ async def _bench(configs: Sequence[BenchConfig]) -> int:
             print(f"Result saved to {save_result(config, result_json(runs[-1]))}")
         if html:
             # Saved after each run, so that an interrupted sweep leaves a report.
-            save_page(html, runs)
+            save_page(html, runs, header)
     if len(runs) > 1:
         print(sweep_table(runs))
     if html:

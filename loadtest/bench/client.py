@@ -16,6 +16,7 @@ import msgspec
 from chairlift.api.http.event_parser import SSEParser
 from chairlift.loadtest.bench.metrics import Reply
 from chairlift.loadtest.bench.stream import ChunkListener, ReplyBuilder, error_text, shorten
+from chairlift.loadtest.bench.target import is_chat
 from chairlift.loadtest.data.workload import WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
@@ -59,7 +60,7 @@ class OpenAIClient:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self._url = self.base_url + endpoint
-        self._chat = endpoint.endswith("/chat/completions")
+        self._chat = is_chat(endpoint)
         self._body = dict(body or {})
         headers = {"Content-Type": "application/json"}
         if api_key:
@@ -163,6 +164,14 @@ class OpenAIClient:
             return str(msgspec.json.decode(await self.fetch(url))["data"][0]["id"])
         except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
             raise ServerError(f"GET {url} lists no model; name one with --model") from error
+
+    async def server_version(self) -> str | None:
+        """The version that the server tells at /version, as vLLM and Chairlift do."""
+        try:
+            version = msgspec.json.decode(await self.fetch(f"{self.base_url}/version"))["version"]
+        except (ServerError, msgspec.DecodeError, KeyError, TypeError):
+            return None
+        return shorten(str(version))
 
     async def count_tokens(self, text: str) -> int | None:
         """Counts the tokens of a text with the server's tokenizer; None if it has no /tokenize.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from chairlift.loadtest.bench.metrics import GOODPUT_METRICS, METRIC_NAMES
+from chairlift.loadtest.bench.target import Backend
 from chairlift.loadtest.data.arrivals import Ramp
 from chairlift.loadtest.errors import UsageError
 
-Backend = Literal["openai", "openai-chat"]
 DatasetName = Literal["random", "prefix_repetition", "sharegpt", "custom", "trace"]
 
 # Data sets that are read from --dataset-path.
@@ -31,8 +31,10 @@ class BenchConfig:
         UsageError: a value is out of range, or two contradict each other.
     """
 
+    backend: Backend = "openai"
     base_url: str = "http://127.0.0.1:8000"
     endpoint: str = "/v1/completions"
+    tokenizer: str | None = None
     model: str | None = None
     api_key: str | None = None
     label: str | None = None
@@ -116,10 +118,6 @@ class BenchConfig:
         yield (
             not 0 <= self.random_range_ratio < 1,
             "--random-range-ratio must be at least 0 and below 1",
-        )
-        yield (
-            not self.endpoint.endswith("/completions"),
-            f"--endpoint must end with /completions or /chat/completions, not {self.endpoint}",
         )
         yield (
             not all(0 <= p <= 100 for p in self.metric_percentiles),
@@ -207,11 +205,6 @@ class BenchConfig:
     def metrics_address(self) -> str:
         """The URL of the server's metrics."""
         return self.metrics_url or f"{self.base_url.rstrip('/')}/metrics"
-
-    @property
-    def backend(self) -> Backend:
-        """vLLM's name for the kind of endpoint."""
-        return "openai-chat" if self.endpoint.endswith("/chat/completions") else "openai"
 
     @property
     def sent_temperature(self) -> float | None:

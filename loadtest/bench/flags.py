@@ -8,6 +8,7 @@ from typing import Any, Protocol, get_args
 
 from chairlift.loadtest.bench.config import DatasetName
 from chairlift.loadtest.bench.metrics import METRIC_NAMES
+from chairlift.loadtest.bench.target import BACKENDS, HOST, PORT
 
 # The same as for ``chairlift chat``. Of a list with commas, the first key is sent.
 KEY_VARIABLES = ("CHAIRLIFT_API_KEY", "OPENAI_API_KEY")
@@ -23,14 +24,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``chairlift bench``."""
     add = parser.add_argument
     add(
-        "--base-url",
-        default="http://127.0.0.1:8000",
-        help="the server's address (default: %(default)s)",
+        "--backend",
+        choices=BACKENDS,
+        help="the kind of requests: texts for openai and vllm, conversations for openai-chat"
+        " (default: that of --endpoint)",
     )
+    add("--base-url", metavar="URL", help="the server's address, in place of --host and --port")
+    add("--host", help=f"the server's name or IP address (default: {HOST})")
+    add("--port", type=int, help=f"the server's port (default: {PORT})")
     add(
         "--endpoint",
-        default="/v1/completions",
-        help="path of the requests; /v1/chat/completions sends chats (default: %(default)s)",
+        metavar="PATH",
+        help="path of the requests (default: /v1/completions, for openai-chat"
+        " /v1/chat/completions)",
+    )
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="count the prompts' tokens with this tokenizer: a tokenizer.json, a folder with one,"
+        " or a model of the hub (default: the server's, by its /tokenize)",
     )
     add("--model", help="model name in the requests (default: the first of GET /v1/models)")
     add("--api-key", help=f"bearer token (default: ${', else $'.join(KEY_VARIABLES)}, if set)")

@@ -145,13 +145,7 @@ def compute_metrics(
     """The metrics of a run of ``duration`` seconds; ``goodput`` limits are in milliseconds."""
     complete = [reply for reply in replies if reply.ok]
     timed = [reply for reply in complete if not reply.slow]
-    samples = {
-        "ttft": [reply.ttft for reply in timed],
-        "tpot": [tpot for reply in timed if (tpot := reply.tpot) is not None],
-        "itl": [itl for reply in timed for itl in reply.itls],
-        "e2el": [reply.latency for reply in timed],
-        "client_queue_time": [reply.queue_time for reply in timed],
-    }
+    samples = latency_samples(replies)
     good = sum(_is_good(reply, goodput) for reply in timed)
     return BenchMetrics(
         duration=duration,
@@ -166,6 +160,18 @@ def compute_metrics(
         max_concurrent_requests=_max_concurrent(complete),
         latencies={name: distribution(values, percentiles) for name, values in samples.items()},
     )
+
+
+def latency_samples(replies: Sequence[Reply]) -> dict[str, list[float]]:
+    """Each latency's values in seconds, of complete replies without slow readers."""
+    timed = [reply for reply in replies if reply.ok and not reply.slow]
+    return {
+        "ttft": [reply.ttft for reply in timed],
+        "tpot": [tpot for reply in timed if (tpot := reply.tpot) is not None],
+        "itl": [itl for reply in timed for itl in reply.itls],
+        "e2el": [reply.latency for reply in timed],
+        "client_queue_time": [reply.queue_time for reply in timed],
+    }
 
 
 def distribution(seconds: Sequence[float], percentiles: Sequence[float]) -> Distribution:

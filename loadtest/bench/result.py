@@ -24,6 +24,7 @@ class BenchRun(NamedTuple):
         samples: rows and queue length over time; empty if no report needs them.
         checks: the comparison with the server's metrics; None if the server lacks them.
         verification: the result of ``--verify``; None without the flag.
+        server_version: the server's version; None if it has no /version.
     """
 
     config: BenchConfig
@@ -34,6 +35,7 @@ class BenchRun(NamedTuple):
     samples: list[QueueSample]
     checks: list[MetricCheck] | None
     verification: Verification | None
+    server_version: str | None = None
 
     @property
     def checked(self) -> bool:

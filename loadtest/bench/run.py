@@ -18,8 +18,9 @@ from chairlift.loadtest.bench.progress import Progress
 from chairlift.loadtest.bench.report import failures, result_block
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.bench.server_metrics import QueuePoller, QueueSample
+from chairlift.loadtest.bench.tokenizer import local_counter
 from chairlift.loadtest.bench.verify import verification_report, verify_replies
-from chairlift.loadtest.data.workload import WorkloadRequest
+from chairlift.loadtest.data.workload import TokenCounter, WorkloadRequest
 from chairlift.loadtest.errors import ServerError
 
 
@@ -60,17 +61,23 @@ async def perform(config: BenchConfig) -> BenchRun:
             progress = Progress(metrics.completed, "verify", shown=not config.disable_tqdm)
             verification = await verify_replies(client, sent, replies, progress)
             print(verification_report(verification))
-    return BenchRun(config, client.model, date, metrics, replies, samples, checks, verification)
+        version = await client.server_version() if config.html else None
+    return BenchRun(
+        *(config, client.model, date, metrics, replies, samples, checks, verification), version
+    )
 
 
 async def _prepare(config: BenchConfig, client: OpenAIClient) -> Workload:
-    if config.dataset_name != "custom" and await client.count_tokens("word") is None:
+    count_tokens: TokenCounter = client.count_tokens
+    if config.tokenizer is not None:
+        count_tokens = local_counter(config.tokenizer)
+    elif config.dataset_name != "custom" and await client.count_tokens("word") is None:
         print("The server has no /tokenize: prompts have that many words, not tokens.")
     count = None if config.dataset_name == "trace" else config.request_count
     progress = Progress(count, "workload", unit="prompts", shown=not config.disable_tqdm)
     # A file of prompts needs no tokenizer, so it is read at once, without progress.
     async with progress if config.dataset_name != "custom" else contextlib.nullcontext():
-        return await build_workload(config, client.count_tokens, progress.add_done)
+        return await build_workload(config, count_tokens, progress.add_done)
 
 
 async def _warm_up(config: BenchConfig, client: OpenAIClient, workload: Workload) -> None:

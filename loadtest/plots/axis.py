@@ -14,7 +14,7 @@ _ROUND = (1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``, linear or logarithmic; ``unit`` is its label.
+    """An axis from ``low`` to ``high``, linear or logarithmic, of values in ``unit``.
 
     With ``integers``, it is an axis of counts and has ticks at integers only.
     """
@@ -24,6 +24,11 @@ class Axis:
     unit: str
     log: bool = False
     integers: bool = False
+
+    @property
+    def title(self) -> str:
+        """The unit and the kind of the scale, as the axis's label."""
+        return f"{self.unit} ({'log' if self.log else 'linear'} scale)"
 
     def position(self, value: float) -> float:
         """The position of a value, 0 at ``low`` and 1 at ``high``; values outside are clipped."""
@@ -68,6 +73,8 @@ def axis_around(values: Iterable[float], unit: str) -> Axis:
 
 def shown(value: float) -> str:
     """The text of a tick label."""
+    if value >= 1e9:
+        return f"{value:.0e}".replace("+", "")
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     if value >= 1e4:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.loadtest.bench.metrics import METRIC_NAMES, Reply
+from chairlift.loadtest.bench.metrics import METRIC_NAMES, Reply, latency_samples
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero
 from chairlift.loadtest.plots.chart import BOTTOM, TOP, Chart, Ink, Stroke
@@ -84,8 +84,8 @@ def distribution_of(name: str, run: BenchRun) -> Chart:
         if count:
             tip = f"{count} {what} of {start:.2f} to {end:.2f} ms"
             chart.add_bar(start, end, count, "one", tip)
-    chart.add_level(median, "quiet", f"p50 {median:.1f}", 0)
-    chart.add_level(high, "two", f"p99 {high:.1f}", 1)
+    chart.add_level(median, "quiet", f"p50 {median:.1f}")
+    chart.add_level(high, "two", f"p99 {high:.1f}")
     return chart
 
 
@@ -167,10 +167,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 def _samples(name: str, replies: Sequence[Reply]) -> list[float]:
     """A latency's values in milliseconds, without incomplete replies and slow readers."""
-    timed = [reply for reply in replies if reply.ok and not reply.slow]
-    if name == "itl":
-        return [itl * 1e3 for reply in timed for itl in reply.itls]
-    return [reply.ttft * 1e3 for reply in timed]
+    return [seconds * 1e3 for seconds in latency_samples(replies)[name]]
 
 
 def _span(run: BenchRun) -> tuple[float, float]:

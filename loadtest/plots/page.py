@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from chairlift.loadtest.bench.metrics import METRIC_NAMES, distribution, latency_samples
 from chairlift.loadtest.bench.result import BenchRun
 from chairlift.loadtest.errors import UsageError
+from chairlift.loadtest.plots.about import About, lengths, masked, versions
 from chairlift.loadtest.plots.chart import Chart, Key
 from chairlift.loadtest.plots.figures import (
     distribution_of,
@@ -17,17 +19,19 @@ from chairlift.loadtest.plots.figures import (
 from chairlift.loadtest.plots.markup import Element, element, html
 from chairlift.loadtest.plots.style import STYLE
 
+_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 _HEAD = (
     *("load", "completed", "failed", "cancelled", "req/s", "output tok/s"),
-    *("TTFT p50", "ITL p50", "E2EL p50", "server agrees"),
+    *(f"{METRIC_NAMES[name][0]} {p}" for name in _LATENCIES for p in ("p50", "p99")),
+    "server agrees",
 )
 
 
-def page(runs: Sequence[BenchRun]) -> str:
+def page(runs: Sequence[BenchRun], about: About) -> str:
     """The report of one run, or of all runs of a sweep, as an HTML document."""
     first = runs[0]
     title = f"Load test of {first.model}"
-    parts = [element("h1", title), _about(first)]
+    parts = [element("h1", title), _facts(first), _header(runs, about)]
     if len(runs) > 1:
         curves = [throughput_against(name, runs) for name in ("ttft", "itl")]
         parts += [element("h2", "Throughput against latency"), _grid(curves)]
@@ -64,28 +68,40 @@ def check_writable(path: str) -> None:
         raise UsageError(f"--html: {error}") from error
 
 
-def save_page(path: str, runs: Sequence[BenchRun]) -> None:
+def save_page(path: str, runs: Sequence[BenchRun], about: About) -> None:
     """Writes the report.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        Path(path).write_text(page(runs), encoding="utf-8")
+        Path(path).write_text(page(runs, about), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--html: {error}") from error
 
 
-def _about(run: BenchRun) -> Element:
+def _header(runs: Sequence[BenchRun], about: About) -> Element:
+    replies = [reply for run in runs for reply in run.replies]
+    rows: dict[str, Element | str] = {
+        "Command": element("code", about.command),
+        "Versions": versions(runs[0]),
+        "Machine of the load test": about.machine,
+        "Lengths": lengths(replies),
+    }
+    made = [(element("dt", name), element("dd", value)) for name, value in rows.items()]
+    return element("dl", *(part for row in made for part in row))
+
+
+def _facts(run: BenchRun) -> Element:
     config = run.config
     facts = [
         run.date.strftime("%Y-%m-%d %H:%M"),
-        f"{config.base_url}{config.endpoint}",
+        masked(f"{config.base_url}{config.endpoint}"),
         f"data set {config.dataset_name}",
         f"seed {config.seed}",
     ]
     if config.label:
-        facts.insert(0, config.label)
+        facts.insert(0, masked(config.label, [config.api_key or ""]))
     if config.cancel_rate:
         facts.append(f"{config.cancel_rate:.0%} of the clients leave")
     if config.slow_reader_rate:
@@ -126,14 +142,15 @@ def _table(runs: Sequence[BenchRun]) -> Element:
     rows = []
     for run in runs:
         metrics = run.metrics
-        medians = [metrics.latencies[name].median for name in ("ttft", "itl", "e2el")]
+        samples = latency_samples(run.replies)
+        found = [distribution(samples[name], (99,)) for name in _LATENCIES]
         rows.append(
             (
                 run.config.load,
                 *(str(n) for n in (metrics.completed, metrics.failed, metrics.cancelled)),
                 f"{metrics.request_throughput:.2f}",
                 f"{metrics.output_throughput:.1f}",
-                *(f"{median:.1f}" for median in medians),
+                *(f"{ms:.1f}" for one in found for ms in (one.median, one.percentiles[99])),
                 "not compared" if run.checks is None else "yes" if run.checked else "no",
             )
         )

@@ -22,6 +22,10 @@ h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: any
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
 p { margin: .25rem 0; }
 .muted { color: var(--muted); overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: .75rem 0; }
+dt { color: var(--muted); }
+dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr; gap: 0; } }
 .grid {
   display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
 }

@@ -1,4 +1,4 @@
-"""Recorded requests of clients that are not installed: guidellm, guidance, outlines, instructor.
+"""Recorded requests: guidellm, guidance and outlines, which are not installed, and instructor.
 
 The fields are those that the clients sent; prompts and schemas are our own.
 """
@@ -54,12 +54,12 @@ STREAMED = {
     "ignore_eos": True,
 }
 GUIDELLM_BODIES: list[tuple[str, dict[str, Any]]] = [
-    ("completions", {"prompt": "One, two,", "max_tokens": 8}),
+    ("completions", {"prompt": "One, two,", "max_tokens": 64}),
     (
         "chat/completions",
         {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "Count."}]}],
-            "max_completion_tokens": 8,
+            "max_completion_tokens": 64,
         },
     ),
 ]
@@ -78,7 +78,7 @@ async def test_guidellm_counts_tokens_in_every_chunk(
     assert not any("error" in chunk for chunk in chunks)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
-    assert counts[-1] == 8
+    assert counts[-1] == 64
     assert len(set(counts)) > 2
     for chunk in chunks:
         usage = chunk["usage"]

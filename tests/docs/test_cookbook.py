@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import tomllib
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from support.cookbook import ADDRESS, SECTIONS, blocks
 from support.paths import ROOT
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 DOCS = ROOT / "docs"
-COOKBOOK = (DOCS / "guides" / "cookbook.md").read_text()
-SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", COOKBOOK, re.MULTILINE))
 # The scripts: the blocks of a section of the cookbook, or of another page, one after the other.
 PAGES = {
     page.relative_to(DOCS).as_posix(): page.read_text()
@@ -28,7 +25,6 @@ PAGES = {
     if page.name != "cookbook.md" and DOCS / "notes" not in page.parents
 }
 TEXTS = {**SECTIONS, **PAGES}
-ADDRESS = "http://127.0.0.1:8000"
 # The output of each script, for any reply of the model.
 PRINTED = {
     "openai-python": r"Paris.*\n\d+ tokens\n"
@@ -38,6 +34,9 @@ PRINTED = {
     "Anthropic's SDK": r"\w.*\n\d+ tokens\n$",
     "LangChain": r"Paris.*name=.* country=.*\nweather\n$",
     "LiteLLM": r"Paris",
+    "OpenAI's Agents SDK": r"^.*: sunny, 21 degrees\n.*Paris.*\n$",
+    "pydantic-ai": r"^name='Paris' country=.*\n.*: sunny, 21 degrees\n$",
+    "instructor": r"^name='Paris' country=.*\n(name=.*\n){3,}$",
     "guides/apis.md": r"^\w.*\n.*\w.*\n",
     "guides/chat.md": r"^get_weather \{.*\"city\".*\}\n.",
     "guides/embeddings.md": r"^576\n$",
@@ -45,18 +44,6 @@ PRINTED = {
     r"\d\d?:\d\d [ap]m\nTake the (red|blue) lift.\n$",
     "start/quickstart.md": r"^\S.*\n$",
 }
-# Where the requests in JSON go.
-PATHS = {
-    "Open WebUI": "/v1/chat/completions",
-    "Continue": "/v1/chat/completions",
-    "aider": "/v1/chat/completions",
-    "Agents that speak Responses": "/v1/responses",
-    "Agents that speak Messages": "/v1/messages",
-}
-
-
-def blocks(name: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXTS[name], re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +56,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_example_has_an_expected_output() -> None:
-    assert {name for name in TEXTS if blocks(name, "python")} == PRINTED.keys()
-    assert {name for name in SECTIONS if blocks(name, "json")} == PATHS.keys()
+    assert {name for name in TEXTS if blocks(TEXTS[name], "python")} == PRINTED.keys()
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs_unchanged(name: str, url: str) -> None:
-    script = "".join(blocks(name, "python"))
+    script = "".join(blocks(TEXTS[name], "python"))
     assert ADDRESS in script
     done = subprocess.run(
         [sys.executable, "-"],
@@ -90,27 +76,12 @@ def test_an_example_runs_unchanged(name: str, url: str) -> None:
     assert re.search(PRINTED[name], done.stdout, re.DOTALL), done.stdout
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("name", PATHS)
-def test_a_request_is_answered(name: str, url: str) -> None:
-    (body,) = blocks(name, "json")
-    assert f"`{PATHS[name]}`" in SECTIONS[name]
-    request = urllib.request.Request(
-        url + PATHS[name], body.encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        text = response.read().decode()
-    events = [json.loads(data) for data in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
-    assert len(events) > 1
-    assert not any(event.get("error") or event.get("type") == "error" for event in events)
-
-
 def test_settings_of_other_programs_have_this_servers_address() -> None:
-    (proxy,) = map(yaml.safe_load, blocks("LiteLLM", "yaml"))
+    (proxy,) = map(yaml.safe_load, blocks(SECTIONS["LiteLLM"], "yaml"))
     assert proxy["model_list"][0]["litellm_params"]["api_base"] == f"{ADDRESS}/v1"
-    (editor,) = map(yaml.safe_load, blocks("Continue", "yaml"))
+    (editor,) = map(yaml.safe_load, blocks(SECTIONS["Continue"], "yaml"))
     assert editor["models"][0]["apiBase"] == f"{ADDRESS}/v1"
-    (agent,) = map(tomllib.loads, blocks("Agents that speak Responses", "toml"))
+    (agent,) = map(tomllib.loads, blocks(SECTIONS["Agents that speak Responses"], "toml"))
     assert agent["model_providers"][agent["model_provider"]]["base_url"] == f"{ADDRESS}/v1"
-    (variables,) = blocks("Agents that speak Messages", "sh")
+    (variables,) = blocks(SECTIONS["Agents that speak Messages"], "sh")
     assert f"ANTHROPIC_BASE_URL={ADDRESS}\n" in variables

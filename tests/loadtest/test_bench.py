@@ -115,6 +115,27 @@ def test_bench_counts_failures_and_shows_the_first(capsys: pytest.CaptureFixture
     assert "6 of 6 requests failed; the first: error event: the engine" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["two words", "one word", "environment", "elsewhere"])
+def test_the_report_has_the_command_without_keys(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, page = "sk-very-secret", tmp_path / "report.html"
+    flags = {"two words": ["--api-key", key], "one word": [f"--api-key={key}"]}.get(form, [])
+    if not flags:
+        monkeypatch.setenv("CHAIRLIFT_API_KEY", f"{key},second-secret")
+    if form == "elsewhere":
+        flags = ["--label", f"with {key}", "--metrics-url", "http://me:second-secret@host/m?k=1"]
+    with serving(FakeServer()) as fake:
+        assert bench(fake, *SMALL, *flags, "--html", str(page), "--goodput", "ttft:9") in (0, 1)
+    html = page.read_text()
+    assert f"chairlift bench --base-url {fake.base_url} " in html
+    assert " --num-prompts 6 --random-input-len 8 " in html
+    assert "--goodput ttft:9" in html
+    assert ("--api-key ***" in html or "--api-key '***'" in html) == ("word" in form)
+    assert "secret" not in html
+    assert "server 9.8.7" in html
+
+
 def test_verify_passes_if_replies_do_not_depend_on_the_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

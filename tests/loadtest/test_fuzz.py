@@ -13,7 +13,7 @@ from chairlift.loadtest.faults.fuzz import fuzz
 from chairlift.loadtest.faults.soak import Soak
 from chairlift.loadtest.servers import procfs
 
-REQUESTS = 400
+REQUESTS = 300
 
 
 @pytest.mark.system  # half a minute

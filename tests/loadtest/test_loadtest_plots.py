@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
 
 import pytest
 from support.api.page_check import check_page
+from support.bench_run import bench_run
 
-from chairlift.loadtest.bench.config import BenchConfig
-from chairlift.loadtest.bench.crosscheck import MetricCheck
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
-from chairlift.loadtest.bench.result import BenchRun
-from chairlift.loadtest.bench.server_metrics import QueueSample
+from chairlift.loadtest.plots.about import About, masked
 from chairlift.loadtest.plots.axis import Axis, axis_around, axis_from_zero, shown
 from chairlift.loadtest.plots.figures import distribution_of, queue_over_time, requests_over_time
 from chairlift.loadtest.plots.page import page
 
-
-def bench_run(count: int = 50, text: str = "", **flags: object) -> BenchRun:
-    """A run of requests 0.1 s apart; every seventh fails, every fifth of the rest is cancelled."""
-    replies = []
-    for i in range(count):
-        start = 100 + i / 10
-        times = [start + 0.05 + i / 1000 + 0.01 * n for n in range(8)]
-        error = "broken" if i % 7 == 6 else ""
-        reply = Reply(10, start, times[-1], 0.02, times, 8, text, error)
-        reply.cancelled = not error and i % 5 == 4
-        replies.append(reply)
-    config = BenchConfig(**{"max_concurrency": 4, **flags})  # type: ignore[arg-type]
-    metrics = compute_metrics(replies, 6.0, {}, [99])
-    samples = [QueueSample(100 + t, t % 3, 1.0) for t in range(6)]
-    checks = [MetricCheck("requests ended", 3, 4, 3), MetricCheck("prompt tokens", 9, 9, 8)]
-    moment = datetime(2026, 1, 2, 3, 4)
-    return BenchRun(config, "org/model", moment, metrics, replies, samples, checks, None)
+ABOUT = About("chairlift bench --html report.html", "a processor, 2 CPUs")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +41,9 @@ def test_axes_cover_their_values_and_have_round_ticks(axis: Axis, ticks: list[fl
 
 
 def test_numbers_beside_an_axis_are_short() -> None:
-    assert [shown(n) for n in (0, 0.5, 1500, 20_000, 3e6)] == ["0", "0.5", "1500", "20k", "3M"]
+    assert [shown(n) for n in (0, 0.5, 1500, 20_000, 3e6, 2e12)] == [
+        *("0", "0.5", "1500", "20k", "3M", "2e12")
+    ]
 
 
 def test_figures_are_described_in_words() -> None:
@@ -87,7 +71,7 @@ def test_figures_are_described_in_words() -> None:
 
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
     hostile = "</title><script>alert(1)</script><img src=https://example.com/x>"
-    checked = check_page(page([bench_run(label=hostile, text=hostile)]))
+    checked = check_page(page([bench_run(label=hostile, text=hostile)], ABOUT))
     assert hostile in checked.text
     assert checked.charts == [
         "Distribution of TTFT",
@@ -101,8 +85,8 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 
 def test_the_page_of_a_sweep_has_its_curves_and_all_runs() -> None:
     runs = [bench_run(max_concurrency=n) for n in (1, 2, 4)]
-    assert page(runs) == page(runs)
-    checked = check_page(page(runs))
+    assert page(runs, ABOUT) == page(runs, ABOUT)
+    checked = check_page(page(runs, ABOUT))
     assert checked.charts[:2] == ["TTFT against throughput", "ITL against throughput"]
     assert len(checked.charts) == 2 + 3 * 4
     assert checked.text.count("2 at once") >= 3
@@ -113,5 +97,37 @@ def test_the_page_of_a_run_where_all_requests_failed_is_complete() -> None:
     replies = [Reply(10, start=1.0, end=1.0, error="refused") for _ in range(3)]
     metrics = compute_metrics(replies, 1.0, {}, [99])
     failed = run._replace(replies=replies, metrics=metrics, samples=[], checks=None)
-    assert len(check_page(page([failed])).charts) == 4
-    assert len(check_page(page([failed, run])).charts) == 10
+    assert len(check_page(page([failed], ABOUT)).charts) == 4
+    assert len(check_page(page([failed, run], ABOUT)).charts) == 10
+
+
+def test_the_header_tells_how_the_report_was_made() -> None:
+    runs = [bench_run(max_concurrency=n)._replace(server_version="9.8") for n in (1, 2)]
+    text = check_page(page(runs, ABOUT)).text
+    for part in (
+        *(ABOUT.command, ABOUT.machine, "server 9.8", "chairlift bench "),
+        "prompts of 10 tokens, replies of 8 tokens",
+    ):
+        assert part in text
+    for name in ("TTFT", "TPOT", "ITL", "E2EL"):
+        assert f"{name} p50{name} p99" in text
+    assert len(re.findall(r"\((?:log|linear) scale\)", text)) == 2 * (2 + 2 * 4)
+    refused = [Reply(10, start=1.0, end=1.0, error="refused")]
+    unknown = check_page(page([bench_run()._replace(replies=refused)], ABOUT)).text
+    assert "replies of no tokens" in unknown
+    assert "server not told" in unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:pass@host:1/a", "http://***@host:1/a"),
+        ("https://token@host", "https://***@host"),
+        ("http://host/metrics?key=abc&b=c", "http://host/metrics?key=***&b=***"),
+        ("label of sk-12345 and sk-1234", "label of *** and ***"),
+        ("a - b", "a - b"),
+        ("ttft:500", "ttft:500"),
+    ],
+)
+def test_secrets_are_masked(text: str, shown: str) -> None:
+    assert masked(text, ["sk-1234", "sk-12345", "-", ""]) == shown

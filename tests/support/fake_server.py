@@ -49,6 +49,7 @@ class FakeServer:
         app = web.Application()
         app.router.add_get("/health", self._models)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._complete)
@@ -57,6 +58,9 @@ class FakeServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "folder/fake-model"}]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "9.8.7"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics, status=200 if self.metrics else 404)

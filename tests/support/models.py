@@ -12,8 +12,17 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType as GGMLType
 from mlx.utils import tree_flatten
-from support.tiny import BYTES, CHAT_TEMPLATE, SPECIALS, VOCAB_SIZE, TinyKind, tiny_config
+from support.tiny import (
+    BYTES,
+    CHAT_TEMPLATE,
+    SPECIALS,
+    VOCAB_SIZE,
+    TinyKind,
+    tiny_config,
+    tiny_model,
+)
 
+from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.hub.fetch import fetch_default_model
 
 _STEMS = {
@@ -92,6 +101,17 @@ def write_tiny_gguf(
     writer.close()
     model.load_weights(rounded, strict=False)
     return model
+
+
+def write_tiny_default_gguf(path: Path) -> None:
+    """Writes a tiny random llama with the default model's tokenizer and chat template.
+
+    Its steps take a fraction of the default model's time; its replies mean nothing.
+    """
+    found = GGUFFile(default_model_path()).metadata
+    tokenizer = {key: value for key, value in found.items() if key.startswith("tokenizer.")}
+    model = tiny_model("llama", vocab_size=len(tokenizer["tokenizer.ggml.tokens"]))
+    write_tiny_gguf(path, "llama", model, metadata={"llama.context_length": 8192, **tokenizer})
 
 
 def _interleave(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
