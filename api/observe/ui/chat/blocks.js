@@ -87,7 +87,7 @@ export class Blocks {
     this.open += this.incoming.slice(0, PIECE);
     this.incoming = this.incoming.slice(PIECE);
     const lines = this.open.slice(0, this.open.lastIndexOf("\n") + 1);
-    if (this.open.length > HUGE) return this.freeze(lines.length || this.open.length);
+    if (this.open.length > HUGE) return this.freeze(lines.length || this.open.lastIndexOf(" ") + 1 || HUGE);
     if (!lines) return;
     const tokens = [];
     parser.block.parse(lines, parser, { references: {} }, tokens);

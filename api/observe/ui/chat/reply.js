@@ -4,6 +4,8 @@ import { call, events } from "../server.js";
 import { requestMessages } from "./conversation.js";
 import { parameters } from "./settings.js";
 
+const SLICE_MS = 8; // work on chunks before the browser may do other things
+
 // Streams a reply into `message`, which is the path's last one.
 //
 // A message that has content is continued. `onPiece` is called with each piece: its `content` and
@@ -24,13 +26,30 @@ export async function stream(path, settings, signal, onPiece) {
     }),
   });
   const speed = new Speed(message);
+  let since = performance.now();
   for await (const chunk of events(response)) {
     if (chunk.error) throw new Error(chunk.error.message);
     message.model = chunk.model;
     if (chunk.usage) speed.end(chunk.usage.completion_tokens);
     const [choice] = chunk.choices;
     if (choice) take(choice, message, speed, onPiece);
+    // Hundreds of chunks may arrive at once: let the browser draw, and answer the user, in between.
+    if (performance.now() - since < SLICE_MS) continue;
+    await pause();
+    since = performance.now();
   }
+}
+
+// Resolves in a task of its own. NOTE: a timer would wait for a second in a tab in the background.
+function pause() {
+  const { port1, port2 } = new MessageChannel();
+  return new Promise((resolve) => {
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
 }
 
 function take({ delta, logprobs, finish_reason: finish }, message, speed, onPiece) {
