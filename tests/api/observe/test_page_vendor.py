@@ -9,7 +9,9 @@ from pathlib import Path
 from chairlift.api.observe import page
 
 VENDOR = Path(page.__file__).parent / "ui" / "vendor"
-ROW = re.compile(r"^\| `([^`]+)` \| `([^@`]+)@([^`]+)` \(([^|]+)\) \| .* \| `([0-9a-f]{64})` \|$", re.M)
+ROW = re.compile(
+    r"^\| `([^`]+)` \| `([^@`]+)@([^`]+)` \(([^|]+)\) \| .* \| `([0-9a-f]{64})` \|$", re.M
+)
 
 
 def test_the_files_are_those_that_the_table_names() -> None:

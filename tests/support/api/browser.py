@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 
 
 @contextmanager
