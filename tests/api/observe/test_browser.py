@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, chromium, open_page
+from support.api.browser import PATIENCE_MS, open_page
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
@@ -20,12 +20,6 @@ KEY = "sk-of-the-test"
 ROWS = 4
 WIDE = {"width": 1440, "height": 960}
 expect.set_options(timeout=PATIENCE_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -6,31 +6,17 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Download, Locator, Page, expect
-from support.api.browser import PATIENCE_MS, chromium, open_page
-from support.api.page_server import PageServer, page_server
+from playwright.sync_api import Browser, Download, Page, expect
+from support.api.browser import PATIENCE_MS, ask, control, open_page
+from support.api.page_server import PageServer
 from support.api.thinking_caller import CALLING
 
 pytestmark = pytest.mark.system
-WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}
+WIDE = {"width": 1440, "height": 960}
 expect.set_options(timeout=PATIENCE_MS)
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[PageServer]:
-    with page_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -38,19 +24,6 @@ def page(browser: Browser, server: PageServer) -> Iterator[Page]:
     server.set("Hello.")
     with open_page(browser, server.url, "-", viewport=WIDE, accept_downloads=True) as page:
         yield page
-
-
-def ask(page: Page, text: str) -> None:
-    count = page.locator(".message.assistant").count()
-    page.locator("#prompt").fill(text)
-    page.locator("#prompt").press("Enter")
-    expect(page.locator(".message.assistant")).to_have_count(count + 1)
-    expect(page.locator("#send")).to_be_visible()
-
-
-def control(page: Page, name: str) -> Locator:
-    """A control of the last message that has it."""
-    return page.locator("#conversation").get_by_role("button", name=name, exact=True).last
 
 
 def turns(server: PageServer) -> list[str]:
@@ -317,48 +290,3 @@ def test_code_and_messages_are_copied(page: Page, server: PageServer) -> None:
     page.get_by_role("button", name="Copy the message").last.click()
     expect(page.get_by_text("Copied")).to_have_count(3)
     assert page.evaluate("navigator.clipboard.readText()") == reply
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
-def test_axe_finds_no_violations_in_a_full_conversation(
-    browser: Browser,
-    server: PageServer,
-    scheme: Literal["light", "dark"],
-    viewport: dict[str, int],
-) -> None:
-    markdown = "# A\n\n`b` [c](https://d.example)\n\n```py\ne\n```\n\n| f |\n|--|\n| $g$ |\n"
-    server.set(f"<think>{markdown}</think>\n\n{markdown}")
-    with open_page(browser, server.url, "-", color_scheme=scheme, viewport=viewport) as page:
-        page.locator("#settings summary").click()
-        page.get_by_label("Token probabilities").check()
-        page.locator("#file").set_input_files(
-            {"name": "b.txt", "mimeType": "text/plain", "buffer": b"b"}
-        )
-        ask(page, "Hi")
-        page.locator(".thought summary").click()
-        control(page, "Regenerate").click()
-        expect(page.locator(".place")).to_have_text("2 / 2")
-        control(page, "Token probabilities").click()
-        page.locator(".token-text").focus()
-        open_list(page)
-        page.locator("#live").evaluate("live => (live.open = true)")
-        expect(page.locator("#recent tr")).to_have_count(2)
-        found = Axe().run(page)
-        assert found.response["passes"], "axe looked at nothing"
-        assert found.violations_count == 0, found.generate_report()
-        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
-
-
-def test_on_a_phone_the_chat_is_above_the_fold_and_the_live_view_is_folded(
-    browser: Browser, server: PageServer
-) -> None:
-    with open_page(browser, server.url, "-", viewport=PHONE) as page:
-        for name in ("conversation", "prompt", "send"):
-            box = page.locator(f"#{name}").bounding_box()
-            assert box is not None
-            assert box["y"] + box["height"] <= PHONE["height"], name
-        expect(page.locator("#chairs")).to_be_hidden()
-        expect(page.locator("#live-brief")).to_contain_text("chairs taken")
-        page.locator("#live > summary").click()
-        expect(page.locator("#chairs")).to_be_visible()

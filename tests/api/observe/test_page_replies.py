@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, chromium, open_page
-from support.api.page_server import PageServer, page_server
+from support.api.browser import PATIENCE_MS, ask, open_page
+from support.api.page_server import PageServer
 
 pytestmark = pytest.mark.system
 WIDE = {"width": 1440, "height": 960}
@@ -122,28 +122,10 @@ SCROLL = """async () => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server(browser: Browser) -> Iterator[PageServer]:
-    with page_server() as server:
-        yield server
-
-
 @pytest.fixture
 def page(browser: Browser, server: PageServer) -> Iterator[Page]:
     with open_page(browser, server.url, "-", viewport=WIDE) as page:
         yield page
-
-
-def ask(page: Page, text: str = "Hi") -> None:
-    page.locator("#prompt").fill(text)
-    page.keyboard.press("Enter")
-    expect(page.locator(".message.assistant .note").last).to_be_visible()
 
 
 def pieces_of(text: str, rng: random.Random) -> list[str]:
@@ -256,6 +238,27 @@ def test_replies_of_10000_tokens_stream_and_scroll_without_long_tasks(
     shown = page.locator(".message.assistant > .text")
     expect(shown).to_contain_text("value_999 = f(999)")
     assert shown.locator("h2").count() == 120
+
+
+def test_the_log_follows_a_reply_until_the_user_scrolls_away(
+    page: Page, server: PageServer
+) -> None:
+    server.set("A line of the reply.\n\n" * 1000, step_seconds=0.01)
+    page.locator("#prompt").fill("Write.")
+    page.keyboard.press("Enter")
+    log = page.locator("#conversation")
+    expect(log.locator("p").nth(40)).to_be_attached()
+    assert page.evaluate(AT_END)
+    log.hover()
+    page.mouse.wheel(0, -300)
+    expect(log).not_to_have_class("follows")
+    count = log.locator("p").count()
+    expect(log.locator("p").nth(count + 20)).to_be_attached()
+    expect(log).not_to_have_class("follows")
+    page.mouse.wheel(0, 100_000)
+    expect(log).to_have_class("follows")
+    page.keyboard.press("Escape")
+    expect(page.locator(".note")).to_be_visible()
 
 
 def longest_task_ms(trace: Path) -> float:

@@ -3,6 +3,7 @@
 import { MessageView, speedText } from "./message.js";
 
 const element = (id) => document.getElementById(id);
+const INTENT_MS = 1000; // time after an input in which scrolling is the user's
 const NEAR = 40; // px from the end at which the log follows what arrives
 
 export class Log {
@@ -15,7 +16,11 @@ export class Log {
     this.sizes = new ResizeObserver(() => this.follow());
     this.follows = true;
     this.top = 0;
+    this.touched = -INTENT_MS;
     this.box.addEventListener("scroll", () => this.scrolled());
+    for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) {
+      this.box.addEventListener(kind, () => (this.touched = performance.now()), { passive: true });
+    }
     this.box.addEventListener("click", (event) => {
       const control = event.target.closest("button[data-act]");
       const view = control && this.viewOf(control);
@@ -29,11 +34,14 @@ export class Log {
     });
   }
 
-  // Follows again at the end. Away from it only the user scrolls upwards; sizes change by themselves.
+  // Follows again at the end, and no longer when the user scrolls upwards. Sizes that change scroll,
+  // too, so there must have been an input.
   scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = this.box;
     if (scrollHeight - scrollTop - clientHeight < NEAR) this.setFollows(true);
-    else if (scrollTop < this.top) this.setFollows(false);
+    else if (scrollTop < this.top && performance.now() - this.touched < INTENT_MS) {
+      this.setFollows(false);
+    }
     this.top = scrollTop;
   }
 
@@ -119,8 +127,8 @@ export class Log {
 
   focus(message, act) {
     const { root } = this.views.get(message);
-    const control = root.querySelector(`[data-act="${act}"]:enabled`) ?? root.querySelector("[data-act]:enabled");
-    control?.focus();
+    const enabled = [...root.querySelectorAll(".actions button:enabled")];
+    (enabled.find(({ dataset }) => dataset.act === act) ?? enabled[0])?.focus();
   }
 
   // While a reply arrives the log is busy, so that screen readers read it once, when complete.

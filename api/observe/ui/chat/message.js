@@ -167,7 +167,7 @@ export class MessageView {
     });
     this.editor.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target === field) submit();
+      else if (event.target === field && sends(event)) submit();
       else return;
       event.preventDefault();
       event.stopPropagation(); // Escape would stop a reply
@@ -178,6 +178,8 @@ export class MessageView {
     field.focus();
   }
 }
+
+const sends = ({ key, shiftKey, isComposing }) => key === "Enter" && !shiftKey && !isComposing;
 
 function canContinue({ content, calls, finish }) {
   return content !== "" && !calls.length && finish !== "stop";
