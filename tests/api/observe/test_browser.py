@@ -95,7 +95,7 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     expect(page.locator(".message.assistant")).to_contain_text("Paris")
     note = page.locator(".note")
     expect(note).to_have_text(re.compile(r"^\d+ tokens, [\d.]+ tokens/s, first after [\d.]+ m?s$"))
-    expect(page.locator("#recent tr td:nth-child(4)")).to_have_text(["200"])
+    expect(page.locator("#recent tr td:nth-child(4)").first).to_have_text("200")
 
 
 def test_a_stopped_reply_frees_its_chair(page: Page) -> None:
@@ -149,12 +149,12 @@ def test_axe_finds_no_violations(
     browser: Browser, url: str, scheme: Literal["light", "dark"], viewport: dict[str, int]
 ) -> None:
     with open_page(browser, url, KEY, color_scheme=scheme, viewport=viewport) as page:
-        page.locator("summary").click()
+        page.locator("#settings summary").click()
         page.locator("#max-tokens").fill("8")
         page.locator("#prompt").fill("What is snow?")
         press(page, "Enter")
         expect(page.locator(".note")).to_be_visible()
-        expect(page.locator("#recent tr")).to_have_count(1)
+        expect(page.locator("#recent tr")).not_to_have_count(0)
         found = Axe().run(page)
         assert found.response["passes"], "axe looked at nothing"
         assert found.violations_count == 0, found.generate_report()
