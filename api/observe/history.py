@@ -60,7 +60,7 @@ class Sample(msgspec.Struct, frozen=True):
         prefilled_pace: prompt tokens computed a second.
         running: choices in the batch at its end.
         waiting: waiting choices at its end.
-        kv_share: the used share of the KV memory (0 to 1) at its end; None without a limit, too.
+        kv_share: the used share of the KV memory (0 to 1) at its end; None without a model, too.
         ttft_p50, ttft_p99: seconds to the first token, of the choices that got it in the interval.
         itl_p50, itl_p99: seconds between two tokens.
         requests: requests that ended.
@@ -103,7 +103,8 @@ class Interval:
     def add_step(self, stats: StepStats) -> None:
         """Adds an engine step."""
         first, following = stats.first_token_latencies, stats.inter_token_latencies
-        self.steps += 1
+        # Stats without either only report ended choices, perhaps of an engine that is gone.
+        self.steps += bool(stats.rows or stats.prefill_tokens)
         self.generated += len(first) + len(following)
         self.prefilled += stats.prefill_tokens
         self.prefix_queries += stats.prefix_queries
@@ -111,11 +112,10 @@ class Interval:
         self.ttft.add(first)
         self.itl.add(following)
 
-    def sample(self, end: Moment, latest: StepStats, serving: bool) -> Sample:
+    def sample(self, end: Moment, latest: StepStats, serving: bool, kv_limit: int) -> Sample:
         """The interval's sample; ``latest`` is the last step, perhaps of an earlier interval."""
         seconds = end.awake - self.start.awake
         known = serving or self.steps > 0
-        limit = latest.kv_limit_bytes
         ttft_p50, ttft_p99 = self.ttft.at((0.5, 0.99)) or (None, None)
         itl_p50, itl_p99 = self.itl.at((0.5, 0.99)) or (None, None)
         return Sample(
@@ -127,7 +127,7 @@ class Interval:
             _rounded(self.prefilled / seconds) if known else None,
             latest.running if known else None,
             latest.waiting if known else None,
-            _rounded(latest.kv_used_bytes / limit) if known and limit else None,
+            _rounded(latest.kv_used_bytes / kv_limit) if known and kv_limit else None,
             _rounded(ttft_p50),
             _rounded(ttft_p99),
             _rounded(itl_p50),
@@ -157,11 +157,17 @@ class History:
         self.latest = stats
         self.current.add_step(stats)
 
-    def end_interval(self, now: Moment, serving: bool) -> None:
-        """Makes a sample of the current interval and begins the next one."""
+    def end_interval(self, now: Moment, serving: bool, kv_limit: int) -> None:
+        """Makes a sample of the current interval and begins the next one.
+
+        Args:
+            now: the present.
+            serving: whether requests can be served now.
+            kv_limit: the limit of the KV memory in bytes; 0 if it is not known.
+        """
         if now.awake - self.current.start.awake < MIN_SECONDS:
             return
-        self._samples.append(self.current.sample(now, self.latest, serving))
+        self._samples.append(self.current.sample(now, self.latest, serving, kv_limit))
         self._ended += 1
         while self._samples[0].at <= now.at - SPAN_SECONDS:
             self._samples.popleft()

@@ -144,7 +144,6 @@ class Watcher:
         minute, stats = history.last_minute(now), history.latest
         model = server.loaded
         reason = server.unhealthy
-        limit = 0 if model is None else model.info.kv_limit_bytes
         return LiveState(
             now.at,
             samples,
@@ -157,7 +156,9 @@ class Watcher:
             *history.paces(now),
             _latency(minute.ttft),
             _latency(minute.itl),
-            KVMemory(stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes, limit),
+            KVMemory(
+                stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes, _kv_limit(model)
+            ),
             PrefixQueries(minute.prefix_queries, minute.prefix_hits),
             self._live.recent,
         )
@@ -181,7 +182,7 @@ def history_recording(
 async def _end_intervals(live: Live, server: ServerStatus) -> None:
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
-        live.history.end_interval(Moment.now(), server.unhealthy is None)
+        live.history.end_interval(Moment.now(), server.unhealthy is None, _kv_limit(server.loaded))
 
 
 def _recent(record: RequestRecord) -> RecentRequest:
@@ -207,6 +208,10 @@ def _facts(model: LiveModel) -> Facts:
     return Facts(
         model.name, info.architecture, info.dtype, info.device, info.max_rows, info.max_context
     )
+
+
+def _kv_limit(model: LiveModel | None) -> int:
+    return 0 if model is None else model.info.kv_limit_bytes
 
 
 def _latency(values: Quantiles) -> Latency | None:

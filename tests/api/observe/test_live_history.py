@@ -64,7 +64,7 @@ class Run:
             self.history.add_step(step_stats(event.latencies))
         at, awake = self.now
         self.now = Moment(at + event.awake + event.asleep, awake + event.awake)
-        self.history.end_interval(self.now, event.serving)
+        self.history.end_interval(self.now, event.serving, 1024)
         if event.read:
             self.get()
 
@@ -147,6 +147,8 @@ def test_a_restart_is_marked_and_its_time_is_unknown() -> None:
     run = Run()
     run.play(Event(2, 0, [0.1], 1, True, False))
     run.history.current.restarts += 1
+    # A request that arrives now is reported without a step.
+    run.history.add_step(StepStats(waiting=1))
     run.play(Event(2, 0, [], 0, False, False))
     run.play(Event(2, 0, [], 0, True, False))
     before, during, after = run.samples

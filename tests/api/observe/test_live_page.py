@@ -78,7 +78,7 @@ def written_history() -> History:
         history.current.restarts = index == RESTARTED
         history.current.failed = 2 * (index == FAILED)
         ago = began - (index + 1) * INTERVAL_SECONDS
-        history.end_interval(Moment(now.at - ago, now.awake - ago), index not in DOWN)
+        history.end_interval(Moment(now.at - ago, now.awake - ago), index not in DOWN, 1024)
     return history
 
 
