@@ -1,7 +1,7 @@
 // Shows the server's snapshots, and asks for an API key if the server needs one.
 
 import { Chairs } from "./chairs.js";
-import { Chat } from "./chat.js";
+import { Chat } from "./chat/chat.js";
 import { Gauges, put } from "./gauges.js";
 import { call, events, keep } from "./server.js";
 
@@ -26,6 +26,7 @@ function show(snapshot) {
   if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
   chairs.show(snapshot);
   gauges.show(snapshot);
+  put("live-brief", element("summary").textContent);
 }
 
 function askForKey(error) {
@@ -61,6 +62,12 @@ async function watch() {
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
+
+// Beside the chat there is room for the live view; below it, it is folded at first.
+const beside = matchMedia("(min-width: 70rem)");
+const unfold = () => (element("live").open = beside.matches);
+beside.addEventListener("change", unfold);
+unfold();
 
 new Chat(() => askForKey(""));
 watch();

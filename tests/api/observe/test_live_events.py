@@ -161,6 +161,7 @@ async def test_the_pages_own_requests_are_logged_at_debug_level(
         # A closed page leaves its stream, which is no failure.
         assert levels.pop(EVENTS) == (logging.DEBUG, 499)
         assert levels == dict.fromkeys(PAGE_PATHS, (logging.DEBUG, 200))
+        assert server.metric("chairlift_client_disconnects_total") == 0
         # A refusal stays visible.
         caplog.clear()
         async with server.http.get(server.url + EVENTS + "/none") as response:

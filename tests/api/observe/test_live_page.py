@@ -110,6 +110,8 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def opened(browser: Browser, site: Served, **context: Any) -> Iterator[Page]:
     with open_page(browser, site.server.url, "key", **{"viewport": WIDE, **context}) as page:
+        # It is folded on a phone.
+        page.locator("#live").evaluate("details => (details.open = true)")
         expect(page.locator(".seat")).to_have_count(ROWS)
         expect(page.locator("#chart-output .trace")).to_have_count(1)
         yield page

@@ -22,8 +22,9 @@ from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
 from chairlift.api.cli.network_flags import add_arguments, network_settings
 from chairlift.api.observe import live, page
 
-UI = Path(page.__file__).parent / "ui"
-FILES = sorted(UI.iterdir())
+UI = Path(page.__file__).resolve().parent / "ui"
+SERVED = sorted(path.resolve() for path in page._PATHS.values())
+FILES = [path for path in SERVED if path.parent.name != "vendor"]
 KEY = "sk-alice-secret"
 KEYS = (ApiKey("alice", digest_of(KEY), NO_LIMITS),)
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -104,7 +105,7 @@ def test_the_page_is_well_formed_and_every_field_has_a_label() -> None:
 
 def test_the_page_has_every_id_that_the_scripts_look_up() -> None:
     ids = set(re.findall(r'id="([^"]+)"', (UI / "index.html").read_text()))
-    for script in UI.glob("*.js"):
+    for script in (path for path in FILES if path.suffix == ".js"):
         named = re.findall(r'\b(?:element|put|fill|number)\("([^"]+)"', script.read_text())
         assert set(named) <= ids, script.name
 
@@ -114,8 +115,9 @@ def test_no_file_loads_from_other_sites_or_inserts_markup(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|//[a-z]|@import|url\(|data:\w+/", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
-    for name in re.findall(r'(?:from|href=|src=) ?"(?:\./|ui/)([^"]+)"', text):
-        assert (UI / name).is_file()
+    folder = UI.parent if path.suffix == ".html" else path.parent
+    for name in re.findall(r'(?:from |import\(|href=|src=)"([^"#]+)"', text):
+        assert (folder / name).resolve() in SERVED, name
 
 
 def test_the_page_has_light_and_dark_themes_and_respects_reduced_motion() -> None:
@@ -130,7 +132,7 @@ def test_the_page_has_light_and_dark_themes_and_respects_reduced_motion() -> Non
 
 async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> None:
     async with running(engine_replying("Hello"), keys=KEYS) as server:
-        for path in ("/", *(f"/ui/{file.name}" for file in FILES if file.name != "index.html")):
+        for path, file in page._PATHS.items():
             async with server.http.get(server.url + path) as response:
                 assert response.status == 200, path
                 policy = response.headers["Content-Security-Policy"].split("; ")
@@ -143,10 +145,19 @@ async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> No
                 assert response.headers["Referrer-Policy"] == "no-referrer"
                 body = await response.read()
                 kind = response.content_type
-            name = path.removeprefix("/ui").strip("/") or "index.html"
-            assert body == (UI / name).read_bytes()
-            suffixes = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-            assert kind == {**suffixes, "svg": "image/svg+xml"}[name.rpartition(".")[2]]
+            assert body == file.read_bytes()
+            scripts = {"js": "text/javascript", "mjs": "text/javascript"}
+            kinds = {**scripts, "html": "text/html", "css": "text/css", "svg": "image/svg+xml"}
+            assert kind == kinds[file.suffix[1:]]
+            # A browser that has the file gets no second copy.
+            known = {"If-None-Match": response.headers["ETag"]}
+            async with server.http.get(server.url + path, headers=known) as response:
+                assert (response.status, await response.read()) == (304, b"")
+            plain = {"Accept-Encoding": "identity"}
+            async with server.http.get(server.url + path, headers=plain) as response:
+                assert await response.read() == body
+        for path in ("/ui/vendor/README.md", "/ui/vendor/", "/ui/chat"):
+            assert (await server.http.get(server.url + path)).status == 401
         async with server.http.get(server.url + "/ui/../app.py") as response:
             assert response.status in (401, 404)
 

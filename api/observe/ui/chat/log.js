@@ -1,0 +1,115 @@
+// The messages that are shown, and their scrolling.
+
+import { MessageView, speedText } from "./message.js";
+
+const element = (id) => document.getElementById(id);
+const NEAR = 40; // px from the end at which the log follows what arrives
+
+export class Log {
+  // `onAct` is called with the control's name, its message, and the control or what it yields.
+  constructor(onAct) {
+    this.box = element("conversation");
+    this.empty = element("empty"); // the text shown before the first message
+    this.views = new Map(); // by message
+    this.follows = true;
+    this.box.addEventListener("scroll", () => {
+      const { scrollHeight, scrollTop, clientHeight } = this.box;
+      this.follows = scrollHeight - scrollTop - clientHeight < NEAR;
+    });
+    this.box.addEventListener("click", (event) => {
+      const control = event.target.closest("button[data-act]");
+      const view = control && this.viewOf(control);
+      if (view) this.click(control, view, onAct);
+    });
+    this.box.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (!event.target.matches(".results")) return;
+      const results = [...event.target.querySelectorAll("textarea")].map(({ value }) => value);
+      onAct("results", this.viewOf(event.target).message, results);
+    });
+  }
+
+  viewOf(node) {
+    const { id } = node.closest(".message").dataset;
+    return [...this.views.values()].find(({ message }) => message.id === id);
+  }
+
+  click(control, view, onAct) {
+    const { act } = control.dataset;
+    const { message } = view;
+    if (act === "copy-code") onAct("copy", { content: codeOf(control) }, control);
+    else if (act === "probabilities") view.toggleTokens(control);
+    else if (act === "edit") view.edit((text) => onAct("edited", message, text));
+    else onAct(act, message, control);
+  }
+
+  // Shows a conversation's path. `running` is the message that is arriving, if there is one.
+  //
+  // With `keep`, views of messages that are on the path already stay as they are.
+  show(conversation, running, { keep = false } = {}) {
+    const path = conversation.path;
+    const before = this.views;
+    this.views = new Map();
+    for (const message of path) {
+      const kept = keep && message !== running && before.get(message);
+      this.views.set(message, kept || new MessageView(message, () => this.follow()));
+    }
+    const roots = [...this.views.values()].map(({ root }) => root);
+    for (const [message, { root }] of before) {
+      if (this.views.get(message)?.root !== root) root.remove();
+    }
+    this.empty.remove();
+    for (const root of roots.length ? roots : [this.empty]) {
+      // Moving a view would lose its scroll position and its focus.
+      if (root.parentElement !== this.box) this.box.append(root);
+    }
+    this.update(conversation, running);
+    this.follows = true;
+    this.follow();
+  }
+
+  // Shows controls and notes anew.
+  update(conversation, running) {
+    const last = conversation.path.at(-1);
+    for (const [message, view] of this.views) {
+      view.update({
+        siblings: conversation.siblings(message),
+        isLast: message === last,
+        isRunning: message === running,
+      });
+    }
+    this.follow();
+  }
+
+  piece(message, piece) {
+    this.views.get(message)?.piece(piece);
+    if (message.speed) this.readout = speedText(message.speed);
+    this.follow();
+  }
+
+  // Scrolls to the end in the next frame, unless the user has scrolled away from it.
+  follow() {
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      this.scheduled = false;
+      if (this.readout !== undefined) element("readout").textContent = this.readout;
+      if (this.follows) this.box.scrollTop = this.box.scrollHeight;
+    });
+  }
+
+  focus(message, act) {
+    const { root } = this.views.get(message);
+    const control = root.querySelector(`[data-act="${act}"]:enabled`) ?? root.querySelector("[data-act]:enabled");
+    control?.focus();
+  }
+
+  // While a reply arrives the log is busy, so that screen readers read it once, when complete.
+  busy(is) {
+    this.box.setAttribute("aria-busy", `${is}`);
+    if (!is) this.readout = "";
+    this.follow();
+  }
+}
+
+const codeOf = (control) => control.closest(".code").querySelector("pre").textContent;
