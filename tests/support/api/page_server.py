@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 from support.api.api_server import running
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 from support.api.thinking_caller import TOKENIZER
 
+from chairlift.api.chat import calls
 from chairlift.engine.messages import FinishReason, Submit
 
 CONTEXT = 1 << 20
@@ -71,11 +73,13 @@ def page_server() -> Iterator[PageServer]:
             await ended.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert started.wait(60), "the server did not start"
-        yield server
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join()
-        loop.close()
+    # Time limits on parsing calls work in the main thread only.
+    with patch.object(calls, "within", lambda seconds, work: work()):
+        thread.start()
+        try:
+            assert started.wait(60), "the server did not start"
+            yield server
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+            thread.join()
+            loop.close()

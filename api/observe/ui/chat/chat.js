@@ -44,18 +44,18 @@ export class Chat {
     element("stop").addEventListener("click", () => this.stop());
     element("new").addEventListener("click", () => {
       this.show(Conversation.create());
-      element("prompt").focus();
+      this.list.close();
     });
   }
 
   // Opens the tab's last conversation, or else the newest one.
   async start() {
+    const id = sessionStorage.getItem(CURRENT);
     this.show(Conversation.create());
     this.store = await openStore();
     element("not-kept").hidden = this.store.kept;
     const records = await this.records();
     const newest = records.toSorted((one, other) => one.updated - other.updated).at(-1);
-    const id = sessionStorage.getItem(CURRENT);
     const record = records.find((each) => each.id === id) ?? (id ? undefined : newest);
     // What was typed meanwhile stays.
     if (record && !element("prompt").value && this.conversation.isEmpty) await this.open(record.id);
@@ -83,7 +83,6 @@ export class Chat {
     this.settings.show(settings);
     this.log.show(conversation, this.running?.message);
     element("conversation-title").textContent = titleOf(conversation.record);
-    this.list.show(false);
   }
 
   saveDraft() {
@@ -226,7 +225,10 @@ export class Chat {
     };
     return {
       list,
-      open: (id) => this.open(id),
+      open: async (id) => {
+        await this.open(id);
+        this.list.close();
+      },
       markdown: async (id) => exportMarkdown(await load(id)),
       json: async (id) => exportJson(await load(id)),
       rename: async (id, title) => {

@@ -34,6 +34,11 @@ export class ConversationList {
     if (is) this.actions.list();
   }
 
+  close() {
+    this.show(false);
+    element("prompt").focus();
+  }
+
   fill(records, current) {
     const sorted = records.toSorted((one, other) => other.updated - one.updated);
     element("conversation-list").replaceChildren(...sorted.map((record) => entry(record, current)));
