@@ -5,6 +5,9 @@ import { count, pace, seconds, share } from "./format.js";
 
 const SPAN_SECONDS = 15 * 60;
 const MINUTE_MS = 60_000;
+// The smallest distance of two ticks, so that an axis without data has sensible ones.
+const PACE = { least: 0.5 };
+const LATENCY = { least: 5e-4 };
 
 const element = (id) => document.getElementById(id);
 const perSecond = (value) => `${pace(value)}/s`;
@@ -20,10 +23,10 @@ function charts() {
     ["waiting", "waiting"],
   ];
   return [
-    new Chart(element("chart-output"), "Output tokens", [["generated_pace", "output"]], perSecond),
-    new Chart(element("chart-prompts"), "Prompt tokens", [["prefilled_pace", "prompts"]], perSecond),
-    new Chart(element("chart-ttft"), "Time to first token", latencies("ttft"), seconds),
-    new Chart(element("chart-itl"), "Time between tokens", latencies("itl"), seconds),
+    new Chart(element("chart-output"), "Output tokens", [["generated_pace", "output"]], perSecond, PACE),
+    new Chart(element("chart-prompts"), "Prompt tokens", [["prefilled_pace", "prompts"]], perSecond, PACE),
+    new Chart(element("chart-ttft"), "Time to first token", latencies("ttft"), seconds, LATENCY),
+    new Chart(element("chart-itl"), "Time between tokens", latencies("itl"), seconds, LATENCY),
     new Chart(element("chart-choices"), "Running and waiting choices", choices, count, {
       least: 1,
       failures: true,

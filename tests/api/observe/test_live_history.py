@@ -130,6 +130,9 @@ def test_memory_is_bounded_over_hours() -> None:
     assert len(samples) == MAX_SAMPLES
     assert samples[-1].at - samples[0].at == SPAN_SECONDS - INTERVAL_SECONDS
     assert len(run.history._window) == WINDOW_SECONDS / INTERVAL_SECONDS
+    for _ in range(2 * MAX_SAMPLES):
+        run.play(Event(MIN_SECONDS, 0, [0.1], 1, True, False))
+    assert len(run.samples) == MAX_SAMPLES
 
 
 def test_a_sleeping_machine_leaves_a_gap_and_no_old_latencies() -> None:
