@@ -40,7 +40,8 @@ export class Chart {
     if (lines.length > 1) host.append(legend(lines));
     this.svg.addEventListener("pointermove", (event) => this.pointAt(event.offsetX));
     this.svg.addEventListener("pointerleave", () => this.pointAt(undefined));
-    new ResizeObserver(() => this.draw()).observe(this.svg);
+    this.width = this.height = 0;
+    new ResizeObserver(([{ contentRect }]) => this.resize(contentRect)).observe(this.svg);
   }
 
   // Shows `points`, in order. Their `start` and `time` are in milliseconds, like `from` and `to`.
@@ -50,8 +51,15 @@ export class Chart {
     this.svg.setAttribute("aria-label", this.summary());
   }
 
+  // NOTE: reading the size when drawing would cost a layout of the page for each chart.
+  resize({ width, height }) {
+    Object.assign(this, { width, height });
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.draw();
+  }
+
   draw() {
-    const { clientWidth: width, clientHeight: height } = this.svg;
+    const { width, height } = this;
     // A hidden chart has no size.
     if (width <= MARGIN.left + MARGIN.right || !this.to) return;
     const values = this.points.flatMap((point) => this.lines.map(([field]) => point[field] ?? 0));
@@ -63,7 +71,6 @@ export class Chart {
     this.x = (time) => MARGIN.left + ((time - this.from) / (this.to - this.from)) * (right - MARGIN.left);
     this.y = (value) => bottom - (value / top) * (bottom - MARGIN.top);
     this.bottom = bottom;
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.plot.replaceChildren(
       ...this.away(),
       ...this.valueAxis(top, step, right),
