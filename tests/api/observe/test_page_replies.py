@@ -44,7 +44,8 @@ HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked
 
 ![track](https://evil.example/pixel.png) ![data](data:image/svg+xml;base64,PHN2Zz4=)
 [a](javascript:window.hacked=1) [b](JaVaScRiPt&colon;window.hacked=1) [c](data:text/html,x)
-[d](/v1/models) [e](vbscript:x) <javascript:window.hacked=1> [f](https://fine.example/ "t\\" x=\\"y")
+[d](/v1/models) [e](vbscript:x) <javascript:window.hacked=1>
+[f](https://fine.example/ "t\\" x=\\"y")
 <link rel="stylesheet" href="https://evil.example/style.css"> [g](//evil.example/x)
 
 $\\href{javascript:window.hacked=1}{x}$ $\\includegraphics{https://evil.example/tex.png}$
@@ -98,6 +99,15 @@ COMPARE = """async documents => {
   return different;
 }"""
 
+# Whether the log has followed what arrived; blocks get their sizes within a few frames.
+AT_END = """async () => {
+  const log = document.getElementById('conversation');
+  for (let frame = 0; frame < 100; frame++) {
+    if (log.scrollHeight - log.scrollTop - log.clientHeight < 40) return true;
+    await new Promise(requestAnimationFrame);
+  }
+  return false;
+}"""
 SCROLL = """async () => {
   const log = document.getElementById('conversation');
   for (const step of [-700, 700]) {
@@ -142,7 +152,7 @@ def pieces_of(text: str, rng: random.Random) -> list[str]:
     return pieces
 
 
-def test_a_text_that_grows_ends_like_one_rendered_at_once(page: Page) -> None:
+def test_a_text_that_gbodyends_like_one_rendered_at_once(page: Page) -> None:
     rng = random.Random(7)
     documents = []
     for _ in range(12):
@@ -169,7 +179,8 @@ def test_long_lists_tables_and_paragraphs_keep_all_of_their_text(page: Page) -> 
           };
           const lines = line => Array.from({ length: rows }, (_, at) => line(at + 1)).join('\\n');
           const list = await show(lines(at => `${at}. item **${at}** of the list`));
-          const table = await show('| n | text |\\n|--:|--|\\n' + lines(at => `| ${at} | the row ${at} |`));
+          const body = lines(at => `| ${at} | the row ${at} |`);
+          const table = await show('| n | text |\\n|--:|--|\\n' + body);
           const words = 'word '.repeat(20000).trim();
           const paragraph = await show(words);
           const numbers = [...list.querySelectorAll('ol')].flatMap(
@@ -178,7 +189,8 @@ def test_long_lists_tables_and_paragraphs_keep_all_of_their_text(page: Page) -> 
             numbers, lists: list.querySelectorAll('ol').length,
             bold: [...list.querySelectorAll('strong')].map(each => +each.textContent),
             cells: [...table.querySelectorAll('td:first-child')].map(each => +each.textContent),
-            stray: table.querySelectorAll('p').length, tables: table.querySelectorAll('table').length,
+            stray: table.querySelectorAll('p').length,
+            tables: table.querySelectorAll('table').length,
             words: paragraph.textContent.split(/\\s+/).filter(Boolean).length === 20000,
           };
         }""",
@@ -233,6 +245,7 @@ def test_replies_of_10000_tokens_stream_and_scroll_without_long_tasks(
     browser.start_tracing(page=page, path=trace, categories=["toplevel", "devtools.timeline"])
     page.keyboard.press("Enter")
     expect(page.locator(".note")).to_be_visible()
+    assert page.evaluate(AT_END)
     page.evaluate(SCROLL)
     browser.stop_tracing()
     assert longest_task_ms(trace) < 100

@@ -31,10 +31,8 @@ function work() {
 }
 
 export class Blocks {
-  // `onDraw` is called after each change of what is shown.
-  constructor(container, onDraw = () => {}) {
+  constructor(container) {
     this.container = container;
-    this.onDraw = onDraw;
     this.incoming = ""; // not looked at yet
     this.open = ""; // the text of blocks that are not finished
     this.view = undefined; // the element that shows `open`
@@ -76,7 +74,6 @@ export class Blocks {
       else if (this.code) break; // the code has taken all that it can
     }
     if (this.open !== this.drawn && !this.incoming) this.draw();
-    this.onDraw();
     const waits = this.code && this.incoming && !this.complete; // for the rest of the line
     if (!this.isIdle && !waits) this.schedule();
     else if (this.complete) this.resolve?.();

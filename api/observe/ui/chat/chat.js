@@ -138,10 +138,10 @@ export class Chat {
     const { conversation } = this;
     const controller = new AbortController();
     this.running = { conversation, message, controller };
-    this.busy(true);
     delete message.finish;
     delete message.error;
     this.log.show(conversation, message, { keep: true });
+    this.busy(true);
     let saved = performance.now();
     try {
       const { settings } = conversation.record;
@@ -149,7 +149,8 @@ export class Chat {
         this.log.piece(message, piece);
         if (performance.now() - saved < SAVE_MS) return;
         saved = performance.now();
-        this.save(conversation, [message]);
+        // The probabilities are many; they are saved at the end.
+        this.save(conversation, [{ ...message, tokens: undefined }]);
       });
       message.finish ??= "interrupted";
     } catch (error) {
@@ -203,12 +204,12 @@ export class Chat {
     this.reply(added.at(-1).id);
   }
 
-  // While a reply arrives, Stop is in the place of Send.
+  // While a reply arrives, Stop is in the place of Send. It gets the focus of controls that are gone.
   busy(is) {
     const focused = document.activeElement;
     element("stop").hidden = !is;
     element("send").hidden = is;
-    if (focused === element("send")) element("stop").focus();
+    if (is && (focused === element("send") || focused === document.body)) element("stop").focus();
     if (focused === element("stop")) element("prompt").focus();
     this.log.busy(is);
   }

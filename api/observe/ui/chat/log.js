@@ -11,11 +11,11 @@ export class Log {
     this.box = element("conversation");
     this.empty = element("empty"); // the text shown before the first message
     this.views = new Map(); // by message
+    // Sizes change with what arrives, and with blocks that come into sight.
+    this.sizes = new ResizeObserver(() => this.follow());
     this.follows = true;
-    this.box.addEventListener("scroll", () => {
-      const { scrollHeight, scrollTop, clientHeight } = this.box;
-      this.follows = scrollHeight - scrollTop - clientHeight < NEAR;
-    });
+    this.top = 0;
+    this.box.addEventListener("scroll", () => this.scrolled());
     this.box.addEventListener("click", (event) => {
       const control = event.target.closest("button[data-act]");
       const view = control && this.viewOf(control);
@@ -27,6 +27,24 @@ export class Log {
       const results = [...event.target.querySelectorAll("textarea")].map(({ value }) => value);
       onAct("results", this.viewOf(event.target).message, results);
     });
+  }
+
+  // Follows again at the end. Away from it only the user scrolls upwards; sizes change by themselves.
+  scrolled() {
+    const { scrollHeight, scrollTop, clientHeight } = this.box;
+    if (scrollHeight - scrollTop - clientHeight < NEAR) this.setFollows(true);
+    else if (scrollTop < this.top) this.setFollows(false);
+    this.top = scrollTop;
+  }
+
+  // While the log follows, the browser must not move it to keep other content in place.
+  setFollows(is) {
+    this.follows = is;
+    this.box.classList.toggle("follows", is);
+  }
+
+  follow() {
+    if (this.follows) this.box.scrollTop = this.box.scrollHeight;
   }
 
   viewOf(node) {
@@ -52,7 +70,7 @@ export class Log {
     this.views = new Map();
     for (const message of path) {
       const kept = keep && message !== running && before.get(message);
-      this.views.set(message, kept || new MessageView(message, () => this.follow()));
+      this.views.set(message, kept || new MessageView(message));
     }
     const roots = [...this.views.values()].map(({ root }) => root);
     for (const [message, { root }] of before) {
@@ -63,8 +81,10 @@ export class Log {
       // Moving a view would lose its scroll position and its focus.
       if (root.parentElement !== this.box) this.box.append(root);
     }
+    this.sizes.disconnect();
+    for (const root of roots) this.sizes.observe(root);
     this.update(conversation, running);
-    this.follows = true;
+    this.setFollows(true);
     this.follow();
   }
 
@@ -78,24 +98,23 @@ export class Log {
         isRunning: message === running,
       });
     }
-    this.follow();
   }
 
   piece(message, piece) {
     this.views.get(message)?.piece(piece);
-    if (message.speed) this.readout = speedText(message.speed);
-    this.follow();
+    if (message.speed) this.readout(message.speed);
   }
 
-  // Scrolls to the end in the next frame, unless the user has scrolled away from it.
-  follow() {
-    if (this.scheduled) return;
-    this.scheduled = true;
-    requestAnimationFrame(() => {
-      this.scheduled = false;
-      if (this.readout !== undefined) element("readout").textContent = this.readout;
-      if (this.follows) this.box.scrollTop = this.box.scrollHeight;
-    });
+  // Shows the speed, once in a frame.
+  readout(speed) {
+    if (!this.speed) requestAnimationFrame(() => this.drawReadout());
+    this.speed = speed;
+  }
+
+  drawReadout() {
+    const isBusy = this.box.getAttribute("aria-busy") === "true";
+    element("readout").textContent = isBusy ? speedText(this.speed) : "";
+    this.speed = undefined;
   }
 
   focus(message, act) {
@@ -107,8 +126,7 @@ export class Log {
   // While a reply arrives the log is busy, so that screen readers read it once, when complete.
   busy(is) {
     this.box.setAttribute("aria-busy", `${is}`);
-    if (!is) this.readout = "";
-    this.follow();
+    if (!is) element("readout").textContent = "";
   }
 }
 

@@ -22,10 +22,8 @@ export function speedText({ tokens, about, gaps, seconds: took, first }) {
 }
 
 export class MessageView {
-  // `onDraw` is called after each change of what is shown.
-  constructor(message, onDraw) {
+  constructor(message) {
     this.message = message;
-    this.onDraw = onDraw;
     this.root = make("div", `message ${message.role}`);
     this.root.dataset.id = message.id;
     this.body = make("div", "text");
@@ -48,7 +46,7 @@ export class MessageView {
   }
 
   showReply() {
-    this.blocks = new Blocks(this.body, this.onDraw);
+    this.blocks = new Blocks(this.body);
     this.add(this.message);
     this.message.calls.forEach((call, index) => this.addCall({ index, ...call }));
   }
@@ -87,16 +85,19 @@ export class MessageView {
     this.thought.append(box);
     this.thoughtBlocks = new Blocks(box);
     this.thoughtBlocks.append(this.message.thought);
+    if (this.isComplete) this.thoughtBlocks.finish();
   }
 
   // Shows what can be done with the message, and how its reply went.
   //
-  // `place` is its position among its siblings, `isLast` whether no message follows on the path.
+  // `siblings` are its versions with itself, `isLast` is whether no message follows on the path.
   update({ siblings, isLast, isRunning }) {
     const { message } = this;
     const isReply = message.role === "assistant";
+    const focused = this.root.contains(document.activeElement) && document.activeElement.dataset.act;
     this.root.querySelector(".actions")?.remove();
     for (const node of this.root.querySelectorAll(".note, .error, .results")) node.remove();
+    this.isComplete = !isRunning;
     if (isRunning) return;
     this.blocks?.finish();
     this.thoughtBlocks?.finish();
@@ -109,6 +110,7 @@ export class MessageView {
     if (isReply && isLast && canContinue(message)) actions.append(button("continue", "Continue"));
     if (message.tokens?.length) actions.append(this.tokenButton());
     this.root.append(actions);
+    if (focused) actions.querySelector(`[data-act="${focused}"]`)?.focus();
   }
 
   addNotes(isLast) {

@@ -76,7 +76,7 @@ function addCall(message, { index, id, function: piece }) {
 const scored = ({ token, logprob, top_logprobs: top }) => ({
   token,
   logprob,
-  top: top.map((other) => [other.token, other.logprob]),
+  top: top.flatMap((other) => [other.token, other.logprob]), // flat: there may be 100,000
 });
 
 // The token count and times of a reply, in seconds; kept in its `speed`. Until the server sends

@@ -57,8 +57,9 @@ function tokenSpan({ token, logprob }) {
 
 function alternatives({ token, logprob, top }) {
   const list = make("ul");
-  const isListed = top.some(([other]) => other === token);
-  for (const [other, value] of isListed ? top : [[token, logprob], ...top]) {
+  const pairs = top.flatMap((each, at) => (at % 2 ? [] : [[each, top[at + 1]]]));
+  const isListed = pairs.some(([other]) => other === token);
+  for (const [other, value] of isListed ? pairs : [[token, logprob], ...pairs]) {
     const item = make("li", other === token ? "taken" : "");
     const bar = document.createElement("meter");
     bar.value = probability(value);
