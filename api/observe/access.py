@@ -20,7 +20,7 @@ server_logger = logging.getLogger("aiohttp.server")
 # Machines poll these every few seconds; at INFO they would bury all other lines.
 POLLED = frozenset({"/health", "/ping", "/metrics"})
 # The page asks for these by itself.
-_PAGE = PAGE_PATHS | {EVENTS}
+PAGE_REQUESTS = PAGE_PATHS | {EVENTS}
 # Characters of an error in the log.
 MAX_REASON = 200
 # NOTE: errors quote every text that is the client's; see ``reason_of``.
@@ -35,7 +35,7 @@ def log_request(record: RequestRecord, error: Exception | None = None) -> None:
     """
     # A closed page leaves its event stream.
     refused = record.status >= 400 and record.status != CLIENT_LEFT
-    quiet = record.route in POLLED or (record.route in _PAGE and not refused)
+    quiet = record.route in POLLED or (record.route in PAGE_REQUESTS and not refused)
     level = logging.DEBUG if quiet else logging.INFO
     if not logger.isEnabledFor(level):
         return

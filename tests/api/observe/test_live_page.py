@@ -2,97 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from support.api.api_server import Running, engine_replying, running
 from support.api.browser import PATIENCE_MS, chromium, open_page
 from support.api.fake_engine import model_info, step_stats
+from support.api.live_server import COUNT, DOWN, RIDERS, ROWS, Served, served
 
-from chairlift.api.observe.access import _PAGE
-from chairlift.api.observe.history import INTERVAL_SECONDS, History, Moment
+from chairlift.api.observe.access import PAGE_REQUESTS
+from chairlift.api.observe.history import INTERVAL_SECONDS
 
 pytestmark = pytest.mark.system
-ROWS = 256
-RIDERS = 40
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 VIEWS = pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 expect.set_options(timeout=PATIENCE_MS)
-# The intervals of the written history: before, down, restarted in, and with failed requests.
-COUNT, DOWN, RESTARTED, FAILED = 400, range(200, 220), 219, 300
-CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "stream": True}
-
-
-@dataclass
-class Served:
-    """A server in a thread of its own."""
-
-    ready: threading.Event = field(default_factory=threading.Event)
-    server: Running = field(init=False)
-    loop: asyncio.AbstractEventLoop = field(init=False)
-    end: asyncio.Event = field(init=False)
-
-    def call(self, work: Callable[[], object]) -> None:
-        """Runs ``work`` in the server's thread."""
-        done = threading.Event()
-        self.loop.call_soon_threadsafe(lambda: (work(), done.set()))
-        assert done.wait(10)
-
-    async def serve(self) -> None:
-        engine = engine_replying("Hello there " * 150, step_seconds=0.1)
-        engine.info = model_info(max_rows=ROWS, max_queue=5000)
-        async with running(engine) as self.server:
-            self.loop, self.end = asyncio.get_running_loop(), asyncio.Event()
-            self.server.service.live.history = written_history()
-            replies = [
-                asyncio.create_task(self.server.events("/v1/chat/completions", CHAT))
-                for _ in range(RIDERS)
-            ]
-            self.ready.set()
-            await self.end.wait()
-            for reply in replies:
-                reply.cancel()
-            await asyncio.gather(*replies, return_exceptions=True)
-
-
-def written_history() -> History:
-    """A busy server: it was down for a while, and later two requests failed."""
-    now = Moment.now()
-    began = COUNT * INTERVAL_SECONDS
-    history = History(Moment(now.at - began, now.awake - began))
-    for index in range(COUNT):
-        if index not in DOWN:
-            stats = step_stats([0.02] * 99)
-            stats.running = ROWS // 2
-            history.add_step(stats)
-        history.current.restarts = index == RESTARTED
-        history.current.failed = 2 * (index == FAILED)
-        ago = began - (index + 1) * INTERVAL_SECONDS
-        history.end_interval(Moment(now.at - ago, now.awake - ago), index not in DOWN, 1024)
-    return history
-
-
-@contextmanager
-def served() -> Iterator[Served]:
-    each = Served()
-    thread = threading.Thread(target=lambda: asyncio.run(each.serve()))
-    thread.start()
-    try:
-        assert each.ready.wait(60)
-        yield each
-    finally:
-        each.loop.call_soon_threadsafe(each.end.set)
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +86,7 @@ def test_a_new_page_shows_the_time_before_it(browser: Browser, site: Served) -> 
     paths = {url.removeprefix(site.server.url) for url in asked}
     assert "/ui/events" in paths
     # The access log has no lines of them at INFO.
-    assert paths <= _PAGE
+    assert paths <= PAGE_REQUESTS
 
 
 def test_the_history_grows_and_nothing_shifts(browser: Browser, site: Served) -> None:
@@ -301,6 +231,8 @@ def test_samples_of_the_next_server_follow_those_of_the_last(
             """async () => {
               const { History } = await import("/ui/history.js");
               const history = new History();
+              // The charts learn their size after a frame.
+              for (const _ of [1, 2]) await new Promise(requestAnimationFrame);
               const known = { seconds: 2, serving: true, restarts: 0, failed: 0, running: 1,
                 waiting: 0, generated_pace: 1, prefilled_pace: 1, kv_share: null,
                 ttft_p50: null, ttft_p99: null, itl_p50: null, itl_p99: null };
