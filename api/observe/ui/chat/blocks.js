@@ -9,8 +9,8 @@ import { codeBox, parser, render } from "./markdown.js";
 import { load } from "./maths.js";
 
 const SLICE_MS = 8; // work in one frame, for all texts together
-const PIECE = 2000; // characters taken up at a time
-const LONG = 6000; // characters of an open list or table that is cut
+const PIECE = 1000; // characters taken up at a time
+const LONG = 2500; // characters of an open list or table that is cut
 const HUGE = 40000; // characters of any other open block that is cut
 const CODE_LINES = 60; // lines of a code block in one element
 const REST = 4; // an open block that took t ms to render is left alone for REST * t ms
