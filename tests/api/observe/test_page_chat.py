@@ -220,6 +220,20 @@ def test_a_stopped_reply_is_kept_and_a_failed_one_can_be_retried(
     expect(page.locator(".message.assistant > .text").last).to_have_text("Hello.")
 
 
+def test_a_reply_that_a_reload_interrupts_can_be_continued(page: Page, server: PageServer) -> None:
+    server.set("word " * 2000, step_seconds=0.02)
+    page.locator("#prompt").fill("Go on.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant > .text")).to_contain_text("word word")
+    page.reload()
+    expect(page.locator(".message.user > .text")).to_have_text("Go on.")
+    expect(page.locator(".message.assistant > .text")).to_contain_text("word word")
+    server.set("the end.")
+    control(page, "Continue").click()
+    expect(page.locator(".message.assistant > .text")).to_contain_text("the end.")
+    assert "assistant\nword word" in server.prompt
+
+
 def test_thoughts_are_folded_and_calls_are_answered(page: Page, server: PageServer) -> None:
     server.set(CALLING)
     page.locator("#settings summary").click()

@@ -41,6 +41,7 @@ export class Chat {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.stop();
     });
+    addEventListener("pagehide", () => this.saveRunning());
     element("stop").addEventListener("click", () => this.stop());
     element("new").addEventListener("click", () => {
       this.show(Conversation.create());
@@ -105,6 +106,12 @@ export class Chat {
     }
   }
 
+  // Saves the reply that is arriving, but for the probabilities: they are many.
+  saveRunning() {
+    const { conversation, message } = this.running ?? {};
+    if (message) this.save(conversation, [{ ...message, tokens: undefined }]);
+  }
+
   stop() {
     this.running?.controller.abort();
   }
@@ -142,6 +149,7 @@ export class Chat {
     delete message.error;
     this.log.show(conversation, message, { keep: true });
     this.busy(true);
+    this.save(conversation, [message]);
     let saved = performance.now();
     try {
       const { settings } = conversation.record;
@@ -149,8 +157,7 @@ export class Chat {
         this.log.piece(message, piece);
         if (performance.now() - saved < SAVE_MS) return;
         saved = performance.now();
-        // The probabilities are many; they are saved at the end.
-        this.save(conversation, [{ ...message, tokens: undefined }]);
+        this.saveRunning();
       });
       message.finish ??= "interrupted";
     } catch (error) {

@@ -11,6 +11,9 @@ export class Conversation {
   constructor(record, messages = []) {
     this.record = record;
     this.messages = new Map(messages.map((message) => [message.id, message]));
+    // Another tab, or the end of this one, may have kept the leaf itself from being saved.
+    const newest = [...messages].sort(byAge).at(-1);
+    if (!this.messages.has(record.leaf)) record.leaf = newest?.id ?? null;
   }
 
   static create() {

@@ -38,19 +38,20 @@ export class Files {
 
   async take(dropped) {
     const errors = [];
-    const taken = [...this.files];
     for (const file of dropped) {
       try {
-        const text = await read(file);
-        const all = taken.reduce((sum, other) => sum + other.text.length, text.length);
-        if (all > ALL_CHARACTERS) throw new Error("the files together are too long");
-        taken.push({ name: file.name, text });
+        this.add(file.name, await read(file));
       } catch (error) {
         errors.push(`${file.name}: ${error.message}`);
       }
     }
     element("file-error").textContent = errors.join("; ");
-    this.change(taken);
+  }
+
+  add(name, text) {
+    const all = this.files.reduce((sum, other) => sum + other.text.length, text.length);
+    if (all > ALL_CHARACTERS) throw new Error("is too long together with the others");
+    this.change([...this.files, { name, text }]);
   }
 
   change(files) {
