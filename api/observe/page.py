@@ -101,12 +101,12 @@ async def _events(
     Raises:
         TooManyWatchers: too many pages are open already.
     """
-    with live.watching():
+    with live.watching() as watcher:
         # The connection itself disconnects a page that does not read; see ``server.connection``.
         stream = EventStream(request, PLAIN, keep_alive_seconds, lambda: False)
         async with stream as events:
             while not live.closing.is_set():
-                await events.send([live.snapshot(server)])
+                await events.send([watcher.snapshot(server)])
                 await _period(live)
             await events.finish()
     return stream.response

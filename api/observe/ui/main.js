@@ -6,6 +6,8 @@ import { Gauges, put } from "./gauges.js";
 import { call, events, keep } from "./server.js";
 
 const RETRY_MS = 2000;
+// Snapshots come twice a second.
+const SILENCE_MS = 10_000;
 
 const element = (id) => document.getElementById(id);
 const chairs = new Chairs(element("chairs"), element("queue"));
@@ -46,7 +48,7 @@ async function watch() {
       const response = await call("ui/events");
       element("key-form").hidden = true;
       element("key-error").textContent = "";
-      for await (const snapshot of events(response)) show(snapshot);
+      for await (const snapshot of events(response, SILENCE_MS)) show(snapshot);
       state("lost", "The server has ended; looking for it …");
     } catch (error) {
       if (error.status === 401) {

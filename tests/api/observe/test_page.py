@@ -21,8 +21,6 @@ from support.api.fake_engine import FakeEngine, step_stats
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
 from chairlift.api.cli.network_flags import add_arguments, network_settings
 from chairlift.api.observe import live, page
-from chairlift.engine.messages import StepStats
-from chairlift.metrics.window import Percentiles, Tally
 
 UI = Path(page.__file__).resolve().parent / "ui"
 SERVED = sorted(path.resolve() for path in page._PATHS.values())
@@ -263,44 +261,6 @@ async def test_events_say_why_the_server_is_unavailable() -> None:
         assert (await anext(events))["reason"].startswith("draining")
 
 
-async def test_without_watchers_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered: list[StepStats] = []
-    snapshots = 0
-    original, gather = live.Live.snapshot, live._Watched.add_step
-
-    def count_snapshot(self: live.Live, service: Any) -> live.Snapshot:
-        nonlocal snapshots
-        snapshots += 1
-        return original(self, service)
-
-    def count_step(self: live._Watched, stats: StepStats) -> None:
-        gathered.append(stats)
-        gather(self, stats)
-
-    monkeypatch.setattr(live.Live, "snapshot", count_snapshot)
-    monkeypatch.setattr(live._Watched, "add_step", count_step)
-    monkeypatch.setattr(live, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(page, "PERIOD_SECONDS", 0.01)
-    async with running(engine_replying("Hello")) as server:
-        server.engine.on_step(step_stats())
-        await server.post("/v1/chat/completions", CHAT)
-        assert (snapshots, gathered) == (0, [])
-        assert server.service.live._watched is None
-        async with watching(server) as events:
-            event = await anext(events)
-            # The state is sent at once; counts begin now.
-            assert (event["running"], event["itl"], event["requests"]) == (3, None, [])
-            server.engine.on_step(step_stats())
-            assert len(gathered) == 1
-        await until(lambda: server.service.live._watched is None)
-        before = snapshots
-        server.engine.on_step(step_stats())
-        await asyncio.sleep(0.05)
-        assert (snapshots, len(gathered)) == (before, 1)
-        # Closing the page does not count as a lost client.
-        assert server.metric("chairlift_client_disconnects_total") == 0
-
-
 async def test_the_number_of_watchers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_WATCHERS", 1)
     async with running(engine_replying("Hello")) as server:
@@ -308,7 +268,7 @@ async def test_the_number_of_watchers_is_limited(monkeypatch: pytest.MonkeyPatch
             await anext(events)
             status, refused = await server.get(page.EVENTS)
             assert (status, refused["error"]["code"]) == (429, "too_many_watchers")
-        await until(lambda: server.service.live._watched is None)
+        await until(lambda: server.service.live._watchers == 0)
         async with watching(server) as events:
             await anext(events)
 
@@ -319,28 +279,3 @@ async def test_the_events_end_with_the_server() -> None:
             response = await client.get(server.url + page.EVENTS)
             await response.content.readline()
         assert (await response.text()).endswith("data: [DONE]\n\n")
-
-
-# The window
-
-
-def test_percentiles_cover_the_window() -> None:
-    values = Percentiles(seconds=60)
-    assert values.at((0.5,), now=0) is None
-    values.add([float(n) for n in range(1, 101)], now=0)
-    values.add([1000.0] * 300, now=50)
-    assert values.at((0.25, 1), now=50) == pytest.approx([100, 1000], rel=0.025)
-    # The first hundred are a minute old and no longer count.
-    assert values.at((0, 0.25), now=60) == pytest.approx([1000, 1000], rel=0.025)
-    values.add([0.0], now=100)
-    assert values.at((0.5,), now=109.9) == pytest.approx([1000], rel=0.025)
-    assert values.at((0.5,), now=110) == pytest.approx([0], abs=1e-5)
-    assert values.at((0.5,), now=200) is None
-
-
-def test_the_windows_memory_does_not_grow() -> None:
-    tally = Tally(seconds=5, slot=1)
-    for step in range(2000):
-        tally.add_many(step % 2, 3, now=step / 100)
-        assert len(tally._slots) <= 6
-    assert tally.counts(now=19.99).total() == pytest.approx(3 * 500, abs=3 * 100)

@@ -39,7 +39,7 @@ def test_axe_finds_no_violations_in_a_full_conversation(
         page.locator(".token-text").focus()
         page.get_by_role("button", name="Conversations").click()
         page.locator("#live").evaluate("live => (live.open = true)")
-        expect(page.locator("#recent tr")).to_have_count(2)
+        expect(page.locator("#recent tr")).not_to_have_count(0)
         found = Axe().run(page)
         assert found.response["passes"], "axe looked at nothing"
         assert found.violations_count == 0, found.generate_report()
