@@ -123,6 +123,11 @@ class Service:
         self.recorder.record_step(stats)
         self.live.record_step(stats)
 
+    def record_restart(self, reason: str) -> None:
+        """Records a restart of the engine process; ``reason`` is one of the metric's values."""
+        self.recorder.record_restart(reason)
+        self.live.record_restart()
+
     @property
     def loaded(self) -> ServedModel | None:
         """The model, even if it cannot serve now; None while it is loading."""

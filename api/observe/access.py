@@ -10,6 +10,7 @@ import pydantic
 from aiohttp.http_exceptions import HttpProcessingError
 
 from chairlift.api.errors import problem_of
+from chairlift.api.http.requests import CLIENT_LEFT
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS
 from chairlift.api.observe.request_record import RequestRecord
 
@@ -19,7 +20,7 @@ server_logger = logging.getLogger("aiohttp.server")
 # Machines poll these every few seconds; at INFO they would bury all other lines.
 POLLED = frozenset({"/health", "/ping", "/metrics"})
 # The page asks for these by itself.
-_PAGE = PAGE_PATHS | {EVENTS}
+PAGE_REQUESTS = PAGE_PATHS | {EVENTS}
 # Characters of an error in the log.
 MAX_REASON = 200
 # NOTE: errors quote every text that is the client's; see ``reason_of``.
@@ -32,13 +33,17 @@ def log_request(record: RequestRecord, error: Exception | None = None) -> None:
     Args:
         error: the exception that the reply describes, if there was one.
     """
-    quiet = record.route in POLLED or (record.route in _PAGE and record.status < 400)
+    # A closed page leaves its event stream.
+    refused = record.status >= 400 and record.status != CLIENT_LEFT
+    quiet = record.route in POLLED or (record.route in PAGE_REQUESTS and not refused)
     level = logging.DEBUG if quiet else logging.INFO
     if not logger.isEnabledFor(level):
         return
     fields = _fields(record)
     if error is not None and 400 <= record.status < 500:
         fields["reason"] = reason_of(error)
+    if record.status == CLIENT_LEFT:
+        fields["reason"] = "the client left before the end of the reply"
     logger.log(level, "answered", extra=fields)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from aiohttp import hdrs, web
 
@@ -56,6 +56,8 @@ class ObservedGeneration(Protocol):
     def usage(self) -> Usage: ...
 
 
+Outcome = Literal["ok", "stopped", "refused", "failed"]
+
 # The generation of a request, set once the request is valid.
 GENERATION: web.RequestKey[ObservedGeneration] = web.RequestKey("generation", ObservedGeneration)
 
@@ -94,6 +96,20 @@ class RequestRecord:
     def seconds(self) -> float:
         """Seconds from the request's headers to the end of its reply."""
         return self.ended - self.started
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the request ended.
+
+        "stopped": its client did not wait for the end, as a user who stops a reply; "refused": the
+        request was at fault, or the server full; "failed": the server, perhaps after the status 200
+        of a stream.
+        """
+        if self.status == CLIENT_LEFT:
+            return "stopped"
+        if 400 <= self.status < 500:
+            return "refused"
+        return "failed" if self.status >= 500 or "error" in self.finish_reasons else "ok"
 
     @property
     def finish_reasons(self) -> Sequence[str]:

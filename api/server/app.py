@@ -19,6 +19,7 @@ from chairlift.api.generate.answer import log_failure
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
 from chairlift.api.observe.access import log_request
 from chairlift.api.observe.lag import lag_recording
+from chairlift.api.observe.live import history_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.ollama.models import ollama_running
@@ -84,6 +85,7 @@ def build_app(service: Service) -> web.Application:
         app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", _openapi_handler())
     if settings.ui:
+        app.cleanup_ctx.append(history_recording(service.live, service))
         add_page(app, service.live, service, settings.keep_alive_seconds)
     else:
         # Ollama's clients look here whether the server runs; the page answers them, too.

@@ -175,7 +175,7 @@ class Server:
         client = self._client = ProcessClient(
             config, source, log_level, self._settings.log_format, self._supervision
         )
-        client.on_restart = self._service.recorder.record_restart
+        client.on_restart = self._service.record_restart
         starting = asyncio.create_task(client.start(self._progress))
         # One turn of the event loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)

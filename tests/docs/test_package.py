@@ -49,7 +49,7 @@ def test_the_wheel_has_every_module_and_data_file(dist: Path) -> None:
         f"chairlift/{path.relative_to(ROOT).as_posix()}"
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
-        if path.suffix == ".py" or path.parent.name == "ui"
+        if path.suffix == ".py" or ("ui" in path.parts and path.is_file())
     }
     expected |= {"chairlift/metrics/grafana.json", "chairlift/metrics/alerts.yml"}
     assert {name for name in expected if "__pycache__" not in name} <= packaged

@@ -1,9 +1,13 @@
-// The numbers beside the chairs, and the table of recent requests.
+// The numbers beside the charts, and the table of recent requests.
 
 import { ago, bytes, count, pace, seconds, share } from "./format.js";
+import { History } from "./history.js";
 
-const CURVE_POINTS = 120;
-const CURVE_HEIGHT = 40;
+// How a request ended, if not simply by its status.
+const ENDS = {
+  stopped: "The client left before the end of the reply.",
+  failed: "The server failed after it had begun the reply.",
+};
 
 const element = (id) => document.getElementById(id);
 
@@ -15,33 +19,19 @@ export function put(id, text) {
 
 export class Gauges {
   constructor() {
-    this.paces = [];
+    this.history = new History();
   }
 
   show(snapshot) {
+    this.history.add(snapshot);
     put("summary", summary(snapshot));
-    this.showPace(snapshot);
+    showPace(snapshot);
     showLatency("ttft", snapshot.ttft);
     showLatency("itl", snapshot.itl);
+    showChoices(snapshot, this.history.failed);
     showMemory(snapshot.kv);
     showPrefixes(snapshot.prefixes);
     showRequests(snapshot.requests);
-  }
-
-  showPace({ generated_pace: generated, prefilled_pace: prefilled }) {
-    this.paces = [...this.paces, generated].slice(-CURVE_POINTS);
-    put("pace", pace(generated));
-    put("prefill", `prompts: ${pace(prefilled)} tokens/s`);
-    const highest = Math.max(1, ...this.paces);
-    const first = CURVE_POINTS - this.paces.length;
-    const points = this.paces.map((value, index) => {
-      const height = (CURVE_HEIGHT - 3) * (1 - value / highest) + 1.5;
-      return `${first + index} ${height.toFixed(1)}`;
-    });
-    const line = points.join("L");
-    const [area, stroke] = element("curve").children;
-    stroke.setAttribute("d", `M${line}`);
-    area.setAttribute("d", `M${first} ${CURVE_HEIGHT}L${line}V${CURVE_HEIGHT}Z`);
   }
 }
 
@@ -49,6 +39,19 @@ function summary({ model, running, waiting }) {
   if (!model) return "The chairs come with the model.";
   const queue = waiting ? `, ${count(waiting)} in the queue` : "";
   return `${count(running)} of ${count(model.max_rows)} chairs taken${queue}`;
+}
+
+function showPace({ generated_pace: generated, prefilled_pace: prefilled }) {
+  put("pace", pace(generated));
+  put("prefill", pace(prefilled));
+}
+
+function showChoices({ running, waiting }, failed) {
+  put("choices", count(running));
+  put(
+    "choices-more",
+    `${count(waiting)} waiting; ${count(failed)} ${failed === 1 ? "request" : "requests"} failed in 15 minutes`,
+  );
 }
 
 function showLatency(id, latency) {
@@ -103,7 +106,9 @@ function row(request) {
   cell(ago(request.ago));
   cell(known(request.id, (id) => `…${id.slice(-8)}`), "id");
   cell(request.route);
-  cell(`${request.status}`, request.status < 400 ? "" : "failed");
+  const isNamed = request.outcome in ENDS && request.status < 500;
+  cell(isNamed ? request.outcome : `${request.status}`, `outcome ${request.outcome}`);
+  if (isNamed) line.lastChild.title = ENDS[request.outcome];
   cell(known(request.prompt_tokens, count), "number");
   cell(known(request.cached_tokens, count), "number");
   cell(known(request.output_tokens, count), "number");

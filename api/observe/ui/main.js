@@ -1,11 +1,13 @@
 // Shows the server's snapshots, and asks for an API key if the server needs one.
 
 import { Chairs } from "./chairs.js";
-import { Chat } from "./chat.js";
+import { Chat } from "./chat/chat.js";
 import { Gauges, put } from "./gauges.js";
 import { call, events, keep } from "./server.js";
 
 const RETRY_MS = 2000;
+// Snapshots come twice a second.
+const SILENCE_MS = 10_000;
 
 const element = (id) => document.getElementById(id);
 const chairs = new Chairs(element("chairs"), element("queue"));
@@ -24,6 +26,7 @@ function show(snapshot) {
   if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
   chairs.show(snapshot);
   gauges.show(snapshot);
+  put("live-brief", element("summary").textContent);
 }
 
 function askForKey(error) {
@@ -45,7 +48,7 @@ async function watch() {
       const response = await call("ui/events");
       element("key-form").hidden = true;
       element("key-error").textContent = "";
-      for await (const snapshot of events(response)) show(snapshot);
+      for await (const snapshot of events(response, SILENCE_MS)) show(snapshot);
       state("lost", "The server has ended; looking for it …");
     } catch (error) {
       if (error.status === 401) {
@@ -59,6 +62,12 @@ async function watch() {
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
+
+// Beside the chat there is room for the live view; below it, it is folded at first.
+const beside = matchMedia("(min-width: 70rem)");
+const unfold = () => (element("live").open = beside.matches);
+beside.addEventListener("change", unfold);
+unfold();
 
 new Chat(() => askForKey(""));
 watch();

@@ -38,12 +38,13 @@ async function failure(response) {
 }
 
 // Yields the objects of an event stream. EventSource cannot send a key, so this parses the stream.
-export async function* events(response) {
+// A stream that is silent for `silenceMs` counts as broken: a lost network ends no connection.
+export async function* events(response, silenceMs = Infinity) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await within(silenceMs, reader.read());
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
@@ -59,5 +60,16 @@ export async function* events(response) {
     throw new ServerError(0, "The connection broke off.");
   } finally {
     reader.cancel().catch(() => {});
+  }
+}
+
+async function within(ms, promise) {
+  if (ms === Infinity) return promise;
+  let timer;
+  const late = new Promise((_, reject) => (timer = setTimeout(reject, ms, new Error("late"))));
+  try {
+    return await Promise.race([promise, late]);
+  } finally {
+    clearTimeout(timer);
   }
 }

@@ -7,12 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, chromium, open_page
+from support.api.browser import PATIENCE_MS, open_page
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 
@@ -20,14 +18,8 @@ pytestmark = pytest.mark.system
 CHAIRLIFT = str(Path(sys.executable).parent / "chairlift")
 KEY = "sk-of-the-test"
 ROWS = 4
-WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}
+WIDE = {"width": 1440, "height": 960}
 expect.set_options(timeout=PATIENCE_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +86,10 @@ def test_a_conversation_by_the_keyboard_alone(page: Page) -> None:
     press(page, "Enter")
     expect(page.locator(".message.assistant")).to_contain_text("Paris")
     note = page.locator(".note")
-    expect(note).to_have_text(re.compile(r"^\d+ tokens, [\d.]+ tokens/s, first after [\d.]+ m?s$"))
-    expect(page.locator("#recent tr td:nth-child(4)")).to_have_text(["200"])
+    expect(note).to_have_text(
+        re.compile(r" · \d+ tokens, [\d.]+ tokens/s, first after [\d.]+ m?s$")
+    )
+    expect(page.locator("#recent tr td:nth-child(4)").first).to_have_text("200")
 
 
 def test_a_stopped_reply_frees_its_chair(page: Page) -> None:
@@ -116,7 +110,7 @@ def test_a_stopped_reply_frees_its_chair(page: Page) -> None:
     press(page, "Escape")
     expect(page.locator(".note")).to_have_count(2)
     expect(page.locator(".note").last).to_contain_text("; stopped")
-    page.locator("#clear").click()
+    page.locator("#new").click()
     expect(page.locator("#empty")).to_be_visible()
     expect(page.locator(".message")).to_have_count(0)
 
@@ -141,21 +135,3 @@ def test_seats_fill_and_empty_under_a_load(page: Page, url: str) -> None:
     expect(page.locator("#recent tr")).to_have_count(12)
     for gauge in ("pace", "ttft", "itl", "kv", "hits"):
         expect(page.locator(f"#{gauge}")).to_have_text(re.compile(r"\d"))
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
-def test_axe_finds_no_violations(
-    browser: Browser, url: str, scheme: Literal["light", "dark"], viewport: dict[str, int]
-) -> None:
-    with open_page(browser, url, KEY, color_scheme=scheme, viewport=viewport) as page:
-        page.locator("summary").click()
-        page.locator("#max-tokens").fill("8")
-        page.locator("#prompt").fill("What is snow?")
-        press(page, "Enter")
-        expect(page.locator(".note")).to_be_visible()
-        expect(page.locator("#recent tr")).to_have_count(1)
-        found = Axe().run(page)
-        assert found.response["passes"], "axe looked at nothing"
-        assert found.violations_count == 0, found.generate_report()
-        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]

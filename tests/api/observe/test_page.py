@@ -21,11 +21,10 @@ from support.api.fake_engine import FakeEngine, step_stats
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
 from chairlift.api.cli.network_flags import add_arguments, network_settings
 from chairlift.api.observe import live, page
-from chairlift.engine.messages import StepStats
-from chairlift.metrics.window import Percentiles, Tally
 
-UI = Path(page.__file__).parent / "ui"
-FILES = sorted(UI.iterdir())
+UI = Path(page.__file__).resolve().parent / "ui"
+SERVED = sorted(path.resolve() for path in page._PATHS.values())
+FILES = [path for path in SERVED if path.parent.name != "vendor"]
 KEY = "sk-alice-secret"
 KEYS = (ApiKey("alice", digest_of(KEY), NO_LIMITS),)
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -106,7 +105,7 @@ def test_the_page_is_well_formed_and_every_field_has_a_label() -> None:
 
 def test_the_page_has_every_id_that_the_scripts_look_up() -> None:
     ids = set(re.findall(r'id="([^"]+)"', (UI / "index.html").read_text()))
-    for script in UI.glob("*.js"):
+    for script in (path for path in FILES if path.suffix == ".js"):
         named = re.findall(r'\b(?:element|put|fill|number)\("([^"]+)"', script.read_text())
         assert set(named) <= ids, script.name
 
@@ -116,8 +115,9 @@ def test_no_file_loads_from_other_sites_or_inserts_markup(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|//[a-z]|@import|url\(|data:\w+/", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
-    for name in re.findall(r'(?:from|href=|src=) ?"(?:\./|ui/)([^"]+)"', text):
-        assert (UI / name).is_file()
+    folder = UI.parent if path.suffix == ".html" else path.parent
+    for name in re.findall(r'(?:from |import\(|href=|src=)"([^"#]+)"', text):
+        assert (folder / name).resolve() in SERVED, name
 
 
 def test_the_page_has_light_and_dark_themes_and_respects_reduced_motion() -> None:
@@ -132,7 +132,7 @@ def test_the_page_has_light_and_dark_themes_and_respects_reduced_motion() -> Non
 
 async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> None:
     async with running(engine_replying("Hello"), keys=KEYS) as server:
-        for path in ("/", *(f"/ui/{file.name}" for file in FILES if file.name != "index.html")):
+        for path, file in page._PATHS.items():
             async with server.http.get(server.url + path) as response:
                 assert response.status == 200, path
                 policy = response.headers["Content-Security-Policy"].split("; ")
@@ -145,10 +145,19 @@ async def test_the_page_is_served_with_a_strict_policy_and_without_a_key() -> No
                 assert response.headers["Referrer-Policy"] == "no-referrer"
                 body = await response.read()
                 kind = response.content_type
-            name = path.removeprefix("/ui").strip("/") or "index.html"
-            assert body == (UI / name).read_bytes()
-            suffixes = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-            assert kind == {**suffixes, "svg": "image/svg+xml"}[name.rpartition(".")[2]]
+            assert body == file.read_bytes()
+            scripts = {"js": "text/javascript", "mjs": "text/javascript"}
+            kinds = {**scripts, "html": "text/html", "css": "text/css", "svg": "image/svg+xml"}
+            assert kind == kinds[file.suffix[1:]]
+            # A browser that has the file gets no second copy.
+            known = {"If-None-Match": response.headers["ETag"]}
+            async with server.http.get(server.url + path, headers=known) as response:
+                assert (response.status, await response.read()) == (304, b"")
+            plain = {"Accept-Encoding": "identity"}
+            async with server.http.get(server.url + path, headers=plain) as response:
+                assert await response.read() == body
+        for path in ("/ui/vendor/README.md", "/ui/vendor/", "/ui/chat"):
+            assert (await server.http.get(server.url + path)).status == 401
         async with server.http.get(server.url + "/ui/../app.py") as response:
             assert response.status in (401, 404)
 
@@ -252,44 +261,6 @@ async def test_events_say_why_the_server_is_unavailable() -> None:
         assert (await anext(events))["reason"].startswith("draining")
 
 
-async def test_without_watchers_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered: list[StepStats] = []
-    snapshots = 0
-    original, gather = live.Live.snapshot, live._Watched.add_step
-
-    def count_snapshot(self: live.Live, service: Any) -> live.Snapshot:
-        nonlocal snapshots
-        snapshots += 1
-        return original(self, service)
-
-    def count_step(self: live._Watched, stats: StepStats) -> None:
-        gathered.append(stats)
-        gather(self, stats)
-
-    monkeypatch.setattr(live.Live, "snapshot", count_snapshot)
-    monkeypatch.setattr(live._Watched, "add_step", count_step)
-    monkeypatch.setattr(live, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(page, "PERIOD_SECONDS", 0.01)
-    async with running(engine_replying("Hello")) as server:
-        server.engine.on_step(step_stats())
-        await server.post("/v1/chat/completions", CHAT)
-        assert (snapshots, gathered) == (0, [])
-        assert server.service.live._watched is None
-        async with watching(server) as events:
-            event = await anext(events)
-            # The state is sent at once; counts begin now.
-            assert (event["running"], event["itl"], event["requests"]) == (3, None, [])
-            server.engine.on_step(step_stats())
-            assert len(gathered) == 1
-        await until(lambda: server.service.live._watched is None)
-        before = snapshots
-        server.engine.on_step(step_stats())
-        await asyncio.sleep(0.05)
-        assert (snapshots, len(gathered)) == (before, 1)
-        # Closing the page does not count as a lost client.
-        assert server.metric("chairlift_client_disconnects_total") == 0
-
-
 async def test_the_number_of_watchers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_WATCHERS", 1)
     async with running(engine_replying("Hello")) as server:
@@ -297,7 +268,7 @@ async def test_the_number_of_watchers_is_limited(monkeypatch: pytest.MonkeyPatch
             await anext(events)
             status, refused = await server.get(page.EVENTS)
             assert (status, refused["error"]["code"]) == (429, "too_many_watchers")
-        await until(lambda: server.service.live._watched is None)
+        await until(lambda: server.service.live._watchers == 0)
         async with watching(server) as events:
             await anext(events)
 
@@ -308,28 +279,3 @@ async def test_the_events_end_with_the_server() -> None:
             response = await client.get(server.url + page.EVENTS)
             await response.content.readline()
         assert (await response.text()).endswith("data: [DONE]\n\n")
-
-
-# The window
-
-
-def test_percentiles_cover_the_window() -> None:
-    values = Percentiles(seconds=60)
-    assert values.at((0.5,), now=0) is None
-    values.add([float(n) for n in range(1, 101)], now=0)
-    values.add([1000.0] * 300, now=50)
-    assert values.at((0.25, 1), now=50) == pytest.approx([100, 1000], rel=0.025)
-    # The first hundred are a minute old and no longer count.
-    assert values.at((0, 0.25), now=60) == pytest.approx([1000, 1000], rel=0.025)
-    values.add([0.0], now=100)
-    assert values.at((0.5,), now=109.9) == pytest.approx([1000], rel=0.025)
-    assert values.at((0.5,), now=110) == pytest.approx([0], abs=1e-5)
-    assert values.at((0.5,), now=200) is None
-
-
-def test_the_windows_memory_does_not_grow() -> None:
-    tally = Tally(seconds=5, slot=1)
-    for step in range(2000):
-        tally.add_many(step % 2, 3, now=step / 100)
-        assert len(tally._slots) <= 6
-    assert tally.counts(now=19.99).total() == pytest.approx(3 * 500, abs=3 * 100)

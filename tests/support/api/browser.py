@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS = 60_000
@@ -54,3 +54,17 @@ def open_page(browser: Browser, url: str, key: str | None = None, **context: Any
     tab.close()
     errors = [text for text in messages if key is not None or "status of 401" not in text]
     assert not errors, errors
+
+
+def ask(page: Page, text: str) -> None:
+    """Sends a message in the chat, and waits until the reply is complete."""
+    count = page.locator(".message.assistant").count()
+    page.locator("#prompt").fill(text)
+    page.locator("#prompt").press("Enter")
+    expect(page.locator(".message.assistant")).to_have_count(count + 1)
+    expect(page.locator("#send")).to_be_visible()
+
+
+def control(page: Page, name: str) -> Locator:
+    """A control of the last message that has it."""
+    return page.locator("#conversation").get_by_role("button", name=name, exact=True).last

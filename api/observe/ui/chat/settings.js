@@ -1,0 +1,78 @@
+// The system prompt and the parameters of a conversation. An empty field leaves the model's default.
+
+const element = (id) => document.getElementById(id);
+
+// Fields by the id of their input. `wire` is false for what is not a field of the request.
+const FIELDS = [
+  { id: "system", name: "system", wire: false },
+  { id: "temperature", name: "temperature" },
+  { id: "top-p", name: "top_p" },
+  { id: "top-k", name: "top_k" },
+  { id: "min-p", name: "min_p" },
+  { id: "repetition-penalty", name: "repetition_penalty" },
+  { id: "max-tokens", name: "max_tokens" },
+  { id: "seed", name: "seed" },
+  { id: "tools", name: "tools", wire: false },
+  { id: "probabilities", name: "probabilities", wire: false },
+];
+const ALTERNATIVES = 5; // per token
+
+// The fields of a request that `settings` set.
+export function parameters(settings) {
+  const set = FIELDS.filter(({ name, wire }) => wire !== false && settings[name] !== undefined);
+  return {
+    ...Object.fromEntries(set.map(({ name }) => [name, settings[name]])),
+    ...(settings.tools && { tools: JSON.parse(settings.tools) }),
+    ...(settings.probabilities && { logprobs: true, top_logprobs: ALTERNATIVES }),
+  };
+}
+
+export class Settings {
+  // `onChange` is called with the settings whenever the user has changed a valid field.
+  constructor(onChange) {
+    this.box = element("settings");
+    this.box.addEventListener("input", () => {
+      checkTools();
+      if (this.isValid) onChange(read());
+    });
+    // Open the settings if one is invalid, so that the user sees it.
+    this.box.addEventListener("invalid", () => (this.box.open = true), true);
+  }
+
+  get isValid() {
+    return FIELDS.every(({ id }) => element(id).validity.valid);
+  }
+
+  show(settings) {
+    for (const { id, name } of FIELDS) {
+      const input = element(id);
+      if (input.type === "checkbox") input.checked = settings[name] ?? false;
+      else input.value = settings[name] ?? "";
+    }
+    checkTools();
+  }
+}
+
+function read() {
+  const entries = FIELDS.map(({ id, name }) => [name, valueOf(element(id))]);
+  return Object.fromEntries(entries.filter(([, value]) => value !== undefined));
+}
+
+function valueOf(input) {
+  if (input.type === "checkbox") return input.checked || undefined;
+  if (input.type === "number") return input.value === "" ? undefined : input.valueAsNumber;
+  return input.value.trim() || undefined;
+}
+
+function checkTools() {
+  const { value } = element("tools");
+  element("tools").setCustomValidity(!value.trim() || isArray(value) ? "" : "A JSON array of tools");
+}
+
+function isArray(text) {
+  try {
+    return Array.isArray(JSON.parse(text));
+  } catch {
+    return false;
+  }
+}

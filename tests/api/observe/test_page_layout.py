@@ -1,0 +1,60 @@
+"""The page in a real browser on wide screens and phones, checked with axe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+from support.api.browser import PATIENCE_MS, ask, control, open_page
+from support.api.page_server import PageServer
+
+pytestmark = pytest.mark.system
+WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}
+expect.set_options(timeout=PATIENCE_MS)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_axe_finds_no_violations_in_a_full_conversation(
+    browser: Browser,
+    server: PageServer,
+    scheme: Literal["light", "dark"],
+    viewport: dict[str, int],
+) -> None:
+    markdown = "# A\n\n`b` [c](https://d.example)\n\n```py\ne\n```\n\n| f |\n|--|\n| $g$ |\n"
+    server.set(f"<think>{markdown}</think>\n\n{markdown}")
+    with open_page(browser, server.url, "-", color_scheme=scheme, viewport=viewport) as page:
+        page.locator("#settings summary").click()
+        page.get_by_label("Token probabilities").check()
+        page.locator("#file").set_input_files(
+            {"name": "b.txt", "mimeType": "text/plain", "buffer": b"b"}
+        )
+        ask(page, "Hi")
+        page.locator(".thought summary").click()
+        control(page, "Regenerate").click()
+        expect(page.locator(".place")).to_have_text("2 / 2")
+        control(page, "Token probabilities").click()
+        page.locator(".token-text").focus()
+        page.get_by_role("button", name="Conversations").click()
+        page.locator("#live").evaluate("live => (live.open = true)")
+        expect(page.locator("#recent tr")).not_to_have_count(0)
+        found = Axe().run(page)
+        assert found.response["passes"], "axe looked at nothing"
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+
+
+def test_on_a_phone_the_chat_is_above_the_fold_and_the_live_view_is_folded(
+    browser: Browser, server: PageServer
+) -> None:
+    with open_page(browser, server.url, "-", viewport=PHONE) as page:
+        for name in ("conversation", "prompt", "send"):
+            box = page.locator(f"#{name}").bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] <= PHONE["height"], name
+        expect(page.locator("#chairs")).to_be_hidden()
+        expect(page.locator("#live-brief")).to_contain_text("chairs taken")
+        page.locator("#live > summary").click()
+        expect(page.locator("#chairs")).to_be_visible()
