@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
@@ -176,7 +176,7 @@ def perform(store: Store, operation: Any, number: int) -> None:
         create(store, name, number)
     elif kind == "begin":
         begin(store, name)
-    elif kind == "results":
+    elif kind == "results" and has_begun(store, name):
         store.batches.add_results(name, [result(*one) for one in args[1]])
     elif kind == "cancel" and status in ("validating", "in_progress"):
         store.batches.cancel("ann", name)
@@ -186,6 +186,11 @@ def perform(store: Store, operation: Any, number: int) -> None:
         unfinished = {b.batch.input_file_id for b in store.batches.unfinished()}
         if name not in unfinished:
             store.files.delete("ann", name)
+
+
+def has_begun(store: Store, name: str) -> bool:
+    """Whether a batch's requests ever ran; one that is cancelled before has no results."""
+    return store.batches.get("ann", name).request_counts.total > 0
 
 
 def check_outputs(state: State) -> None:
@@ -201,6 +206,7 @@ def check_outputs(state: State) -> None:
             assert len(ids) == len(set(ids))
 
 
+@example([("upload",), ("create", 0), ("cancel", 0)])
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
