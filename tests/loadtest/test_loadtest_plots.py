@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.api.page_check import check_page
 from support.bench_run import bench_run
+from support.page.page_check import check_page
 
 from chairlift.loadtest.bench.metrics import Reply, compute_metrics
 from chairlift.loadtest.plots.about import About, masked

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.api.page_check import check_page
+from support.page.page_check import check_page
 from support.tiny import tiny_model_dir
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port

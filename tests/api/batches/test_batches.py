@@ -3,67 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai.types import Batch
 from support.api.api_server import MESSAGES, Running, engine_replying, running, until
+from support.api.batches import ENDED, begin, ended, lines, request, results, upload
 
 from chairlift.api.admission.keys import ApiKey, KeyLimits, digest_of
 from chairlift.engine.errors import QueueFull
 from chairlift.engine.messages import MAX_PRIORITY
-
-ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
     async with running(engine_replying("Hello")) as server:
         yield server
-
-
-def request(number: int, url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
-    body = {"model": "org/tiny", "messages": MESSAGES} | body
-    return {"custom_id": f"r{number}", "method": "POST", "url": url, "body": body}
-
-
-def lines(*requests: dict[str, Any]) -> bytes:
-    return b"".join(json.dumps(line).encode() + b"\n" for line in requests)
-
-
-async def upload(client: openai.AsyncOpenAI, content: bytes, name: str = "in.jsonl") -> str:
-    return (await client.files.create(file=(name, content), purpose="batch")).id
-
-
-async def begin(
-    client: openai.AsyncOpenAI, content: bytes, endpoint: Any = "/v1/chat/completions", **more: Any
-) -> Batch:
-    return await client.batches.create(
-        input_file_id=await upload(client, content),
-        endpoint=endpoint,
-        completion_window="24h",
-        **more,
-    )
-
-
-async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Batch:
-    async with asyncio.timeout(30):
-        while True:
-            batch = await client.batches.retrieve(batch_id)
-            if batch.status in ENDED:
-                return batch
-            await asyncio.sleep(0.02)
-
-
-async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    if file_id is None:
-        return []
-    content = await client.files.content(file_id)
-    return [json.loads(line) for line in content.text.splitlines()]
 
 
 async def test_a_batch_answers_every_request(server: Running) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser
-from support.api.browser import chromium
-from support.api.page_server import PageServer, page_server
+from support.page.browser import chromium
+from support.page.page_server import PageServer, page_server
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, open_page
+from support.page.browser import PATIENCE_MS, open_page
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
 

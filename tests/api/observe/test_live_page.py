@@ -12,9 +12,9 @@ from typing import Any, Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, chromium, open_page
 from support.api.fake_engine import model_info, step_stats
-from support.api.live_server import COUNT, DOWN, RIDERS, ROWS, Served, served
+from support.page.browser import PATIENCE_MS, chromium, open_page
+from support.page.live_server import COUNT, DOWN, RIDERS, ROWS, Served, served
 
 from chairlift.api.observe.access import PAGE_REQUESTS
 from chairlift.api.observe.history import INTERVAL_SECONDS

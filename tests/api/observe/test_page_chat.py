@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Download, Page, expect
-from support.api.browser import PATIENCE_MS, ask, control, open_page
-from support.api.page_server import PageServer
 from support.api.thinking_caller import CALLING
+from support.page.browser import PATIENCE_MS, ask, control, open_page
+from support.page.page_server import PageServer
 
 pytestmark = pytest.mark.system
 WIDE = {"width": 1440, "height": 960}

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
-from support.api.browser import PATIENCE_MS, ask, control, open_page
-from support.api.page_server import PageServer
+from support.page.browser import PATIENCE_MS, ask, control, open_page
+from support.page.page_server import PageServer
 
 pytestmark = pytest.mark.system
 WIDE, PHONE = {"width": 1440, "height": 960}, {"width": 390, "height": 844}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.api.browser import PATIENCE_MS, ask, open_page
-from support.api.page_server import PageServer
+from support.page.browser import PATIENCE_MS, ask, open_page
+from support.page.page_server import PageServer
 
 pytestmark = pytest.mark.system
 WIDE = {"width": 1440, "height": 960}

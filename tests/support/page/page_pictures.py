@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect
-from support.api.browser import chromium, open_page
+from support.page.browser import chromium, open_page
 from support.paths import ROOT
 
 from chairlift.loadtest.servers.child import ChildServer, ServerSpec, free_port
