@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from aiohttp import BodyPartReader, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from chairlift.api.errors import FileTooLarge
 from chairlift.engine.errors import RequestError
@@ -69,9 +70,16 @@ async def receive(request: web.Request, path: Path, max_bytes: int, seconds: flo
             raise RequestError(f"the body may have {_MAX_FIELDS} fields")
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
+    except HttpProcessingError as error:
+        raise _invalid(error.message) from error
     except (ValueError, web.RequestPayloadError) as error:
-        raise RequestError(f"the body is no valid multipart/form-data: {error}") from error
+        raise _invalid(str(error)) from error
     return _checked(fields, filename)
+
+
+def _invalid(cause: str) -> RequestError:
+    line = " ".join(_plain(cause).split())[:200]
+    return RequestError(f"the body is no valid multipart/form-data: {line}")
 
 
 def _checked(fields: dict[str, str], filename: str | None) -> Upload:
