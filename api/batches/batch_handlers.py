@@ -8,7 +8,6 @@ import uuid
 from aiohttp import web
 
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.batches.paging import page_of, query_schema
 from chairlift.api.batches.replies import Batch, BatchList, RequestCounts
 from chairlift.api.batches.request import BatchRequest, window_seconds
 from chairlift.api.batches.runner import BATCH_RUNNER
@@ -16,6 +15,7 @@ from chairlift.api.batches.storage import STORAGE
 from chairlift.api.batches.upload import DEFAULT_SECONDS
 from chairlift.api.generate.answer import json_response
 from chairlift.api.generate.body import read
+from chairlift.api.schemas.paging import ends_of, page_of, query_schema
 from chairlift.api.service import SERVICE
 
 DEFAULT_PAGE = 20
@@ -54,8 +54,7 @@ async def list_batches(http: web.Request) -> web.Response:
     owner = http[ACCOUNT].name
     page = page_of(http.query, DEFAULT_PAGE, MAX_PAGE)
     batches, has_more = await http.app[STORAGE].run(lambda tables: tables.batches.page(owner, page))
-    ids: list[str | None] = [batch.id for batch in batches]
-    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    first, last = ends_of([batch.id for batch in batches])
     return json_response(BatchList(batches, first, last, has_more))
 
 

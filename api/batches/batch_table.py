@@ -12,15 +12,14 @@ from msgspec.structs import replace
 from chairlift.api.batches.file_table import FileTable
 from chairlift.api.batches.folder import Folder
 from chairlift.api.batches.output import write_outputs
-from chairlift.api.batches.paging import Page
-from chairlift.api.batches.replies import Batch, BatchStatus, RequestCounts
+from chairlift.api.batches.replies import UNFINISHED, Batch, BatchStatus, RequestCounts
 from chairlift.api.errors import StorageFull, UnknownBatch
+from chairlift.api.schemas.paging import Page
 from chairlift.engine.errors import RequestError
 
 MAX_UNFINISHED = 256
 # Twice the longest completion window; a batch's files have their own time.
 KEPT_SECONDS = 60 * 86400
-UNFINISHED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 _IS_UNFINISHED = f"status IN {UNFINISHED}"
 
 _decode = msgspec.json.Decoder(Batch).decode
@@ -96,7 +95,7 @@ class BatchTable:
         return self._with_counts(_decode(row[0]))
 
     def page(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
-        """A page of the owner's batches, the newest first, and whether more follow.
+        """A page of the owner's batches, and whether more follow.
 
         Raises:
             RequestError: the owner has no batch ``page.after``.
@@ -110,9 +109,10 @@ class BatchTable:
             if row is None:
                 raise RequestError(f"after: there is no batch {page.after[:128]!r}", "after")
             after = row[0]
+        direction, compared = page.in_sql
         rows = database.execute(
-            "SELECT batch FROM batches WHERE owner = ? AND (? IS NULL OR number < ?)"
-            " ORDER BY number DESC LIMIT ?",
+            f"SELECT batch FROM batches WHERE owner = ? AND (? IS NULL OR number {compared} ?)"
+            f" ORDER BY number {direction} LIMIT ?",
             (owner, after, after, page.limit + 1),
         ).fetchall()
         batches = [self._with_counts(_decode(row[0])) for row in rows[: page.limit]]

@@ -8,11 +8,11 @@ from pathlib import Path
 from aiohttp import web
 
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.batches.paging import page_of, query_schema
 from chairlift.api.batches.replies import DeletedFile, FileList
 from chairlift.api.batches.storage import STORAGE, Tables
 from chairlift.api.batches.upload import DEFAULT_SECONDS, MIN_SECONDS, PURPOSE, receive
 from chairlift.api.generate.answer import json_response
+from chairlift.api.schemas.paging import ends_of, page_of, query_schema
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import QueueFull, RequestError
 
@@ -26,7 +26,6 @@ _PURPOSES = ("batch", "batch_output")
 # JSON schemas of the list's query and of an upload's fields.
 LIST_QUERY: dict[str, dict[str, object]] = {
     **query_schema(MAX_PAGE, MAX_PAGE),
-    "order": {"enum": ["asc", "desc"], "default": "desc"},
     "purpose": {"enum": list(_PURPOSES)},
 }
 UPLOAD_FORM: dict[str, dict[str, object]] = {
@@ -79,8 +78,7 @@ async def list_files(http: web.Request) -> web.Response:
     files, has_more = await http.app[STORAGE].run(
         lambda tables: tables.files.page(owner, purpose, page)
     )
-    ids: list[str | None] = [file.id for file in files]
-    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    first, last = ends_of([file.id for file in files])
     return json_response(FileList(files, first, last, has_more))
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.api.batches.folder import Folder
-from chairlift.api.batches.paging import Page
-from chairlift.api.batches.replies import FileObject, Purpose
+from chairlift.api.batches.replies import UNFINISHED, FileObject, Purpose
 from chairlift.api.errors import StorageFull, UnknownFile
+from chairlift.api.schemas.paging import Page
 from chairlift.engine.errors import RequestError
 
 # Characters of a file's name; a name is only ever shown.
@@ -116,7 +116,7 @@ class FileTable:
             RequestError: the owner has no file ``page.after``.
         """
         after = self._number_of(owner, page.after)
-        direction, compared = ("DESC", "<") if page.newest_first else ("ASC", ">")
+        direction, compared = page.in_sql
         rows = self._folder.database.execute(
             "SELECT file FROM files WHERE owner = ? AND (? IS NULL OR purpose = ?)"
             f" AND (? IS NULL OR number {compared} ?) ORDER BY number {direction} LIMIT ?",
@@ -153,8 +153,7 @@ class FileTable:
 
     def _reader_of(self, file_id: str) -> str | None:
         row = self._folder.database.execute(
-            "SELECT id FROM batches WHERE input_file_id = ? AND status IN"
-            " ('validating', 'in_progress', 'finalizing', 'cancelling')",
+            f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {UNFINISHED}",
             (file_id,),
         ).fetchone()
         return None if row is None else str(row[0])

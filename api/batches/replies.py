@@ -17,6 +17,7 @@ BatchStatus = Literal[
     "cancelling",
     "cancelled",
 ]
+UNFINISHED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class FileObject(Struct):

@@ -23,7 +23,7 @@ from chairlift.api.responses.dialogue import (
     prompt_request,
 )
 from chairlift.api.responses.formatter import ResponseFormatter
-from chairlift.api.responses.page import page_of
+from chairlift.api.responses.page import item_page
 from chairlift.api.responses.replies import DeletedResponse, InputTokens, Response
 from chairlift.api.responses.request import (
     CompactRequest,
@@ -144,7 +144,7 @@ async def list_input_items(http: web.Request) -> web.Response:
     """Lists the input items of a stored response, including those of earlier responses."""
     stored = http.app[BACKGROUND].current(http[ACCOUNT].name, http.match_info["response_id"])
     items = await convert(http, (stored.inputs,), StoredResponse.input_items, stored)
-    return json_response(page_of(items, http.query))
+    return json_response(item_page(items, http.query))
 
 
 async def cancel_response(http: web.Request) -> web.Response:

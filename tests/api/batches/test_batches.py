@@ -184,7 +184,10 @@ async def test_pages_of_batches(server: Running) -> None:
     page = await server.openai.batches.list(limit=2, after=made[3])
     assert [batch.id for batch in page.data] == [made[2], made[1]]
     assert page.has_more
-    for query in ("limit=0", "limit=101", "limit=x", "after=batch_none"):
+    status, listing = await server.get(f"/v1/batches?order=asc&limit=2&after={made[0]}")
+    assert status == 200
+    assert [batch["id"] for batch in listing["data"]] == made[1:3]
+    for query in ("limit=0", "limit=101", "limit=x", "after=batch_none", "order=x"):
         assert (await server.get(f"/v1/batches?{query}"))[0] == 400
 
 

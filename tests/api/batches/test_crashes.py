@@ -27,9 +27,9 @@ from chairlift.api.batches.batch_table import BatchTable, Result
 from chairlift.api.batches.file_table import FileLimits, FileTable
 from chairlift.api.batches.folder import Folder
 from chairlift.api.batches.lines import LineResponse, result_line
-from chairlift.api.batches.paging import Page
 from chairlift.api.batches.replies import Batch, RequestCounts
 from chairlift.api.errors import UnknownBatch, UnknownFile
+from chairlift.api.schemas.paging import Page
 
 LINES = 4
 MAX_LINE = 1 << 16

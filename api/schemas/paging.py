@@ -1,9 +1,9 @@
-"""Pages of a table, by OpenAI's query fields ``limit``, ``order`` and ``after``."""
+"""Pages of lists, by OpenAI's query fields ``limit``, ``order`` and ``after``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from chairlift.engine.errors import RequestError
@@ -24,6 +24,11 @@ class Page(NamedTuple):
     after: str | None = None
     newest_first: bool = True
 
+    @property
+    def in_sql(self) -> tuple[str, str]:
+        """The direction of increasing numbers, and how those after ``after`` compare with its."""
+        return ("DESC", "<") if self.newest_first else ("ASC", ">")
+
 
 def page_of(query: Mapping[str, str], default: int, most: int) -> Page:
     """Parses a request's query.
@@ -41,8 +46,14 @@ def page_of(query: Mapping[str, str], default: int, most: int) -> Page:
 
 
 def query_schema(default: int, most: int) -> dict[str, dict[str, object]]:
-    """The JSON schemas of ``limit`` and ``after``."""
+    """The JSON schemas of ``limit``, ``order`` and ``after``."""
     return {
         "limit": {"type": "integer", "minimum": 1, "maximum": most, "default": default},
+        "order": {"enum": ["asc", "desc"], "default": "desc"},
         "after": {"type": "string"},
     }
+
+
+def ends_of(ids: Sequence[str | None]) -> tuple[str | None, str | None]:
+    """The first and the last id of a page; null if it is empty."""
+    return (ids[0], ids[-1]) if ids else (None, None)
