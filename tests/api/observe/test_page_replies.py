@@ -257,6 +257,7 @@ def test_the_log_follows_a_reply_until_the_user_scrolls_away(
     expect(log).not_to_have_class("follows")
     page.mouse.wheel(0, 100_000)
     expect(log).to_have_class("follows")
+    assert page.evaluate(AT_END)
     page.keyboard.press("Escape")
     expect(page.locator(".note")).to_be_visible()
 

@@ -3,6 +3,7 @@
 import { MessageView, speedText } from "./message.js";
 
 const element = (id) => document.getElementById(id);
+const AIM_MS = 300; // time in which the end at which a user aims may have moved
 const INTENT_MS = 1000; // time after an input in which scrolling is the user's
 const NEAR = 40; // px from the end at which the log follows what arrives
 
@@ -16,6 +17,7 @@ export class Log {
     this.sizes = new ResizeObserver(() => this.follow());
     this.follows = true;
     this.top = 0;
+    this.ends = []; // [time, greatest scrollTop] within AIM_MS, oldest first
     this.touched = -INTENT_MS;
     this.box.addEventListener("scroll", () => this.scrolled());
     for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) {
@@ -37,12 +39,25 @@ export class Log {
   // Follows again at the end, and no longer when the user scrolls upwards. Sizes that change scroll,
   // too, so there must have been an input.
   scrolled() {
-    const { scrollHeight, scrollTop, clientHeight } = this.box;
-    if (scrollHeight - scrollTop - clientHeight < NEAR) this.setFollows(true);
-    else if (scrollTop < this.top && performance.now() - this.touched < INTENT_MS) {
-      this.setFollows(false);
-    }
-    this.top = scrollTop;
+    const { scrollTop } = this.box;
+    const now = this.measure();
+    const isUsers = performance.now() - this.touched < INTENT_MS;
+    // A reply that arrives quickly moves the end between the user's input and this event.
+    const aimed = Math.min(...this.ends.map(([, end]) => end));
+    if (now - scrollTop < NEAR) this.setFollows(true);
+    else if (isUsers && scrollTop > this.top && aimed - scrollTop < NEAR) {
+      this.setFollows(true);
+      this.follow();
+    } else if (isUsers && scrollTop < this.top) this.setFollows(false);
+    this.top = this.box.scrollTop;
+  }
+
+  // Records the greatest scrollTop of now, and returns it.
+  measure() {
+    const now = performance.now();
+    const end = this.box.scrollHeight - this.box.clientHeight;
+    this.ends = [...this.ends.filter(([time]) => now - time < AIM_MS), [now, end]];
+    return end;
   }
 
   // While the log follows, the browser must not move it to keep other content in place.
@@ -52,6 +67,7 @@ export class Log {
   }
 
   follow() {
+    this.measure();
     if (this.follows) this.box.scrollTop = this.box.scrollHeight;
   }
 
