@@ -27,7 +27,7 @@ from chairlift.engine.model.probe import probe
 
 PLENTY = 1 << 26
 # Steps before memory shrinks to two sequences, and the steps that it stays so.
-BEFORE, SQUEEZED = 40, 30
+BEFORE, SQUEEZED = 28, 16
 VOCABULARY = 128
 
 
@@ -68,7 +68,7 @@ def _submit(bench: Bench) -> None:
     for i, prompt in enumerate(PROMPTS):
         sampled = i % 2 and not bench.quantization
         params = SAMPLED | {"seed": i} if sampled else {}
-        bench.submit(str(i), prompt, 100, logprobs=2, **params)
+        bench.submit(str(i), prompt, 72, logprobs=2, **params)
 
 
 def _serve(bench: Bench, until: Callable[[], object] = lambda: True) -> None:
@@ -130,7 +130,7 @@ def test_states_that_exceed_swap_memory_go_to_disk(name: str, files: SwapFiles) 
     kind = KINDS[name]
     model, ample = _ample(name)
     geometry = probe(model, "test", kind.quantization).geometry
-    budget = geometry.used([80] * 4)
+    budget = geometry.used([60] * 4)
     bench = _bench(kind, model, swap=budget, swap_files=files, offloads=True, eager=True)
     woken = threading.Event()
     bench.core.on_due(woken.set)
@@ -196,7 +196,7 @@ def test_aborting_a_swapped_request_frees_its_memory() -> None:
 def test_aborting_a_request_on_disk_frees_its_file(files: SwapFiles) -> None:
     kind = KINDS["full"]
     model = kind.make()
-    budget = probe(model, "test").geometry.used([80] * 4)
+    budget = probe(model, "test").geometry.used([60] * 4)
     bench = _bench(kind, model, swap=budget, swap_files=files)
     _until_preempted(bench)
     deadline = time.monotonic() + PATIENCE

@@ -133,6 +133,14 @@ def lenient(client: AsyncOpenAI) -> AsyncOpenAI:
     return client.with_options(_extra_kwargs={"_strict_response_validation": False})
 
 
+async def token_ids(client: AsyncOpenAI, text: str) -> list[int]:
+    root = str(client.base_url).removesuffix("/v1/")
+    reply = await client.post(f"{root}/tokenize", body={"prompt": text}, cast_to=object)
+    assert isinstance(reply, dict)
+    tokens: list[int] = reply["tokens"]
+    return tokens
+
+
 async def streamed(client: AsyncOpenAI, prompt: str, **options: Any) -> tuple[list[str], str]:
     """Streams a completion; returns its pieces of text and its finish reason."""
     pieces: list[str] = []
