@@ -1,4 +1,4 @@
-"""Requests of LlamaIndex, DSPy, smolagents and Vercel's AI SDK, which are not installed.
+"""Further requests of LlamaIndex, DSPy and smolagents, and those of Vercel's AI SDK.
 
 Each has the fields that the library sends to /v1/chat/completions according to its source; texts
 and schemas are our own. Requests of the AI SDK to /v1/responses are in test_agents.py.
