@@ -58,6 +58,11 @@ class Stream:
         return self._request.request_id
 
     @property
+    def request(self) -> Submit:
+        """The request as it was submitted, under its present id."""
+        return self._request
+
+    @property
     def tokens(self) -> int:
         """The maximum number of tokens of prompt and output."""
         return len(self._request.prompt) + self._request.params.max_tokens
@@ -89,6 +94,26 @@ class Stream:
             return request
         resumed = (choice.resumed(index, self.scheduled) for index, choice in running.items())
         return msgspec.structs.replace(request, resumed=tuple(resumed))
+
+    @property
+    def uncomputed(self) -> int:
+        """The tokens of prompt and outputs that another engine without a cache would compute."""
+        outputs = sum(len(choice.output) for choice in self._running.values())
+        return len(self._request.prompt) + outputs
+
+    def move(self, client: StreamOwner, uncomputed: int) -> None:
+        """Gives the request to another engine client.
+
+        Args:
+            uncomputed: the tokens that the client's engine has to compute first, for its forecast.
+        """
+        request = self._request
+        self._client.forecast.remove(self._claim)
+        # The first output ends the claim's prompt, so there is one.
+        self._claim = client.forecast.add(
+            request.priority, request.arrival, max(1, uncomputed), self._claim.output
+        )
+        self._client = client
 
     def rename(self, request_id: str) -> None:
         """Changes the id; outputs still sent under the old id are ignored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ class Process:
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.started.append(self)
 
-    async def spawn(self, start: Start) -> None:
+    async def spawn(self, start: Start, environment: Mapping[str, str]) -> None:
         pass
 
     def send(self, message: ToEngine) -> None:

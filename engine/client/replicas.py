@@ -1,0 +1,296 @@
+"""Several engines of one model behind one interface."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from chairlift.engine.client.base import BaseEngineClient
+from chairlift.engine.client.combined import Levels, combined_info
+from chairlift.engine.client.placement import Place
+from chairlift.engine.client.prefix_index import BLOCK, MAX_BLOCKS
+from chairlift.engine.client.process_client import RestartReason, convict
+from chairlift.engine.client.quarantine import Quarantine
+from chairlift.engine.client.replica import Replica
+from chairlift.engine.client.routing import Load, Router
+from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import Supervision
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.logs.setup import LogFormat
+from chairlift.engine.messages import (
+    FinishedChoice,
+    Loading,
+    ModelInfo,
+    OnProgress,
+    StepStats,
+    ToEngine,
+    silent,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaClient(BaseEngineClient):
+    """Routes requests to the engines of one model. A lost engine's requests go to the others.
+
+    A request is in exactly one replica, or here if none may have it: while all are being
+    restarted, or while the quarantine holds it back. Suspects run alone in one replica, the trial
+    replica, and the other requests meanwhile in the others.
+
+    Attributes:
+        on_restart: called with the reason before each restart of a replica. Settable.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        source: ModelSource,
+        log_level: str = "info",
+        log_format: LogFormat = "text",
+        supervision: Supervision | None = None,
+    ) -> None:
+        super().__init__()
+        self.on_restart: Callable[[RestartReason], None] = lambda reason: None
+        settings = (source, log_level, log_format, supervision or Supervision())
+        self.replicas = [
+            Replica(number, place, *settings, self) for number, place in enumerate(places)
+        ]
+        self._router = Router(len(places))
+        self._levels = Levels(len(places))
+        self._quarantine: Quarantine[Stream] = Quarantine()
+        self._trial: Replica | None = None
+        self._obituaries: list[asyncio.Task[None]] = []
+        for replica in self.replicas:
+            replica.on_step = partial(self._stepped, replica)
+            replica.on_restart = self._restarts
+
+    @property
+    def unhealthy(self) -> str | None:
+        """See ``interface.EngineClient.unhealthy``; one replica that serves is enough."""
+        if self.dead is not None:
+            return f"the engine has ended: {self.dead}"
+        if self.info is None:
+            return "loading the model"
+        return None if any(r.unhealthy is None for r in self.replicas) else self.degraded
+
+    @property
+    def degraded(self) -> str | None:
+        """See ``interface.EngineClient.degraded``."""
+        reasons = ((r.number, r.unhealthy) for r in self.replicas)
+        return "; ".join(f"replica {n}: {why}" for n, why in reasons if why is not None) or None
+
+    @property
+    def accepts(self) -> bool:
+        """See ``interface.EngineClient.accepts``."""
+        return self.info is not None and self.dead is None
+
+    @property
+    def unfinished(self) -> int:
+        """See ``interface.EngineClient.unfinished``."""
+        return super().unfinished + sum(replica.unfinished for replica in self.replicas)
+
+    async def start(self, on_progress: OnProgress = silent) -> ModelInfo:
+        """See ``interface.EngineClient.start``.
+
+        One replica on each device starts first: the memory that it finds is for all on the device.
+        """
+        self.begin(on_progress).cancel()  # this awaits the replicas instead
+        try:
+            await self._start_all(on_progress)
+        except Exception:
+            await self.stop()
+            raise
+        self._obituaries = [asyncio.create_task(self._mourn(r)) for r in self.replicas]
+        self.info = self._combined()
+        return self.info
+
+    async def _start_all(self, on_progress: OnProgress) -> None:
+        first: dict[str, Replica] = {}
+        for replica in self.replicas:
+            first.setdefault(replica.place.device, replica)
+        others = [replica for replica in self.replicas if replica not in first.values()]
+        shown, *hidden = first.values()
+        await asyncio.gather(shown.start(on_progress), *(replica.start() for replica in hidden))
+        if not others:
+            return
+        on_progress(Loading(f"starting {len(others)} more on the same device"))
+        for replica in others:
+            info = first[replica.place.device].info
+            assert info is not None
+            replica.share_memory(info)
+        await asyncio.gather(*(replica.start() for replica in others))
+
+    def send(self, message: ToEngine) -> None:
+        """Does nothing: the requests that wait here are in no engine."""
+
+    async def stop(self) -> None:
+        """See ``interface.EngineClient.stop``."""
+        for obituary in self._obituaries:
+            obituary.cancel()
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
+        if self._death is not None:
+            self.end("it was stopped")
+
+    def admit(self, stream: Stream) -> None:
+        """Gives a waiting request to a replica, if one may have it now."""
+        if not self._fits(stream):
+            return
+        candidates = self._candidates(stream)
+        if not candidates:
+            self._record_waiting()
+            return
+        request = stream.submission()
+        expected = request.params.max_tokens * self.forecast.used_part
+        loads = [
+            Load(
+                replica.number,
+                replica.forecast.waiting_prompt(request.priority),
+                replica.unfinished,
+                replica.info.max_rows if replica.info is not None else 1,
+            )
+            for replica in candidates
+        ]
+        number, hit = self._router.route(request, expected, loads)
+        del self._streams[stream.request_id]
+        self.replicas[number].adopt(stream, stream.uncomputed - hit)
+
+    def forget(self, request_id: str) -> None:
+        """See ``BaseEngineClient.forget``."""
+        super().forget(request_id)
+        self.arrange()
+
+    def report(self, choices: list[FinishedChoice]) -> None:
+        """See ``BaseEngineClient.report``; reports at once, because there are no steps here."""
+        super().report(choices)
+        if choices:
+            self._record_waiting()
+
+    def lost(self, replica: Replica, computing: list[Stream], killed: bool) -> None:
+        """See ``ReplicaOwner.lost``."""
+        self._router.forget(replica.number)
+        for stream in replica.release():
+            self._keep(stream)
+        guilty = self._quarantine.crashed(computing, killed)
+        if guilty is not None:
+            convict(guilty)
+        self._place()
+
+    def ready(self, replica: Replica) -> None:
+        """See ``ReplicaOwner.ready``."""
+        info = replica.info
+        assert info is not None
+        per_token = info.kv_bytes_per_token
+        blocks = info.prefix_bytes // (per_token * BLOCK) if per_token else MAX_BLOCKS
+        self._router.resize(replica.number, blocks)
+        if self.info is not None:  # else the others still start
+            self.info = self._combined()
+            self._place()
+
+    def arrange(self) -> None:
+        """See ``ReplicaOwner.arrange``."""
+        if self._quarantine.active:
+            self._quarantine.tidy()
+            self._place()
+
+    def _place(self) -> None:
+        """Moves requests to where the quarantine allows them, and gives waiting ones a replica."""
+        self._trial = self._trial_replica()
+        for replica in self.replicas if self._quarantine.suspects else ():
+            for stream in replica.streams:
+                if replica not in self._candidates(stream):
+                    replica.withdraw(stream)
+                    self._keep(stream)
+        for stream in list(self._streams.values()):
+            # Another may have ended it meanwhile.
+            if self._streams.get(stream.request_id) is stream:
+                self.admit(stream)
+
+    def _keep(self, stream: Stream) -> None:
+        """Lets a request that is in no replica wait here."""
+        stream.move(self, stream.uncomputed)
+        self._streams[stream.request_id] = stream
+
+    def _trial_replica(self) -> Replica | None:
+        """The replica in which a suspect runs alone; None while there is no suspect.
+
+        None as well while only one replica serves and another will again: the other requests
+        continue first.
+        """
+        if self._quarantine.alone is None:
+            return None
+        if self._trial is not None and self._trial.ready:
+            return self._trial
+        ready = [replica for replica in self.replicas if replica.ready]
+        others_come = any(not r.ready and r.dead is None for r in self.replicas)
+        if not ready or (len(ready) == 1 and others_come):
+            return None
+        return min(ready, key=lambda replica: replica.unfinished)
+
+    def _candidates(self, stream: Stream) -> list[Replica]:
+        """The replicas that may have a request now; those that are stalled only if all are."""
+        alone = self._quarantine.alone
+        if stream is alone:
+            allowed = [] if self._trial is None else [self._trial]
+        elif stream in self._quarantine.suspects:
+            return []
+        else:
+            # With a single replica left, the others wait until its trial is over.
+            allowed = [r for r in self.replicas if alone is None or r is not self._trial]
+        ready = [r for r in allowed if r.ready and _holds(r, stream)]
+        return [r for r in ready if r.unhealthy is None] or ready
+
+    def _fits(self, stream: Stream) -> bool:
+        """Whether a replica has room for the request, now or later; ends it if none has."""
+        alive = [replica for replica in self.replicas if replica.dead is None]
+        if not alive or any(_holds(replica, stream) for replica in alive):
+            return True
+        assert self.info is not None
+        stream.give_up(
+            f"the engine was restarted with room for {self.info.max_context} tokens, and this "
+            f"request may need {stream.tokens}"
+        )
+        return False
+
+    def _combined(self) -> ModelInfo:
+        alive = (replica.info for replica in self.replicas if replica.dead is None)
+        return combined_info([info for info in alive if info is not None])
+
+    def _stepped(self, replica: Replica, stats: StepStats) -> None:
+        self._learn(stats)
+        if stats.ended_seconds:
+            self._router.speed.learn(
+                stats.ended_prefill_tokens, stats.ended_rows, stats.ended_seconds
+            )
+        self._levels.record(replica.number, stats)
+        self.record(self._levels.summed(stats, super().unfinished))
+
+    def _record_waiting(self) -> None:
+        """Reports choices that wait here or have ended here, beside the replicas' own steps."""
+        self.record(self._levels.summed(StepStats(), super().unfinished))
+
+    def _restarts(self, reason: RestartReason) -> None:
+        self.on_restart(reason)
+
+    def _predicted_wait(self, priority: int, ageing: float) -> int:
+        alive = [replica for replica in self.replicas if replica.dead is None]
+        return min((r._predicted_wait(priority, ageing) for r in alive), default=1)
+
+    async def _mourn(self, replica: Replica) -> None:
+        """Waits until a replica has ended permanently; the last one ends this client."""
+        why = await replica.died()
+        alive = [r for r in self.replicas if r.dead is None]
+        if not alive:
+            self.end(f"all {len(self.replicas)} replicas have ended; the last: {why}")
+            return
+        log.error(
+            "replica %d has ended permanently: %s; %d of %d replicas are left",
+            *(replica.number, why, len(alive), len(self.replicas)),
+        )
+        self.info = self._combined()
+        self._place()
+
+
+def _holds(replica: Replica, stream: Stream) -> bool:
+    return replica.info is not None and stream.tokens <= replica.info.max_context

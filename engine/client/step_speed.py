@@ -1,0 +1,93 @@
+"""Learns how long a step takes, from the statistics of the steps that have ended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+# Steps are averaged over about this many seconds of computation.
+MEMORY_SECONDS = 30.0
+# Part of a variable's mean square below which its variance counts as none: rounding errors, and
+# steps that are too much alike to tell the variable's cost from the constant.
+MIN_VARIANCE = 1e-6
+
+
+@dataclass(slots=True)
+class StepSpeed:
+    """Fits seconds = base + row * rows + prompt * prompt tokens, with no cost below 0.
+
+    The fit is least squares over recent steps. Where all steps had the same number of rows, the
+    cost of a row cannot be told from the constant and counts as part of it.
+    """
+
+    _weight: float = 0.0
+    _rows: float = 0.0
+    _prompt: float = 0.0
+    _seconds: float = 0.0
+    # Sums of products: rows², rows * prompt, prompt², rows * seconds, prompt * seconds.
+    _products: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def learn(self, prompt: int, rows: int, seconds: float) -> None:
+        """Learns from a step of ``seconds`` that computed these prompt tokens and rows."""
+        fade = math.exp(-seconds / MEMORY_SECONDS)
+        self._weight = self._weight * fade + 1
+        self._rows = self._rows * fade + rows
+        self._prompt = self._prompt * fade + prompt
+        self._seconds = self._seconds * fade + seconds
+        new = (rows * rows, rows * prompt, prompt * prompt, rows * seconds, prompt * seconds)
+        self._products = [
+            old * fade + product for old, product in zip(self._products, new, strict=True)
+        ]
+
+    def fit(self) -> StepCosts:
+        """The costs that the steps so far show; before the first, ``UNMEASURED``."""
+        if not self._weight:
+            return UNMEASURED
+        rows, prompt = self._rows / self._weight, self._prompt / self._weight
+        seconds = self._seconds / self._weight
+        squares = [product / self._weight for product in self._products]
+        row, token = _slopes(
+            _variance(squares[0], rows),
+            squares[1] - rows * prompt,
+            _variance(squares[2], prompt),
+            squares[3] - rows * seconds,
+            squares[4] - prompt * seconds,
+        )
+        return StepCosts(max(0.0, seconds - row * rows - token * prompt), row, token)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds of a step: ``base``, and in addition for each row and for each prompt token."""
+
+    base: float
+    row: float
+    prompt: float
+
+    def step(self, rows: float) -> float:
+        """Seconds of a step of so many rows without prompts."""
+        return self.base + self.row * rows
+
+
+# A row computes one token in a step, which costs about as much as a prompt token. The unit is
+# arbitrary: only sums of these costs are compared.
+UNMEASURED = StepCosts(0.0, 1.0, 1.0)
+
+
+def _variance(square: float, mean: float) -> float:
+    variance = square - mean * mean
+    return variance if variance > MIN_VARIANCE * square else 0.0
+
+
+def _slopes(rr: float, rp: float, pp: float, rs: float, ps: float) -> tuple[float, float]:
+    """The costs of a row and of a prompt token that are at least 0 and fit best."""
+    alone_row, alone_prompt = rs / rr if rr else 0.0, ps / pp if pp else 0.0
+    determinant = rr * pp - rp * rp
+    if determinant > MIN_VARIANCE * rr * pp:
+        row, prompt = (rs * pp - ps * rp) / determinant, (ps * rr - rs * rp) / determinant
+        if row >= 0 and prompt >= 0:
+            return row, prompt
+    # The best fit has one of them at 0: the one whose partner explains less.
+    if max(0.0, alone_row) * rs >= max(0.0, alone_prompt) * ps:
+        return max(0.0, alone_row), 0.0
+    return 0.0, max(0.0, alone_prompt)
