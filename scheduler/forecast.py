@@ -137,6 +137,12 @@ class Forecast:
         return sum(backlog.prompt for other, backlog in self._waiting.items() if other <= priority)
 
     @property
+    def expected_output(self) -> float:
+        """Output tokens that all unfinished requests are expected to have yet."""
+        waiting = sum(backlog.output for backlog in self._waiting.values())
+        return (self._running.output + waiting) * self.used_part
+
+    @property
     def used_part(self) -> float:
         """The part of their maximum tokens that outputs use; 1 before the first output ended."""
         return self._output / self._max_output if self._max_output else 1.0

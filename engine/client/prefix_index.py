@@ -31,8 +31,8 @@ def block_hashes(request: Submit) -> list[bytes]:
     for name in _KEY_FIELDS:
         value = str(getattr(request, name)).encode("utf-8", "surrogatepass")
         last += hashlib.blake2b(value, digest_size=_HASH_BYTES).digest()
-    blocks = min((len(request.prompt) - 1) // BLOCK, MAX_BLOCKS)
-    ids = memoryview(array("q", request.prompt[: max(0, blocks) * BLOCK])).cast("B")
+    blocks = max(0, min((len(request.prompt) - 1) // BLOCK, MAX_BLOCKS))
+    ids = memoryview(array("q", request.prompt[: blocks * BLOCK])).cast("B")
     size = BLOCK * 8
     hashes = []
     for start in range(0, len(ids), size):

@@ -147,6 +147,7 @@ class ReplicaClient(BaseEngineClient):
             Load(
                 replica.number,
                 replica.forecast.waiting_prompt(request.priority),
+                replica.forecast.expected_output,
                 replica.unfinished,
                 replica.info.max_rows if replica.info is not None else 1,
             )

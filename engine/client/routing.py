@@ -1,18 +1,22 @@
 """Chooses the replica that computes a request: where its prefix is cached, unless that is busier.
 
-For each replica the router estimates the seconds from now to the request's end, and takes the
-replica with the least:
+For each replica the router estimates the seconds by which the request and those beside it would be
+later, and takes the replica with the least:
 
-    prompt * (Q + P - hit)              the prompts ahead, and what is missing of this one
-    + output * row * R                  the steps that other rows make longer
-    + max(0, R + n - rows) / rows * output * step(rows)     the wait for free rows
+    prompt * Q                          it waits for the prompts ahead
+    + prompt * (P - hit) * (2 + R)      what is missing of its prompt delays it and the others, and
+                                        displaces as much from the cache, to be computed again
+    + 2 * row * min(O, R * output)      it and the others make each other's steps longer
+    + max(0, R + n - rows) / rows * output * step(rows)     it waits for free rows
 
 Q: prompt tokens at the replica that are not computed yet. P: the prompt's tokens. hit: those that
-the replica was sent before. R: its unfinished choices. n: choices of the request. rows: rows of its
-batch. output: expected output tokens. prompt, row, step(): measured seconds (``step_speed``).
+the replica was sent before. R: its unfinished choices. O: output tokens that these are still
+expected to have. n: choices of the request. rows: rows of its batch. output: expected output
+tokens of a choice. prompt, row, step(): measured seconds (``step_speed``).
 
 So the margin by which the holder of a prefix may be busier is the measured time of computing that
-prefix again. Requests that cannot use a cached prefix have hit = 0 everywhere and are balanced.
+prefix elsewhere, for all that it would delay. Requests that cannot use a cached prefix have
+hit = 0 everywhere and are balanced.
 """
 
 from __future__ import annotations
@@ -31,12 +35,14 @@ class Load(NamedTuple):
     Attributes:
         replica: its number.
         prompt: prompt tokens of its requests that are not computed yet.
+        output: output tokens that its unfinished choices are expected to have yet.
         choices: its unfinished choices.
         rows: the rows of its batch.
     """
 
     replica: int
     prompt: int
+    output: float
     choices: int
     rows: int
 
@@ -99,7 +105,7 @@ def _uses_prefixes(request: Submit) -> bool:
 
 def _seconds(costs: StepCosts, load: Load, missing: int, choices: int, output: float) -> float:
     """The estimate of the module's docstring."""
-    prefill = costs.prompt * (load.prompt + missing)
-    slower = output * costs.row * min(load.choices, load.rows)
+    prefill = costs.prompt * (load.prompt + missing * (2 + min(load.choices, load.rows)))
+    slower = 2 * costs.row * min(load.output, load.choices * output)
     beyond = max(0, load.choices + choices - load.rows)
     return prefill + slower + beyond / load.rows * output * costs.step(load.rows)

@@ -10,14 +10,17 @@ MEMORY_SECONDS = 30.0
 # Part of a variable's mean square below which its variance counts as none: rounding errors, and
 # steps that are too much alike to tell the variable's cost from the constant.
 MIN_VARIANCE = 1e-6
+# A row computes one token, so its cost is expected to be that of a prompt token. This outweighs
+# what was measured until the number of rows has varied by more than about two: with less, noise of
+# a busy machine looks like the cost of rows.
+PRIOR_VARIANCE = 4.0
 
 
 @dataclass(slots=True)
 class StepSpeed:
     """Fits seconds = base + row * rows + prompt * prompt tokens, with no cost below 0.
 
-    The fit is least squares over recent steps. Where all steps had the same number of rows, the
-    cost of a row cannot be told from the constant and counts as part of it.
+    The fit is least squares over recent steps, with ``PRIOR_VARIANCE`` as ridge.
     """
 
     _weight: float = 0.0
@@ -53,7 +56,10 @@ class StepSpeed:
             squares[3] - rows * seconds,
             squares[4] - prompt * seconds,
         )
-        return StepCosts(max(0.0, seconds - row * rows - token * prompt), row, token)
+        base = seconds - row * rows - token * prompt
+        if base < 0:  # the best fit without it goes through the origin
+            base, (row, token) = 0.0, _slopes(*squares)
+        return StepCosts(base, row, token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,7 @@ class StepCosts:
         return self.base + self.row * rows
 
 
-# A row computes one token in a step, which costs about as much as a prompt token. The unit is
-# arbitrary: only sums of these costs are compared.
+# As by the prior. The unit is arbitrary: only sums of these costs are compared.
 UNMEASURED = StepCosts(0.0, 1.0, 1.0)
 
 
@@ -82,9 +87,11 @@ def _variance(square: float, mean: float) -> float:
 def _slopes(rr: float, rp: float, pp: float, rs: float, ps: float) -> tuple[float, float]:
     """The costs of a row and of a prompt token that are at least 0 and fit best."""
     alone_row, alone_prompt = rs / rr if rr else 0.0, ps / pp if pp else 0.0
-    determinant = rr * pp - rp * rp
-    if determinant > MIN_VARIANCE * rr * pp:
-        row, prompt = (rs * pp - ps * rp) / determinant, (ps * rr - rs * rp) / determinant
+    # With the prior: the squares' sum also contains PRIOR_VARIANCE * (row - prompt)².
+    wide, long, both = rr + PRIOR_VARIANCE, pp + PRIOR_VARIANCE, rp - PRIOR_VARIANCE
+    determinant = wide * long - both * both
+    if determinant > MIN_VARIANCE * wide * long:
+        row, prompt = (rs * long - ps * both) / determinant, (ps * wide - rs * both) / determinant
         if row >= 0 and prompt >= 0:
             return row, prompt
     # The best fit has one of them at 0: the one whose partner explains less.

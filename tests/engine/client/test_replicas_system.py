@@ -31,7 +31,9 @@ from chairlift.loadtest.data.repetition import prefix_repetition_requests
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG = EngineConfig(max_rows=8, kv_memory=32 << 20, prefix_cache_bytes=32 << 20)
-PROMPTS, PREFIXES, CONCURRENCY = 48, 6, 6
+PROMPTS, PREFIXES, CONCURRENCY = 48, 6, 4
+# Tokens of a prompt's prefix and suffix, and of the output.
+LENGTHS = (448, 32, 8)
 _ids = count()
 
 
@@ -68,7 +70,7 @@ async def repeated_prefixes() -> list[list[int]]:
         return len(text.encode())
 
     requests = await prefix_repetition_requests(
-        *(PROMPTS, 192, 64, PREFIXES, 16),
+        *(PROMPTS, *LENGTHS[:2], PREFIXES, LENGTHS[2]),
         np.random.default_rng(5),
         count_bytes,
         lambda: None,
@@ -83,7 +85,7 @@ async def measure(client: EngineClient, prompts: list[list[int]]) -> Measured:
 
     async def one(prompt: list[int]) -> list[int]:
         async with slots:
-            return (await read(client, prompt, 16)).tokens
+            return (await read(client, prompt, LENGTHS[2])).tokens
 
     outputs = await asyncio.gather(*map(one, prompts))
     queries = sum(stats.prefix_queries for stats in steps)
@@ -127,8 +129,10 @@ async def test_prefixes_are_found_nearly_as_often_as_in_one_engine(
     one = await measure(alone, prompts)
     two = await measure(replicas, prompts)
     assert two.outputs == one.outputs
+    print(replicas._router.speed.fit(), replicas._router._sent)
     print(f"hits: {one.hits:.3f} of prompt tokens in one engine, {two.hits:.3f} in two")
-    assert one.hits > 0.4
+    assert one.hits > 0.5
+    # Had each replica computed each prefix, this were 6/7.
     assert two.hits >= 0.9 * one.hits
     # Both have worked.
     assert min(replicas._router._sent) > 0

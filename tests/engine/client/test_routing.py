@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.client.prefix_index import BLOCK, MAX_BLOCKS, PrefixIndex, block_hashes
+from chairlift.engine.client import prefix_index
+from chairlift.engine.client.prefix_index import BLOCK, PrefixIndex, block_hashes
 from chairlift.engine.client.routing import Load, Router
 from chairlift.engine.client.step_speed import UNMEASURED, StepSpeed
 from chairlift.engine.messages import SamplingParams, Submit
@@ -26,7 +27,7 @@ def tokens(seed: int, length: int) -> list[int]:
 
 
 def idle(*replicas: int) -> list[Load]:
-    return [Load(replica, 0, 0, ROWS) for replica in replicas]
+    return [Load(replica, 0, 0, 0, ROWS) for replica in replicas]
 
 
 def measured(router: Router, base: float, row: float, prompt: float) -> None:
@@ -39,6 +40,7 @@ def measured(router: Router, base: float, row: float, prompt: float) -> None:
 # ---- the speed of steps
 
 
+@settings(max_examples=40)
 @given(
     st.floats(0, 0.1),
     st.floats(0, 0.01),
@@ -53,13 +55,22 @@ def test_the_costs_of_a_step_are_recovered(
         rows, chunk = random_.randrange(1, 40), random_.choice((0, 0, 64, 512))
         speed.learn(chunk, rows, base + row * rows + prompt * chunk)
     costs = speed.fit()
-    for rows, chunk in ((1, 0), (20, 0), (5, 512)):
-        expected = base + row * rows + prompt * chunk
-        assert costs.step(rows) + costs.prompt * chunk == pytest.approx(
-            expected, abs=1e-6, rel=1e-3
-        )
+    # The prior takes a few hundredths of the row's cost.
+    assert costs.row == pytest.approx(row, abs=0.1 * abs(row - prompt) + 1e-6)
+    assert costs.prompt == pytest.approx(prompt, abs=0.01 * abs(row - prompt) + 1e-6)
+    mean = base + row * 20
+    assert costs.step(20) == pytest.approx(mean, abs=0.1 * mean + 1e-6)
 
 
+def test_noise_of_a_few_rows_does_not_count_as_their_cost() -> None:
+    speed, random_ = StepSpeed(), random.Random(0)
+    for _ in range(500):
+        rows = random_.choice((1, 2))
+        speed.learn(random_.choice((0, 400)), rows, 0.02 * rows)
+    assert speed.fit().row < 0.002
+
+
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 512), st.integers(0, 64), st.floats(0, 10)), max_size=60))
 def test_no_cost_is_below_zero_whatever_was_measured(steps: list[tuple[int, int, float]]) -> None:
     speed = StepSpeed()
@@ -103,6 +114,7 @@ def test_tenants_share_no_prefix() -> None:
         assert index.match(block_hashes(request(prompt, salt))) == 0
 
 
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 900)), max_size=40))
 def test_an_index_never_exceeds_its_capacity(capacity: int, prompts: list[tuple[int, int]]) -> None:
     index = PrefixIndex()
@@ -117,8 +129,9 @@ def test_an_index_never_exceeds_its_capacity(capacity: int, prompts: list[tuple[
     assert len(index) == 0
 
 
-def test_a_prompt_longer_than_an_index_is_cut() -> None:
-    assert len(block_hashes(request([7] * (BLOCK * (MAX_BLOCKS + 10))))) == MAX_BLOCKS
+def test_a_prompt_longer_than_an_index_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MAX_BLOCKS", 5)
+    assert len(block_hashes(request([7] * (BLOCK * 20)))) == 5
 
 
 # ---- the choice
@@ -129,21 +142,22 @@ def test_a_request_goes_to_its_prefix_unless_that_is_busier_by_the_cost_of_compu
     measured(router, base=0.01, row=0.0, prompt=0.001)
     assert router.route(request(prompt), 50, idle(1)) == (1, 0)
     hit = 15 * BLOCK
-    for waiting, replica in ((hit - 1, 1), (hit + 1, 0)):
+    # Computing it takes its time twice: now, and later for what it displaces.
+    for waiting, replica in ((2 * hit - 1, 1), (2 * hit + 1, 0)):
         other = Router(2)
         measured(other, base=0.01, row=0.0, prompt=0.001)
         other.route(request(prompt), 50, idle(1))
-        loads = [Load(0, 0, 0, ROWS), Load(1, waiting, 0, ROWS)]
+        loads = [Load(0, 0, 0, 0, ROWS), Load(1, waiting, 0, 0, ROWS)]
         assert other.route(request(prompt), 50, loads).replica == replica
 
 
 def test_the_margin_follows_the_measured_speed() -> None:
     """Rows that slow each other down justify to leave a prefix; rows that do not, do not."""
-    for row, replica in ((0.0001, 1), (0.02, 0)):
+    for row, replica in ((0.0001, 1), (0.05, 0)):
         router, prompt = Router(2), tokens(0, 1000)
         measured(router, base=0.02, row=row, prompt=0.001)
         router.route(request(prompt), 100, idle(1))
-        loads = [Load(0, 0, 0, ROWS), Load(1, 0, ROWS - 1, ROWS)]
+        loads = [Load(0, 0, 0, 0, ROWS), Load(1, 0, 100 * ROWS, ROWS - 1, ROWS)]
         assert router.route(request(prompt), 100, loads).replica == replica
 
 
@@ -151,7 +165,7 @@ def test_a_full_batch_counts_as_a_wait() -> None:
     router, prompt = Router(2), tokens(0, 1000)
     measured(router, base=0.02, row=0.0, prompt=0.0001)
     router.route(request(prompt), 100, idle(1))
-    loads = [Load(0, 0, 0, ROWS), Load(1, 0, 2 * ROWS, ROWS)]
+    loads = [Load(0, 0, 0, 0, ROWS), Load(1, 0, 0, 2 * ROWS, ROWS)]
     assert router.route(request(prompt), 100, loads).replica == 0
 
 
@@ -171,7 +185,7 @@ def test_a_lost_replica_has_no_prefixes() -> None:
     assert router.route(request(prompt), 10, idle(0, 1)) == (0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(2, 5),
     st.floats(0.001, 0.05),
@@ -183,7 +197,7 @@ def test_a_lost_replica_has_no_prefixes() -> None:
 def test_requests_without_shared_prefixes_are_balanced(
     replicas: int, base: float, row: float, prompt: float, known: bool, seed: int
 ) -> None:
-    """However fast steps are: queued tokens differ by one request's, so that none starves."""
+    """However fast steps are, none starves: no replica has twice the mean and one request more."""
     router, random_ = Router(replicas), random.Random(seed)
     if known:
         measured(router, base, row, prompt)
@@ -191,16 +205,16 @@ def test_requests_without_shared_prefixes_are_balanced(
     longest = 400
     for number in range(replicas * 12):
         length = random_.randrange(1, longest)
-        loads = [Load(i, queued[i], choices[i], 64) for i in range(replicas)]
+        loads = [Load(i, queued[i], 20 * choices[i], choices[i], 64) for i in range(replicas)]
         chosen = router.route(request(tokens(number, length)), 20, loads).replica
         queued[chosen] += length
         choices[chosen] += 1
-    costs = router.speed.fit()
-    waits = [costs.prompt * queued[i] + 20 * costs.row * choices[i] for i in range(replicas)]
-    assert max(waits) - min(waits) <= costs.prompt * longest + 20 * costs.row + 1e-9
+    assert max(choices) <= 2 * 12 + 1
+    assert max(queued) <= 2 * sum(queued) / replicas + longest
+    assert min(choices) > 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 4), st.integers(0, 1000))
 def test_the_same_history_gives_the_same_routes(replicas: int, seed: int) -> None:
     def routes() -> list[tuple[int, int]]:
@@ -209,7 +223,8 @@ def test_the_same_history_gives_the_same_routes(replicas: int, seed: int) -> Non
         for _ in range(40):
             prompt = [*tokens(random_.randrange(4), 300), *tokens(random_.randrange(99), 40)]
             loads = [
-                Load(i, random_.randrange(900), random_.randrange(9), 8) for i in range(replicas)
+                Load(i, random_.randrange(900), random_.randrange(300), random_.randrange(9), 8)
+                for i in range(replicas)
             ]
             found.append(tuple(router.route(request(prompt), 30, loads)))
             router.speed.learn(random_.randrange(300), 1 + random_.randrange(8), random_.random())
@@ -218,7 +233,7 @@ def test_the_same_history_gives_the_same_routes(replicas: int, seed: int) -> Non
     assert routes() == routes()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 12), st.integers(0, 1000))
 def test_each_prefix_is_computed_at_most_once_a_replica(
     replicas: int, prefixes: int, seed: int
@@ -230,7 +245,10 @@ def test_each_prefix_is_computed_at_most_once_a_replica(
     missed: list[tuple[int, int]] = []
     for number in range(60):
         which = random_.randrange(prefixes)
-        loads = [Load(i, random_.randrange(2000), random_.randrange(9), 8) for i in range(replicas)]
+        loads = [
+            Load(i, random_.randrange(2000), random_.randrange(300), random_.randrange(9), 8)
+            for i in range(replicas)
+        ]
         chosen, hit = router.route(request([*heads[which], *tokens(100 + number, 30)]), 30, loads)
         if hit < 4 * BLOCK:
             missed.append((which, chosen))
