@@ -86,7 +86,6 @@ def _variance(square: float, mean: float) -> float:
 
 def _slopes(rr: float, rp: float, pp: float, rs: float, ps: float) -> tuple[float, float]:
     """The costs of a row and of a prompt token that are at least 0 and fit best."""
-    alone_row, alone_prompt = rs / rr if rr else 0.0, ps / pp if pp else 0.0
     # With the prior: the squares' sum also contains PRIOR_VARIANCE * (row - prompt)².
     wide, long, both = rr + PRIOR_VARIANCE, pp + PRIOR_VARIANCE, rp - PRIOR_VARIANCE
     determinant = wide * long - both * both
@@ -95,6 +94,5 @@ def _slopes(rr: float, rp: float, pp: float, rs: float, ps: float) -> tuple[floa
         if row >= 0 and prompt >= 0:
             return row, prompt
     # The best fit has one of them at 0: the one whose partner explains less.
-    if max(0.0, alone_row) * rs >= max(0.0, alone_prompt) * ps:
-        return max(0.0, alone_row), 0.0
-    return 0.0, max(0.0, alone_prompt)
+    row, prompt = max(0.0, rs / wide), max(0.0, ps / long)
+    return (row, 0.0) if row * rs >= prompt * ps else (0.0, prompt)
