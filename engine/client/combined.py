@@ -35,6 +35,10 @@ class Levels:
     def __init__(self, replicas: int) -> None:
         self._latest = [StepStats() for _ in range(replicas)]
 
+    def latest(self, replica: int) -> StepStats:
+        """A replica's last step; empty before the first and after a crash."""
+        return self._latest[replica]
+
     def record(self, replica: int, stats: StepStats) -> None:
         """Takes the levels from a replica's step."""
         self._latest[replica] = stats

@@ -31,6 +31,9 @@ from chairlift.engine.messages import (
 
 log = logging.getLogger(__name__)
 
+# Above this part of its KV memory, an engine whose requests wait has no further rows.
+KV_FULL = 0.9
+
 
 class ReplicaClient(BaseEngineClient):
     """Routes requests to the engines of one model. A lost engine's requests go to the others.
@@ -143,16 +146,7 @@ class ReplicaClient(BaseEngineClient):
             return
         request = stream.submission()
         expected = request.params.max_tokens * self.forecast.used_part
-        loads = [
-            Load(
-                replica.number,
-                replica.forecast.waiting_prompt(request.priority),
-                replica.forecast.expected_output,
-                replica.unfinished,
-                replica.info.max_rows if replica.info is not None else 1,
-            )
-            for replica in candidates
-        ]
+        loads = [self._load(replica, request.priority) for replica in candidates]
         number, hit = self._router.route(request, expected, loads)
         del self._streams[stream.request_id]
         self.replicas[number].adopt(stream, stream.uncomputed - hit)
@@ -182,12 +176,17 @@ class ReplicaClient(BaseEngineClient):
         """See ``ReplicaOwner.ready``."""
         info = replica.info
         assert info is not None
-        per_token = info.kv_bytes_per_token
-        blocks = info.prefix_bytes // (per_token * BLOCK) if per_token else MAX_BLOCKS
+        config, size = replica.place.config, info.prefix_bytes
+        if config.prefix_cache_dir is not None:
+            size += config.prefix_cache_dir_bytes
+        # A model with recurrent layers only may keep no bytes for a token.
+        blocks = (
+            size // (info.kv_bytes_per_token * BLOCK) if info.kv_bytes_per_token else MAX_BLOCKS
+        )
         self._router.resize(replica.number, blocks)
         if self.info is not None:  # else the others still start
             self.info = self._combined()
-            self._place()
+            self._place(replica)
 
     def arrange(self) -> None:
         """See ``ReplicaOwner.arrange``."""
@@ -195,9 +194,13 @@ class ReplicaClient(BaseEngineClient):
             self._quarantine.tidy()
             self._place()
 
-    def _place(self) -> None:
-        """Moves requests to where the quarantine allows them, and gives waiting ones a replica."""
-        self._trial = self._trial_replica()
+    def _place(self, fresh: Replica | None = None) -> None:
+        """Moves requests to where the quarantine allows them, and gives waiting ones a replica.
+
+        Args:
+            fresh: the replica that has just become ready, if one has.
+        """
+        self._trial = self._trial_replica(fresh)
         for replica in self.replicas if self._quarantine.suspects else ():
             for stream in replica.streams:
                 if replica not in self._candidates(stream):
@@ -213,21 +216,20 @@ class ReplicaClient(BaseEngineClient):
         stream.move(self, stream.uncomputed)
         self._streams[stream.request_id] = stream
 
-    def _trial_replica(self) -> Replica | None:
+    def _trial_replica(self, fresh: Replica | None) -> Replica | None:
         """The replica in which a suspect runs alone; None while there is no suspect.
 
-        None as well while only one replica serves and another will again: the other requests
-        continue first.
+        While a lost replica will be back, the trial waits for it: it has neither requests nor
+        caches to lose. If it is the only one that serves, the other requests come first.
         """
         if self._quarantine.alone is None:
             return None
         if self._trial is not None and self._trial.ready:
             return self._trial
         ready = [replica for replica in self.replicas if replica.ready]
-        others_come = any(not r.ready and r.dead is None for r in self.replicas)
-        if not ready or (len(ready) == 1 and others_come):
-            return None
-        return min(ready, key=lambda replica: replica.unfinished)
+        if any(not replica.ready and replica.dead is None for replica in self.replicas):
+            return fresh if len(ready) > 1 else None
+        return fresh or min(ready, key=lambda replica: replica.unfinished, default=None)
 
     def _candidates(self, stream: Stream) -> list[Replica]:
         """The replicas that may have a request now; those that are stalled only if all are."""
@@ -241,6 +243,16 @@ class ReplicaClient(BaseEngineClient):
             allowed = [r for r in self.replicas if alone is None or r is not self._trial]
         ready = [r for r in allowed if r.ready and _holds(r, stream)]
         return [r for r in ready if r.unhealthy is None] or ready
+
+    def _load(self, replica: Replica, priority: int) -> Load:
+        """A replica's work ahead of a new request of this class."""
+        assert replica.info is not None
+        latest, rows = self._levels.latest(replica.number), replica.info.max_rows
+        if latest.waiting and latest.kv_used_bytes > KV_FULL * latest.kv_limit_bytes:
+            rows = max(1, latest.running)
+        forecast = replica.forecast
+        prompt, output = forecast.waiting_prompt(priority), forecast.expected_output
+        return Load(replica.number, prompt, output, replica.unfinished, rows)
 
     def _fits(self, stream: Stream) -> bool:
         """Whether a replica has room for the request, now or later; ends it if none has."""
