@@ -173,9 +173,9 @@ class Server:
             check_directory(source.path)
         log_level = logging.getLevelName(logger.getEffectiveLevel())
         client = self._client = make_client(
-            config, source, log_level, self._settings.log_format, self._supervision
+            *(config, source, log_level, self._settings.log_format, self._supervision),
+            on_restart=self._service.record_restart,
         )
-        client.on_restart = self._service.record_restart
         starting = asyncio.create_task(client.start(self._progress))
         # One turn of the event loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)

@@ -9,10 +9,10 @@ from functools import partial
 
 from chairlift.engine.client.base import BaseEngineClient
 from chairlift.engine.client.combined import Levels, combined_info
+from chairlift.engine.client.isolation import Isolation
 from chairlift.engine.client.placement import Place
 from chairlift.engine.client.prefix_index import BLOCK, MAX_BLOCKS
 from chairlift.engine.client.process_client import RestartReason, convict
-from chairlift.engine.client.quarantine import Quarantine
 from chairlift.engine.client.replica import Replica
 from chairlift.engine.client.routing import Load, Router
 from chairlift.engine.client.stream import Stream
@@ -39,8 +39,7 @@ class ReplicaClient(BaseEngineClient):
     """Routes requests to the engines of one model. A lost engine's requests go to the others.
 
     A request is in exactly one replica, or here if none may have it: while all are being
-    restarted, or while the quarantine holds it back. Suspects run alone in one replica, the trial
-    replica, and the other requests meanwhile in the others.
+    restarted, or while ``Isolation`` holds it back.
 
     Attributes:
         on_restart: called with the reason before each restart of a replica. Settable.
@@ -62,8 +61,7 @@ class ReplicaClient(BaseEngineClient):
         ]
         self._router = Router(len(places))
         self._levels = Levels(len(places))
-        self._quarantine: Quarantine[Stream] = Quarantine()
-        self._trial: Replica | None = None
+        self._isolation = Isolation(self.replicas)
         self._obituaries: list[asyncio.Task[None]] = []
         for replica in self.replicas:
             replica.on_step = partial(self._stepped, replica)
@@ -167,7 +165,7 @@ class ReplicaClient(BaseEngineClient):
         self._router.forget(replica.number)
         for stream in replica.release():
             self._keep(stream)
-        guilty = self._quarantine.crashed(computing, killed)
+        guilty = self._isolation.crashed(computing, killed)
         if guilty is not None:
             convict(guilty)
         self._place()
@@ -190,22 +188,19 @@ class ReplicaClient(BaseEngineClient):
 
     def arrange(self) -> None:
         """See ``ReplicaOwner.arrange``."""
-        if self._quarantine.active:
-            self._quarantine.tidy()
+        if self._isolation.active:
             self._place()
 
     def _place(self, fresh: Replica | None = None) -> None:
-        """Moves requests to where the quarantine allows them, and gives waiting ones a replica.
+        """Moves requests to where they may be, and gives waiting ones a replica.
 
         Args:
             fresh: the replica that has just become ready, if one has.
         """
-        self._trial = self._trial_replica(fresh)
-        for replica in self.replicas if self._quarantine.suspects else ():
-            for stream in replica.streams:
-                if replica not in self._candidates(stream):
-                    replica.withdraw(stream)
-                    self._keep(stream)
+        self._isolation.update(fresh)
+        for replica, stream in self._isolation.misplaced():
+            replica.withdraw(stream)
+            self._keep(stream)
         for stream in list(self._streams.values()):
             # Another may have ended it meanwhile.
             if self._streams.get(stream.request_id) is stream:
@@ -216,32 +211,9 @@ class ReplicaClient(BaseEngineClient):
         stream.move(self, stream.uncomputed)
         self._streams[stream.request_id] = stream
 
-    def _trial_replica(self, fresh: Replica | None) -> Replica | None:
-        """The replica in which a suspect runs alone; None while there is no suspect.
-
-        While a lost replica will be back, the trial waits for it: it has neither requests nor
-        caches to lose. If it is the only one that serves, the other requests come first.
-        """
-        if self._quarantine.alone is None:
-            return None
-        if self._trial is not None and self._trial.ready:
-            return self._trial
-        ready = [replica for replica in self.replicas if replica.ready]
-        if any(not replica.ready and replica.dead is None for replica in self.replicas):
-            return fresh if len(ready) > 1 else None
-        return fresh or min(ready, key=lambda replica: replica.unfinished, default=None)
-
     def _candidates(self, stream: Stream) -> list[Replica]:
         """The replicas that may have a request now; those that are stalled only if all are."""
-        alone = self._quarantine.alone
-        if stream is alone:
-            allowed = [] if self._trial is None else [self._trial]
-        elif stream in self._quarantine.suspects:
-            return []
-        else:
-            # With a single replica left, the others wait until its trial is over.
-            allowed = [r for r in self.replicas if alone is None or r is not self._trial]
-        ready = [r for r in allowed if r.ready and _holds(r, stream)]
+        ready = [r for r in self._isolation.allowed(stream) if r.ready and _holds(r, stream)]
         return [r for r in ready if r.unhealthy is None] or ready
 
     def _load(self, replica: Replica, priority: int) -> Load:

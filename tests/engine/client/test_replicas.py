@@ -1,104 +1,32 @@
-"""Replicas of one model: where requests go, and what happens to those of a lost engine."""
+"""Replicas of one model: their start, where requests go, and those of a lost engine."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 from support.api.api_server import until
 from support.api.fake_engine import model_info
 from support.engine.fake_process import ComputingProcess, Process, token
-
-from chairlift.engine.client import process_client as clients
-from chairlift.engine.client.placement import places
-from chairlift.engine.client.replicas import ReplicaClient
-from chairlift.engine.client.stream import Stream
-from chairlift.engine.client.supervision import Supervision
-from chairlift.engine.config import EngineConfig
-from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
-from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.messages import (
-    Loading,
-    ModelInfo,
-    SamplingParams,
-    StartFailed,
-    StepStats,
-    Submit,
+from support.engine.replica_client import (
+    LENGTH,
+    SUPERVISION,
+    crash,
+    new_client,
+    process,
+    ready,
+    started,
+    step_all,
+    submit,
+    tokens,
+    where,
 )
 
-SUPERVISION = Supervision(attempts=2, backoff=0.001, longest_backoff=0.001)
-LENGTH = 20
-INFO = {"prefix_bytes": 1 << 20}
-
-
-def new_client(replicas: int, **settings: object) -> ReplicaClient:
-    config = EngineConfig(replicas=replicas, **settings)  # type: ignore[arg-type]
-    source = ModelSource("tiny", "directory", Path("nowhere"))
-    return ReplicaClient(places(config, "cpu", ()), source, supervision=SUPERVISION)
-
-
-async def started(client: ReplicaClient, **info: object) -> ModelInfo:
-    """Starts a client, and lets every engine load."""
-    start = asyncio.create_task(client.start())
-    for number in range(len(client.replicas)):
-        await until(lambda number=number: len(Process.started) > number)
-        Process.started[number].receive(model_info(**{**INFO, **info}))
-    return await start
-
-
-def process(client: ReplicaClient, number: int) -> ComputingProcess:
-    """The present process of a replica."""
-    engine = client.replicas[number]._engine
-    assert isinstance(engine, ComputingProcess)
-    return engine
-
-
-def runs(client: ReplicaClient, number: int) -> bool:
-    engine = client.replicas[number]._engine
-    return isinstance(engine, ComputingProcess) and engine.running
-
-
-async def crash(client: ReplicaClient, number: int, code: int = 1, computing: bool = True) -> None:
-    """Ends a replica's process, and waits until the next one loads."""
-    engine = process(client, number)
-    engine.crash(code) if computing else engine.end(code)
-    await until(lambda: client.replicas[number]._engine not in (engine, None))
-
-
-def ready(client: ReplicaClient, number: int, **info: object) -> None:
-    """Lets the present process of a replica finish loading."""
-    process(client, number).receive(model_info(**{**INFO, **info}))
-
-
-def submit(client: ReplicaClient, name: str, prompt: list[int] | None = None, n: int = 1) -> Stream:
-    params = SamplingParams(max_tokens=LENGTH, seed=0)
-    return client.submit(Submit(name, prompt or [1, 2, 3], params, n))
-
-
-def where(client: ReplicaClient, stream: Stream) -> int | None:
-    """The replica that has a request; None if it waits."""
-    homes: list[int | None] = [r.number for r in client.replicas if stream in r.streams]
-    homes += [None] * (stream in client._streams.values())
-    (home,) = homes
-    return home
-
-
-def step_all(client: ReplicaClient) -> None:
-    for replica in client.replicas:
-        if isinstance(engine := replica._engine, ComputingProcess) and replica.ready:
-            engine.step()
-
-
-async def tokens(stream: Stream) -> dict[int, list[int]]:
-    outputs: dict[int, list[int]] = {}
-    async with asyncio.timeout(10):
-        async for batch in stream:
-            for output in batch:
-                outputs.setdefault(output.index, []).extend(output.token_ids)
-    return outputs
+from chairlift.engine.client import process_client as clients
+from chairlift.engine.client.replicas import ReplicaClient
+from chairlift.engine.errors import EngineDead, ModelError, PromptTooLong, QueueFull
+from chairlift.engine.messages import Loading, SamplingParams, StartFailed, StepStats, Submit
 
 
 @pytest.fixture(autouse=True)
@@ -311,123 +239,4 @@ async def test_a_request_that_no_restarted_engine_holds_fails_with_a_message() -
     ready(client, 0, max_context=20)
     ((output,),) = [batch async for batch in stream]
     assert "room for 20 tokens" in str(output.error)
-    await client.stop()
-
-
-# ---- requests that bring engines down
-
-
-async def run(client: ReplicaClient, done: Callable[[], bool]) -> list[int]:
-    """Steps all engines, and loads the next where one has crashed.
-
-    Returns:
-        The replica of each crash.
-    """
-    crashes: list[int] = []
-    for _ in range(20_000):
-        if done():
-            return crashes
-        for replica in client.replicas:
-            engine = replica._engine
-            if engine is None or not isinstance(engine, ComputingProcess):
-                continue
-            if not engine.running:
-                continue
-            if not replica.ready:
-                ready(client, replica.number)
-            engine.step()
-            crashes += [] if engine.running else [replica.number]
-        await asyncio.sleep(0)
-    raise AssertionError("it did not end")
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-async def test_a_poisonous_request_is_found_in_three_crashes(replicas: int) -> None:
-    client = new_client(replicas)
-    await started(client)
-    streams = [submit(client, str(number), [number]) for number in range(12)]
-    step_all(client)
-    poison = submit(client, "poison", [ComputingProcess.poison])
-    crashes = await run(client, lambda: not client.unfinished)
-    assert len(crashes) <= 3
-    assert len(set(crashes)) <= 2  # a third replica never runs it
-    outputs = [output async for batch in poison for output in batch]
-    assert [output.finish for output in outputs] == ["error"]
-    assert "died twice" in str(outputs[0].error)
-    for number, stream in enumerate(streams):
-        assert (await tokens(stream))[0] == [token([number], at) for at in range(LENGTH)]
-    await client.stop()
-
-
-async def test_others_do_not_wait_for_a_trial(client: ReplicaClient) -> None:
-    """With both engines lost, the first that is back serves; the trial waits for the second."""
-    poison = submit(client, "poison", [ComputingProcess.poison])
-    innocent = submit(client, "innocent", [7])
-    home = where(client, poison)
-    assert home is not None
-    await crash(client, home)
-    assert where(client, poison) == where(client, innocent) == 1 - home
-    await crash(client, 1 - home)
-    ready(client, home)
-    assert where(client, innocent) == home
-    assert where(client, poison) is None
-    ready(client, 1 - home)
-    assert where(client, poison) == 1 - home
-    assert where(client, submit(client, "later", [8])) == home
-    await crash(client, 1 - home)
-    assert poison.unfinished == 0
-    assert where(client, innocent) == home
-    ready(client, 1 - home)
-    assert {where(client, submit(client, name, [9])) for name in "xyz"} == {0, 1}
-
-
-@pytest.mark.parametrize("seed", range(25))
-async def test_whatever_happens_every_innocent_request_gets_its_tokens(seed: int) -> None:
-    """Random arrivals, departures, kills and slow restarts, some with poison."""
-    random_ = random.Random(seed)
-    client = new_client(random_.randrange(1, 5))
-    await started(client)
-    streams: dict[str, tuple[Stream, list[int]]] = {}
-    poisonous: list[Stream] = []
-    kills = random_.randrange(3)
-    for round_ in range(120):
-        if random_.random() < 0.3 and client.unfinished < 20:
-            bad = random_.random() < 0.05 and len(poisonous) < 2
-            prompt = [random_.randrange(500) for _ in range(random_.choice((1, 5, 200)))]
-            prompt = [*prompt, ComputingProcess.poison] if bad else prompt
-            stream = submit(client, str(round_), prompt, random_.choice((1, 1, 2)))
-            if bad:
-                poisonous.append(stream)
-            elif random_.random() < 0.1:
-                stream.close()
-            else:
-                streams[str(round_)] = stream, prompt
-        for replica in client.replicas:
-            engine = replica._engine
-            if not isinstance(engine, ComputingProcess) or not engine.running:
-                continue
-            if not replica.ready:
-                if random_.random() < 0.2:
-                    ready(client, replica.number)
-            elif kills and random_.random() < 0.02:
-                kills -= 1
-                engine.crash(-9)
-            else:
-                engine.step()
-        for stream, _ in streams.values():
-            if stream.unfinished:
-                where(client, stream)  # in exactly one place
-        alone = client._quarantine.alone
-        if client._trial is not None and alone is not None:
-            assert set(client._trial.streams) <= {alone}
-        await asyncio.sleep(0)
-    await run(client, lambda: not client.unfinished)
-    for stream, prompt in streams.values():
-        expected = [token(prompt, at) for at in range(LENGTH)]
-        assert all(choice == expected for choice in (await tokens(stream)).values())
-    for stream in poisonous:
-        assert stream.unfinished == 0
-    assert not client._quarantine.active
-    assert client.forecast.waiting_prompt(100) == 0
-    assert all(r.forecast.waiting_prompt(100) == 0 for r in client.replicas)
     await client.stop()
