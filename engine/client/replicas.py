@@ -62,7 +62,7 @@ class ReplicaClient(BaseEngineClient):
         self._router = Router(len(places))
         self._levels = Levels(len(places))
         self._isolation = Isolation(self.replicas)
-        self._obituaries: list[asyncio.Task[None]] = []
+        self._end_watchers: list[asyncio.Task[None]] = []
         for replica in self.replicas:
             replica.on_step = partial(self._stepped, replica)
             replica.on_restart = self._restarts
@@ -103,7 +103,7 @@ class ReplicaClient(BaseEngineClient):
         except Exception:
             await self.stop()
             raise
-        self._obituaries = [asyncio.create_task(self._mourn(r)) for r in self.replicas]
+        self._end_watchers = [asyncio.create_task(self._watch_end(r)) for r in self.replicas]
         self.info = self._combined()
         return self.info
 
@@ -128,8 +128,8 @@ class ReplicaClient(BaseEngineClient):
 
     async def stop(self) -> None:
         """See ``interface.EngineClient.stop``."""
-        for obituary in self._obituaries:
-            obituary.cancel()
+        for watcher in self._end_watchers:
+            watcher.cancel()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         if self._death is not None:
             self.end("it was stopped")
@@ -262,7 +262,7 @@ class ReplicaClient(BaseEngineClient):
         alive = [replica for replica in self.replicas if replica.dead is None]
         return min((r._predicted_wait(priority, ageing) for r in alive), default=1)
 
-    async def _mourn(self, replica: Replica) -> None:
+    async def _watch_end(self, replica: Replica) -> None:
         """Waits until a replica has ended permanently; the last one ends this client."""
         why = await replica.died()
         alive = [r for r in self.replicas if r.dead is None]

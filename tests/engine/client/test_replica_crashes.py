@@ -12,6 +12,7 @@ from support.engine.replica_client import (
     LENGTH,
     crash,
     new_client,
+    process,
     ready,
     started,
     step_all,
@@ -23,6 +24,7 @@ from support.engine.replica_client import (
 from chairlift.engine.client import process_client as clients
 from chairlift.engine.client.replicas import ReplicaClient
 from chairlift.engine.client.stream import Stream
+from chairlift.engine.client.supervision import Supervision
 
 
 @pytest.fixture(autouse=True)
@@ -152,4 +154,20 @@ async def test_whatever_happens_every_innocent_request_gets_its_tokens(seed: int
     assert not client._isolation.active
     assert client.forecast.waiting_prompt(100) == 0
     assert all(r.forecast.waiting_prompt(100) == 0 for r in client.replicas)
+    await client.stop()
+
+
+async def test_a_hung_engine_is_replaced_and_its_requests_go_on() -> None:
+    client = new_client(2, supervision=Supervision(0.4, backoff=0.001))
+    await started(client)
+    streams = [submit(client, name, [ord(name)]) for name in "abcd"]
+    hung = process(client, 0)
+    assert {where(client, stream) for stream in streams} == {0, 1}
+    async with asyncio.timeout(20):
+        while client.unfinished:  # replica 0 never ends a step
+            process(client, 1).step()
+            await asyncio.sleep(0.05)
+    assert not hung.running
+    for name, stream in zip("abcd", streams, strict=True):
+        assert (await tokens(stream))[0] == [token([ord(name)], at) for at in range(LENGTH)]
     await client.stop()

@@ -22,10 +22,10 @@ LENGTH = 20
 INFO = {"prefix_bytes": 1 << 20}
 
 
-def new_client(replicas: int, **settings: object) -> ReplicaClient:
-    config = EngineConfig(replicas=replicas, **settings)  # type: ignore[arg-type]
+def new_client(replicas: int, supervision: Supervision = SUPERVISION) -> ReplicaClient:
+    config = EngineConfig(replicas=replicas)
     source = ModelSource("tiny", "directory", Path("nowhere"))
-    return ReplicaClient(places(config, "cpu", ()), source, supervision=SUPERVISION)
+    return ReplicaClient(places(config, "cpu", ()), source, supervision=supervision)
 
 
 async def started(client: ReplicaClient, **info: object) -> ModelInfo:
