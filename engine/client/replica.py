@@ -33,6 +33,10 @@ class ReplicaOwner(Protocol):
         """A replica's engine is ready, for the first time or again."""
         ...
 
+    def ended(self, replica: Replica, stream: Stream) -> None:
+        """A request has ended in a replica, which may keep its prompt and output as a prefix."""
+        ...
+
     def arrange(self) -> None:
         """A request has ended or made progress, so that the quarantine may have changed."""
         ...
@@ -91,6 +95,12 @@ class Replica(ProcessClient):
         stream.move(self, uncomputed)
         self._streams[stream.request_id] = stream
         self.admit(stream)
+
+    def forget(self, request_id: str) -> None:
+        """See ``BaseEngineClient.forget``."""
+        if (stream := self._streams.get(request_id)) is not None:
+            self._owner.ended(self, stream)
+        super().forget(request_id)
 
     def withdraw(self, stream: Stream) -> None:
         """Removes a request from the engine; the caller places it elsewhere."""

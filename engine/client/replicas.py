@@ -186,6 +186,10 @@ class ReplicaClient(BaseEngineClient):
             self.info = self._combined()
             self._place(replica)
 
+    def ended(self, replica: Replica, stream: Stream) -> None:
+        """See ``ReplicaOwner.ended``."""
+        self._router.extend(replica.number, stream.request, stream.last_output)
+
     def arrange(self) -> None:
         """See ``ReplicaOwner.arrange``."""
         if self._isolation.active:

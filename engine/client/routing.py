@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from chairlift.engine.client.prefix_index import PrefixIndex, block_hashes
 from chairlift.engine.client.step_speed import StepCosts, StepSpeed
 from chairlift.engine.messages import Submit
@@ -97,6 +99,12 @@ class Router:
         self._indexes[chosen].add(hashes)
         self._sent[chosen] += len(request.prompt)
         return Route(chosen, hits[chosen])
+
+    def extend(self, replica: int, request: Submit, output: Sequence[int]) -> None:
+        """Notes that a replica has computed this output, too: a chat goes on after it."""
+        if output and _uses_prefixes(request):
+            whole = msgspec.structs.replace(request, prompt=[*request.prompt, *output])
+            self._indexes[replica].add(block_hashes(whole))
 
 
 def _uses_prefixes(request: Submit) -> bool:

@@ -39,11 +39,13 @@ class Stream:
         admitted: the request was sent to the current engine.
         scheduled: when an engine first scheduled it, in seconds of ``time.monotonic()``; None if
             that is not known.
+        last_output: the tokens of the choice that has ended last.
     """
 
     def __init__(self, request: Submit, client: StreamOwner, claim: Claim) -> None:
         self.admitted = False
         self.scheduled: float | None = None
+        self.last_output: list[int] = []
         self._request = request
         self._client = client
         self._claim = claim
@@ -183,6 +185,7 @@ class Stream:
 
     def _end(self, index: int) -> None:
         choice = self._running.pop(index)
+        self.last_output = choice.output
         self._claim.spend(self._request.params.max_tokens - len(choice.output))
         if not self._running:
             self._client.forecast.remove(self._claim)

@@ -150,6 +150,25 @@ async def test_requests_with_a_prefix_stay_together_and_others_are_balanced(
                 step_all(client)
 
 
+async def test_a_chat_returns_to_the_replica_of_its_short_first_turn(
+    client: ReplicaClient,
+) -> None:
+    homes = set()
+    for chat in range(4):
+        prompt = [chat] * 60  # shorter than a block; with the reply it is longer
+        first = submit(client, f"{chat}-1", prompt)
+        home = where(client, first)
+        while first.unfinished:
+            step_all(client)
+        reply = [token(prompt, position) for position in range(LENGTH)]
+        again = submit(client, f"{chat}-2", [*prompt, *reply, 9])
+        assert where(client, again) == home
+        homes.add(home)
+        while again.unfinished:
+            step_all(client)
+    assert homes == {0, 1}
+
+
 async def test_the_choices_of_a_request_stay_in_one_replica(client: ReplicaClient) -> None:
     stream = submit(client, "many", [5, 6], n=3)
     other = submit(client, "other")

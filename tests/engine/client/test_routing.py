@@ -176,6 +176,15 @@ def test_requests_without_use_for_a_prefix_are_balanced(fields: dict[str, object
     assert {route.hit for route in routes} == {0}
 
 
+def test_a_chat_goes_on_where_its_reply_was_computed() -> None:
+    router, prompt, reply = Router(2), tokens(0, 10), tokens(1, 300)
+    assert router.route(request(prompt), 10, idle(1)) == (1, 0)
+    router.extend(1, request(prompt), reply)
+    assert router.route(request([*prompt, *reply, 5]), 10, idle(0, 1)) == (1, 256)
+    router.extend(0, request(tokens(2, 10), pooling="mean"), reply)
+    assert router.route(request([*tokens(2, 10), *reply]), 10, idle(0, 1)).hit == 0
+
+
 def test_a_lost_replica_has_no_prefixes() -> None:
     router, prompt = Router(2), tokens(0, 500)
     router.route(request(prompt), 10, idle(1))
