@@ -62,6 +62,7 @@ class ReplicaClient(BaseEngineClient):
         self._router = Router(len(places))
         self._levels = Levels(len(places))
         self._isolation = Isolation(self.replicas)
+        self._placing = self._place_again = False
         self._end_watchers: list[asyncio.Task[None]] = []
         for replica in self.replicas:
             replica.on_step = partial(self._stepped, replica)
@@ -201,7 +202,20 @@ class ReplicaClient(BaseEngineClient):
         Args:
             fresh: the replica that has just become ready, if one has.
         """
-        self._isolation.update(fresh)
+        self._place_again = True
+        if self._placing:
+            return  # a request has ended while others were placed, and may have released them
+        self._placing = True
+        try:
+            while self._place_again:
+                self._place_again = False
+                self._isolation.update(fresh)
+                self._place_once()
+                fresh = None
+        finally:
+            self._placing = False
+
+    def _place_once(self) -> None:
         for replica, stream in self._isolation.misplaced():
             replica.withdraw(stream)
             self._keep(stream)

@@ -106,7 +106,7 @@ async def test_others_do_not_wait_for_a_trial(client: ReplicaClient) -> None:
     assert {where(client, submit(client, name, [9])) for name in "xyz"} == {0, 1}
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(15))
 async def test_whatever_happens_every_innocent_request_gets_its_tokens(seed: int) -> None:
     """Random arrivals, departures, kills and slow restarts, some with poison."""
     random_ = random.Random(seed)
@@ -170,4 +170,21 @@ async def test_a_hung_engine_is_replaced_and_its_requests_go_on() -> None:
     assert not hung.running
     for name, stream in zip("abcd", streams, strict=True):
         assert (await tokens(stream))[0] == [token([ord(name)], at) for at in range(LENGTH)]
+    await client.stop()
+
+
+async def test_many_requests_that_end_while_others_are_placed() -> None:
+    """The restarted engine is too small for all but one, which must not wait for them."""
+    client = new_client(1)
+    await started(client, max_queue=1000)
+    large = [submit(client, str(number), [number] * 100) for number in range(600)]
+    small = submit(client, "small", [5])
+    await crash(client, 0)
+    ready(client, 0)
+    await crash(client, 0)
+    ready(client, 0, max_context=50)
+    for stream in large:
+        assert stream.unfinished == 0
+    assert await run(client, lambda: not client.unfinished) == []
+    assert (await tokens(small))[0] == [token([5], at) for at in range(LENGTH)]
     await client.stop()
