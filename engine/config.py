@@ -13,6 +13,8 @@ KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 # More than the cores of any machine. BLAS libraries allocate arrays of the size they are given.
 MAX_THREADS = 1024
+# More than the devices of any machine; each replica is a process with its own weights.
+MAX_REPLICAS = 64
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -50,6 +52,11 @@ class EngineConfig:
         swap_dir_bytes: upper bound of the files in ``swap_dir``.
         kv_bits: bits of a quantized KV cache. None keeps the model's type.
         kv_group_size: values that share a scale in a quantized KV cache.
+        replicas: engines of the model, which share its requests.
+        devices: the CUDA device of each replica. None: one after the other, as far as there are.
+        host_engines: replicas that share the host's cores and memory, this engine included.
+            ``engine.client.placement`` sets this and the next.
+        device_engines: those of them that share this engine's device.
 
     Raises:
         ValueError: a value is out of range; the text names the command line's flag.
@@ -76,6 +83,10 @@ class EngineConfig:
     swap_dir_bytes: int = 10 << 30
     kv_bits: int | None = None
     kv_group_size: int = 64
+    replicas: int = 1
+    devices: tuple[str, ...] | None = None
+    host_engines: int = 1
+    device_engines: int = 1
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
@@ -104,6 +115,13 @@ class EngineConfig:
             raise ValueError("swap-dir needs memory on the way, which swap-memory 0 takes away")
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise ValueError(f"kv-bits must be one of {KV_BITS}, not {self.kv_bits}")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be 1 to {MAX_REPLICAS}, not {self.replicas}")
+        if self.devices is not None and len(self.devices) != self.replicas:
+            raise ValueError(
+                f"devices names {len(self.devices)} devices for {self.replicas} replicas; each "
+                "replica has one"
+            )
         if self.kv_group_size not in KV_GROUP_SIZES:
             raise ValueError(
                 f"kv-group-size must be one of {KV_GROUP_SIZES}, not {self.kv_group_size}"

@@ -132,6 +132,21 @@ class Forecast:
         self._output = self._output * FADE + output
         self._max_output = self._max_output * FADE + max_output
 
+    def waiting_prompt(self, priority: int) -> int:
+        """Prompt tokens of this class and more urgent ones that are not computed yet."""
+        return sum(backlog.prompt for other, backlog in self._waiting.items() if other <= priority)
+
+    @property
+    def expected_output(self) -> float:
+        """Output tokens that all unfinished requests are expected to have yet."""
+        waiting = sum(backlog.output for backlog in self._waiting.values())
+        return (self._running.output + waiting) * self.used_part
+
+    @property
+    def used_part(self) -> float:
+        """The part of their maximum tokens that outputs use; 1 before the first output ended."""
+        return self._output / self._max_output if self._max_output else 1.0
+
     def wait(self, priority: int, now: float, ageing: float) -> float:
         """Seconds until all work is done that is ahead of a request of ``priority`` arriving now.
 
@@ -155,8 +170,7 @@ class Forecast:
                     break
                 prompt += claim.prompt
                 output += claim.output
-        used_part = self._output / self._max_output if self._max_output else 1.0
-        return self.rates.seconds(prompt, output * used_part)
+        return self.rates.seconds(prompt, output * self.used_part)
 
     def _tidy(self, priority: int) -> None:
         backlog = self._waiting.get(priority)

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from chairlift.api.cli.flags import generation_config, json_object
+from chairlift.api.cli.arguments.list_types import device_names
+from chairlift.api.cli.flags import generation_config, json_object, positive
 from chairlift.engine.config import DEFAULT_MODEL
 
 
@@ -39,6 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trust-remote-code",
         action="store_true",
         help="run Python code that comes with the model",
+    )
+    add(
+        "--replicas",
+        type=positive,
+        metavar="N",
+        help="engine processes that serve the model together, each with its own weights; a request "
+        "goes to the one that has its prefix, unless that is busier (default: one for each of "
+        "--devices, else 1)",
+    )
+    add(
+        "--devices",
+        type=device_names,
+        action="extend",
+        default=[],
+        metavar="LIST",
+        help="the CUDA device of each replica, like 0,1: numbers among the devices of "
+        "CUDA_VISIBLE_DEVICES, or names as there (default: one after the other)",
     )
     add(
         "--generation-config",

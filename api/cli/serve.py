@@ -160,5 +160,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         swap_dir=options.swap_dir,
         swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
         kv_bits=options.kv_bits,
+        replicas=options.replicas or len(options.devices) or 1,
+        devices=tuple(options.devices) or None,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )

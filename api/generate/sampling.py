@@ -41,8 +41,8 @@ def sampling_params(
     vocabulary = model.vocabulary
     vocabulary.check_ids(list(request.logit_bias), "logit_bias")
     vocabulary.check_ids(request.stop_token_ids, "stop_token_ids")
-    if request.n > model.info.max_rows:
-        raise RequestError(f"n: at most {model.info.max_rows} choices can be computed", "n")
+    if request.n > model.info.max_choices:
+        raise RequestError(f"n: at most {model.info.max_choices} choices can be computed", "n")
     room = room_for(model.info, prompt_tokens, max_tokens, param)
     if max_tokens is None:
         max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)

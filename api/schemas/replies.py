@@ -240,10 +240,16 @@ class DetokenizeReply(Struct):
 
 
 class HealthReply(Struct):
-    """``reason`` is why requests cannot be served now; absent if they can."""
+    """The state of the server.
+
+    Attributes:
+        reason: why requests cannot be served now; absent if they can.
+        degraded: which of several engines do not serve now, and why; absent if all do.
+    """
 
     status: Literal["ok", "unavailable"]
     reason: str | UnsetType = UNSET
+    degraded: str | UnsetType = UNSET
 
 
 class VersionReply(Struct):

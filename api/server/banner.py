@@ -20,9 +20,10 @@ def banner_lines(name: str, info: ModelInfo, address: str, page: bool) -> list[s
     """
     weights = f"{_size(info.weight_bytes)} of weights, {info.dtype}"
     quantized = f" with {info.kv_bits} bits" if info.kv_bits else ""
+    where = f"{info.replicas} replicas on {info.device}" if info.replicas > 1 else info.device
     prefixes = _size(info.prefix_bytes) if info.prefix_bytes else "off"
     lines = [
-        f"Chairlift {VERSION} serves {name} ({info.architecture}, {weights}) on {info.device}",
+        f"Chairlift {VERSION} serves {name} ({info.architecture}, {weights}) on {where}",
         f"  limits  context {info.max_context} tokens, {info.max_rows} rows, KV cache "
         f"{_size(info.kv_limit_bytes)}{quantized}, prefix cache {prefixes}",
         f"  API     {address}/v1",
@@ -44,6 +45,7 @@ def banner_fields(name: str, info: ModelInfo, address: str, page: bool) -> dict[
         "model": name,
         "architecture": info.architecture,
         "device": info.device,
+        "replicas": info.replicas,
         "dtype": info.dtype,
         "weight_bytes": info.weight_bytes,
         "max_context": info.max_context,

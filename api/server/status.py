@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 from prometheus_client import CollectorRegistry, generate_latest
 
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
@@ -27,9 +28,12 @@ async def get_model(http: web.Request) -> web.Response:
 
 async def health(http: web.Request) -> web.Response:
     """Replies 200 if requests can be served, else 503 with the reason."""
-    reason = http.app[SERVICE].unhealthy
+    service = http.app[SERVICE]
+    reason = service.unhealthy
     if reason is None:
-        return json_response(HealthReply("ok"))
+        loaded = service.loaded
+        degraded = None if loaded is None else loaded.client.degraded
+        return json_response(HealthReply("ok", degraded=UNSET if degraded is None else degraded))
     return web.Response(
         status=503,
         body=msgspec.json.encode(HealthReply("unavailable", reason)),

@@ -76,6 +76,11 @@ class BaseEngineClient:
         return None
 
     @property
+    def degraded(self) -> str | None:
+        """See ``interface.EngineClient.degraded``."""
+        return self.unhealthy
+
+    @property
     def accepts(self) -> bool:
         """See ``interface.EngineClient.accepts``."""
         return self.unhealthy is None

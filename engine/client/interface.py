@@ -50,6 +50,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def degraded(self) -> str | None:
+        """Which of several engines do not serve now, and why; None if all do."""
+        ...
+
+    @property
     def unfinished(self) -> int:
         """Running and waiting choices of all users' requests; replays are not counted."""
         ...

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -65,6 +65,9 @@ class ProcessClient(BaseEngineClient):
     If the process dies or hangs, a new one is started, and unfinished requests resume in it with
     the tokens that they have so far.
 
+    Args:
+        environment: variables that the process gets in addition to those of this one.
+
     Attributes:
         on_restart: called with the reason before each restart. Settable.
     """
@@ -76,10 +79,12 @@ class ProcessClient(BaseEngineClient):
         log_level: str = "info",
         log_format: LogFormat = "text",
         supervision: Supervision | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.on_restart: Callable[[RestartReason], None] = lambda reason: None
         self._start = Start(config, source, log_level, log_format)
+        self._environment = environment or {}
         self._supervision = supervision or Supervision()
         self._quarantine: Quarantine[Stream] = Quarantine()
         self._engine: EngineProcess | None = None
@@ -194,7 +199,7 @@ class ProcessClient(BaseEngineClient):
             return _End("start", f"the engine process cannot be started: {error}")
         try:
             try:
-                await engine.spawn(self._start)
+                await engine.spawn(self._start, self._environment)
             except OSError as error:
                 return _End("start", f"the engine process cannot be started: {error}")
             if self._stopping.is_set():
@@ -254,7 +259,7 @@ class ProcessClient(BaseEngineClient):
             self.on_restart(end.reason)
 
     def _sort_after_crash(self, engine: EngineProcess, killed: bool) -> None:
-        """After a crash: ends replays and a guilty request; all others wait for the next engine."""
+        """After a crash: ends replays, and prepares all other requests for another engine."""
         for replay in [stream for stream in self._streams.values() if stream.replay]:
             replay.give_up("the engine died while it was computing this replay")
         scheduled = engine.computing
@@ -263,11 +268,14 @@ class ProcessClient(BaseEngineClient):
             stream.scheduled = stream.scheduled or scheduled[stream.request_id]
         for stream in self._streams.values():
             stream.admitted = False
+        self._resolve_crash(computing, killed)
+
+    def _resolve_crash(self, computing: list[Stream], killed: bool) -> None:
+        """Lets the quarantine decide about the requests that the engine was computing."""
         guilty = self._quarantine.crashed(computing, killed)
         self.record(StepStats(waiting=self.unfinished))
         if guilty is not None:
-            log.error("request %s has brought the engine down again", guilty.request_id)
-            guilty.give_up("the engine died twice while it was computing this request")
+            convict(guilty)
 
     def _begin_serving(self, info: ModelInfo) -> None:
         """Admits the waiting requests to a new engine that is ready."""
@@ -299,7 +307,12 @@ class ProcessClient(BaseEngineClient):
                 self.admit(stream)
 
     def _withdraw(self, stream: Stream) -> None:
-        """Removes a request from the engine, and renames it.
+        """Removes a request from the engine; it waits here under a new name."""
+        self._remove(stream)
+        self._streams[stream.request_id] = stream
+
+    def _remove(self, stream: Stream) -> None:
+        """Removes a request from the engine and from this client, and renames it.
 
         The new name keeps outputs that are still on their way from being taken for outputs of the
         resumed request.
@@ -308,4 +321,9 @@ class ProcessClient(BaseEngineClient):
         del self._streams[stream.request_id]
         stream.admitted = False
         stream.rename(f"{stream.request_id}.{next(self._withdrawals)}")
-        self._streams[stream.request_id] = stream
+
+
+def convict(guilty: Stream) -> None:
+    """Ends a request that has brought its engine down."""
+    log.error("request %s has brought the engine down again", guilty.request_id)
+    guilty.give_up("the engine died twice while it was computing this request")

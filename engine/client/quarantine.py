@@ -63,11 +63,16 @@ class Quarantine(Generic[S]):
         return bool(self._records)
 
     @property
+    def suspects(self) -> list[S]:
+        """The requests of which each has to be computed alone."""
+        return [s for s, record in self._records.items() if record.crashes >= SUSPICIOUS]
+
+    @property
     def alone(self) -> S | None:
         """The suspect that must be computed alone now, if there is one."""
-        suspects = [s for s, record in self._records.items() if record.crashes >= SUSPICIOUS]
         # Progress at the crash does not change, so the suspect that runs alone keeps its turn.
-        return min(suspects, key=lambda s: sum(self._records[s].progress.values()), default=None)
+        progress = {s: sum(self._records[s].progress.values()) for s in self.suspects}
+        return min(progress, key=progress.__getitem__, default=None)
 
     def admits(self, request: S) -> bool:
         """Whether a request may be in the engine now."""

@@ -39,11 +39,13 @@ class Stream:
         admitted: the request was sent to the current engine.
         scheduled: when an engine first scheduled it, in seconds of ``time.monotonic()``; None if
             that is not known.
+        last_output: the tokens of the choice that has ended last.
     """
 
     def __init__(self, request: Submit, client: StreamOwner, claim: Claim) -> None:
         self.admitted = False
         self.scheduled: float | None = None
+        self.last_output: list[int] = []
         self._request = request
         self._client = client
         self._claim = claim
@@ -56,6 +58,11 @@ class Stream:
     def request_id(self) -> str:
         """The request's id in the engine."""
         return self._request.request_id
+
+    @property
+    def request(self) -> Submit:
+        """The request as it was submitted, under its present id."""
+        return self._request
 
     @property
     def tokens(self) -> int:
@@ -89,6 +96,26 @@ class Stream:
             return request
         resumed = (choice.resumed(index, self.scheduled) for index, choice in running.items())
         return msgspec.structs.replace(request, resumed=tuple(resumed))
+
+    @property
+    def uncomputed(self) -> int:
+        """The tokens of prompt and outputs that another engine without a cache would compute."""
+        outputs = sum(len(choice.output) for choice in self._running.values())
+        return len(self._request.prompt) + outputs
+
+    def move(self, client: StreamOwner, uncomputed: int) -> None:
+        """Gives the request to another engine client.
+
+        Args:
+            uncomputed: the tokens that the client's engine has to compute first, for its forecast.
+        """
+        request = self._request
+        self._client.forecast.remove(self._claim)
+        # The first output ends the claim's prompt, so there is one.
+        self._claim = client.forecast.add(
+            request.priority, request.arrival, max(1, uncomputed), self._claim.output
+        )
+        self._client = client
 
     def rename(self, request_id: str) -> None:
         """Changes the id; outputs still sent under the old id are ignored."""
@@ -158,6 +185,7 @@ class Stream:
 
     def _end(self, index: int) -> None:
         choice = self._running.pop(index)
+        self.last_output = choice.output
         self._claim.spend(self._request.params.max_tokens - len(choice.output))
         if not self._running:
             self._client.forecast.remove(self._claim)

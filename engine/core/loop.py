@@ -58,7 +58,7 @@ def run(
         EngineDead: a whole step has failed, so no single request can be blamed. The cause is
             logged.
     """
-    with ThreadWatch(blas_threads(), config.threads):
+    with ThreadWatch(blas_threads(), config.threads, config.host_engines):
         try:
             core, info = start_core(config, source, send)
         except ChairliftError as error:

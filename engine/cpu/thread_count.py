@@ -132,11 +132,16 @@ class ThreadWatch:
         setting: the library's setting; with None nothing happens.
         fixed: use this many threads always. None: as many as the library and a cgroup's limit
             allow, and fewer while other processes use the cores.
+        engines: replicas that share the cores equally, this one included. Does not apply to
+            ``fixed``.
     """
 
-    def __init__(self, setting: ThreadSetting | None, fixed: int | None = None) -> None:
+    def __init__(
+        self, setting: ThreadSetting | None, fixed: int | None = None, engines: int = 1
+    ) -> None:
         self._setting = setting
         self._fixed = fixed
+        self._engines = engines
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._undisturbed = 0
@@ -149,6 +154,8 @@ class ThreadWatch:
         max_threads = self._undisturbed if self._fixed is None else self._fixed
         if self._fixed is None and (quota := cores.quota()) is not None:
             max_threads = min(max_threads, max(1, round(quota)))
+        if self._fixed is None:
+            max_threads = max(1, max_threads // self._engines)
         if max_threads != self._undisturbed:
             setting.set(max_threads)
         log.info("BLAS threads: %d", max_threads)

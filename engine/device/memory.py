@@ -105,20 +105,24 @@ def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int
     preempted rows stays free, too, because it is taken from the same memory. With a configured
     share of all memory, both get what the weights and these leave of it.
 
+    Replicas on one device get equal parts. The first one measures before the others load their
+    weights (``client.replicas``), so it leaves room for these.
+
     Raises:
         ModelError: they leave nothing of the configured share.
     """
     if config.kv_memory is not None:
         prefix = config.prefix_cache_bytes
         return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
-    free = free_memory()
+    engines = config.device_engines
+    free = max(0, free_memory() - (engines - 1) * mx.get_active_memory()) // engines
     reserved = step_bytes(config, profile, vocabulary) + cache_bytes(profile)
     if profile.unified_memory:
         reserved += swap_bytes(config, profile)
     if config.memory_share is None:
         share = int(free * profile.kv_share)
     else:
-        share = _left_of_share(config.memory_share, reserved)
+        share = _left_of_share(config.memory_share / engines, reserved)
     share = min(share, max(0, free - reserved))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return KVMemory(max(0, share - prefix), prefix)
@@ -137,8 +141,11 @@ def _left_of_share(memory_share: float, reserved: int) -> int:
 
 
 def swap_bytes(config: EngineConfig, profile: DeviceProfile) -> int:
-    """Bytes of host memory for preempted rows: as configured, else a share of what is free."""
+    """Bytes of host memory for preempted rows: as configured, else a share of what is free.
+
+    Replicas on one host divide that share.
+    """
     if config.swap_memory is not None:
         return config.swap_memory
     free = free_memory() if profile.unified_memory else free_host_memory()
-    return min(SWAP_BYTES, int(free * SWAP_SHARE))
+    return min(SWAP_BYTES, int(free * SWAP_SHARE)) // config.host_engines

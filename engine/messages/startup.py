@@ -43,6 +43,8 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
             configured one, or what fits the KV memory, whichever is least.
         limits: the scheduler's limits.
         prefix_bytes: memory of the prefix cache; 0 if it is off.
+        replicas: engines of the model. ``max_rows``, ``kv_limit_bytes`` and ``prefix_bytes`` are
+            sums over them; a request with all its choices is computed by one.
         advice: one line about each thing that would make this machine faster.
         kv_bits, kv_group_size: of a quantized KV cache; None if it is not quantized.
         hidden_size: numbers of a last hidden state; None if the model does not expose them.
@@ -64,6 +66,12 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     hidden_size: int | None = None
     prefix_bytes: int = 0
     advice: tuple[str, ...] = ()
+    replicas: int = 1
+
+    @property
+    def max_choices(self) -> int:
+        """The maximum choices of one request: the rows of one engine."""
+        return self.max_rows // self.replicas
 
     def shortage(self, tokens: int) -> str | None:
         """Explains why this many tokens never fit the KV memory; None if another limit is lower."""

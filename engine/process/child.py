@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import zmq
@@ -65,10 +65,13 @@ class EngineProcess:
         """See ``BlackBoxReader.computing``."""
         return self._black_box.computing
 
-    async def spawn(self, start: Start) -> None:
+    async def spawn(self, start: Start, environment: Mapping[str, str]) -> None:
         """Starts the process. On Linux it ends with the calling thread; see ``lifeline``.
 
         Call it on the event loop's thread, which lives as long as the server.
+
+        Args:
+            environment: variables in addition to those of this process.
 
         Raises:
             OSError: the system cannot start it.
@@ -82,7 +85,7 @@ class EngineProcess:
             str(self._folder.path),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env=ENVIRONMENT | os.environ,
+            env={**ENVIRONMENT, **os.environ, **environment},
         )
         # Not awaited: a process that ends before it connects would never receive it.
         self._socket.send(msgspec.msgpack.encode(start, enc_hook=encode_path))

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--max-num-seqs", "max-rows", positive, "N"),
         ("--decode-concurrency", "max-rows", positive, "N"),
         ("--max-num-batched-tokens", "max-step-tokens", token_count, "N"),
+        ("--data-parallel-size", "replicas", positive, "N"),
         ("--prompt-cache-bytes", "prefix-cache-bytes", byte_size_or_zero, "SIZE"),
     ):
         add(name, of=of, type=type, metavar=metavar, help=f"the same as --{of}")

@@ -65,6 +65,7 @@ def chosen(config: EngineConfig) -> dict[str, Chosen]:
         "kv-bits": Chosen(None, "not quantized"),
         "threads": Chosen(None, "one for each core that is free"),
         "max-context": Chosen(None, "the model's"),
+        "replicas": Chosen(config.replicas, "one for each of devices, else 1"),
         "served-model-name": Chosen(None, "the model's own"),
         "tool-parser": Chosen(None, "as the model's chat template needs"),
         "think-tags": Chosen(None, "those in the model's vocabulary"),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+
+# A number, or a name like GPU-8f0ac9a1 or MIG-....
+_DEVICE = re.compile(r"[0-9]{1,3}|[A-Z]+-[0-9A-Za-z/-]{1,64}", re.ASCII)
 
 
 def api_keys(text: str) -> list[str]:
@@ -28,5 +32,13 @@ def origins(text: str) -> list[str]:
     return parsed
 
 
+def device_names(text: str) -> list[str]:
+    """Parses numbers or names of CUDA devices with commas between them."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(_DEVICE.fullmatch(name) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of devices like 0,1")
+    return names
+
+
 # Types whose values are lists; a repeated flag's lists are joined.
-LIST_TYPES = (api_keys, origins)
+LIST_TYPES = (api_keys, origins, device_names)

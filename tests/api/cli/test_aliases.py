@@ -26,6 +26,7 @@ SAME: list[tuple[str, str, str, Any]] = [
     ("max-num-seqs", "7", "max-rows", 7),
     ("decode-concurrency", "7", "max-rows", 7),
     ("max-num-batched-tokens", "100", "max-step-tokens", 100),
+    ("data-parallel-size", "2", "replicas", 2),
     ("prompt-cache-bytes", "1G", "prefix-cache-bytes", 1 << 30),
     ("kv-cache-dtype", "int8", "kv-bits", 8),
     ("kv-cache-dtype", "q4_0", "kv-bits", 4),

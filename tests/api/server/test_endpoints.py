@@ -54,6 +54,10 @@ async def test_tokenize_and_back(server: Running) -> None:
 
 async def test_health_ping_version(server: Running) -> None:
     assert await server.get("/health") == (200, {"status": "ok"})
+    server.engine.degraded = "replica 1: the engine is being restarted"
+    degraded = {"status": "ok", "degraded": server.engine.degraded}
+    assert await server.get("/health") == (200, degraded)
+    server.engine.degraded = None
     assert (await server.get("/ping"))[0] == 200
     assert (await server.post("/ping", b""))[0] == 200
     status, body = await server.get("/version")

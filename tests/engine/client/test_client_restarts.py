@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from support.api.api_server import until
 from support.api.fake_engine import model_info
+from support.engine.fake_process import Process
 
 from chairlift.api.observe.canary import ATTEMPTS, Canary
 from chairlift.engine.client import process_client as clients
@@ -18,64 +19,15 @@ from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import (
-    FromEngine,
     SamplingParams,
     StepOutput,
     StepStats,
     Submit,
-    ToEngine,
     TokenOutput,
 )
-from chairlift.engine.process.engine_process import Start
 from chairlift.metrics.recorder import Recorder
 
 SUPERVISION = Supervision(backoff=0.01, longest_backoff=0.01)
-
-
-class Process:
-    """A fake ``EngineProcess``.
-
-    Attributes:
-        started: all processes of a test.
-        computing: the requests that it computes when it ends.
-    """
-
-    started: list[Process]
-
-    def __init__(self, receive: Callable[[FromEngine], None]) -> None:
-        self.pid = len(self.started)
-        self.receive = receive
-        self.sent: list[ToEngine] = []
-        self.computing: dict[str, float] = {}
-        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.started.append(self)
-
-    async def spawn(self, start: Start) -> None:
-        pass
-
-    def send(self, message: ToEngine) -> None:
-        self.sent.append(message)
-
-    async def ended(self) -> int:
-        return await asyncio.shield(self._code)
-
-    def end(self, code: int) -> None:
-        if not self._code.done():
-            self._code.set_result(code)
-
-    def kill(self) -> None:
-        self.end(-9)
-
-    async def stop(self) -> None:
-        """Waits for the end of the process; a loading process does not react to requests."""
-        await self._code
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def submitted(self) -> list[str]:
-        return [message.request_id for message in self.sent if isinstance(message, Submit)]
 
 
 @pytest.fixture

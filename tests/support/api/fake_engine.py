@@ -125,6 +125,7 @@ class FakeEngine:
     steps_at_once: int = 1
     waiting: int = 0
     unhealthy: str | None = None
+    degraded: str | None = None
     unfinished: int = 0
     refusal: ChairliftError | None = None
     on_step: Callable[[StepStats], None] = lambda stats: None
