@@ -13,6 +13,8 @@ KV_BITS = (4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 # More than the cores of any machine. BLAS libraries allocate arrays of the size they are given.
 MAX_THREADS = 1024
+# More devices than any model file of mlx-lm can be divided among.
+MAX_RANKS = 256
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -50,6 +52,8 @@ class EngineConfig:
         swap_dir_bytes: upper bound of the files in ``swap_dir``.
         kv_bits: bits of a quantized KV cache. None keeps the model's type.
         kv_group_size: values that share a scale in a quantized KV cache.
+        tensor_parallel_size: ranks that compute the model together, each on a device of its own.
+        hostfile: lists the hosts of the ranks, in mlx.launch's format. None: all on this machine.
 
     Raises:
         ValueError: a value is out of range; the text names the command line's flag.
@@ -76,6 +80,8 @@ class EngineConfig:
     swap_dir_bytes: int = 10 << 30
     kv_bits: int | None = None
     kv_group_size: int = 64
+    tensor_parallel_size: int = 1
+    hostfile: Path | None = None
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
@@ -108,6 +114,18 @@ class EngineConfig:
             raise ValueError(
                 f"kv-group-size must be one of {KV_GROUP_SIZES}, not {self.kv_group_size}"
             )
+        if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
+            raise ValueError(
+                f"tensor-parallel-size must be 1 to {MAX_RANKS}, not {self.tensor_parallel_size}"
+            )
+        if self.tensor_parallel_size == 1 and self.hostfile is not None:
+            raise ValueError("hostfile needs a tensor-parallel-size above 1")
+        if self.tensor_parallel_size > 1:
+            # Disks answer each rank at another time, and the ranks have to do the same.
+            for name in ("prefix_cache_dir", "swap_dir"):
+                if getattr(self, name) is not None:
+                    flag = name.replace("_", "-")
+                    raise ValueError(f"{flag} does not work with tensor-parallel-size above 1")
 
 
 def cache_dir() -> Path:
@@ -121,3 +139,17 @@ def cache_dir() -> Path:
         return Path.home() / "Library" / "Caches" / "chairlift"
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "chairlift"
+
+
+def encode_path(value: object) -> str:
+    """Encodes a path as text, for msgspec."""
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def decode_path(kind: type, value: object) -> object:
+    """Decodes a path from text, for msgspec."""
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)

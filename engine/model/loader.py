@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,13 @@ class LoadedModel:
     quantized: bool
 
 
-def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent) -> LoadedModel:
+def load_model(
+    source: ModelSource,
+    dtype: str,
+    on_progress: OnProgress = silent,
+    shard: Callable[[Module], None] | None = None,
+    memory_part: float = 1.0,
+) -> LoadedModel:
     """Loads the weights onto MLX's default device, and waits until they are there.
 
     Args:
@@ -64,6 +71,8 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
             other types an order of magnitude slower, and the model's own type elsewhere. For the
             same reason a float32 model is dequantized on the CPU.
         on_progress: called while the weights are read.
+        shard: keeps one rank's part of the model; called before safetensors files are read.
+        memory_part: the part of the files that this device has to hold.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -74,7 +83,7 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
     on_cpu = profile.current().on_cpu
     target = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
     try:
-        _check_memory(source)
+        _check_memory(source, memory_part)
         if source.kind == "gguf":
             file = GGUFFile(source.path)
             model, config = build_model(
@@ -93,8 +102,10 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
                 model = dequantize_model(model)
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
+        if shard is not None:
+            shard(model)
         adapt(model)
-        # A GGUF file's tensors are computed already, except for what ``adapt`` makes of them.
+        # A GGUF file's tensors are computed already, except for what is made of them here.
         silently = source.kind == "gguf"
         _read(list(_parameters(model).values()), silent if silently else on_progress)
     except ModelError:
@@ -128,15 +139,16 @@ def _from_directory(source: ModelSource) -> tuple[Module, dict[str, Any]]:
     return model, config
 
 
-def _check_memory(source: ModelSource) -> None:
+def _check_memory(source: ModelSource, part: float) -> None:
     """Raises ModelError if a model cannot fit; otherwise the system would kill the process."""
     is_gguf = source.kind == "gguf"
     files = [source.path] if is_gguf else list(source.path.glob(WEIGHTS))
-    needed, free = sum(file.stat().st_size for file in files), memory.free_memory()
-    if needed > free:
+    size, free = sum(file.stat().st_size for file in files), memory.free_memory()
+    if size * part > free:
+        share = f", {size * part / 1e9:.2f} GB for each rank" if part < 1 else ""
         raise ModelError(
-            f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
-            f"and {free / 1e9:.2f} GB are free"
+            f"{source.path}: not enough memory: its files hold {size / 1e9:.2f} GB of weights"
+            f"{share}, and {free / 1e9:.2f} GB are free"
         )
 
 

@@ -1,0 +1,207 @@
+"""Rank 0's side of the other ranks' processes: starts them, sends them turns, ends with them.
+
+A rank's standard input is its lifeline and carries the messages to it; its standard output carries
+its answers. So nothing has to be found, and nothing stays behind: a rank ends when the pipe closes,
+that is, when rank 0 has ended for any reason. When a rank ends, rank 0 ends at once, because a step
+would wait forever for that rank's part; the server then starts all of them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from chairlift.engine.config import EngineConfig, encode_path
+from chairlift.engine.errors import ModelError
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.logs.setup import LogFormat
+from chairlift.engine.parallel.journal import Turn
+from chairlift.engine.parallel.place import Place
+from chairlift.engine.workers.wire import receive, send
+
+log = logging.getLogger(__name__)
+
+# A rank that fails while the engine starts usually fails on all ranks, each with its own message:
+# rank 0 gets this long to send the server its own.
+START_GRACE = 3.0
+# Time for the last lines of the log.
+LOG_SECONDS = 0.2
+STOP_SECONDS = 5.0
+_MAIN = "chairlift.engine.process.rank_process"
+
+
+class StartRank(msgspec.Struct, tag=True, frozen=True):
+    """The first message to a rank: its place, the model to serve, and the settings."""
+
+    place: Place
+    config: EngineConfig
+    source: ModelSource
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+
+
+class Proceed(msgspec.Struct, tag=True, frozen=True):
+    """All ranks have reported: continue."""
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Asks a rank to end."""
+
+
+class Report(msgspec.Struct, tag=True, frozen=True):
+    """A rank has come to the next point at which all wait, on this kind of device."""
+
+    device: str
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """A rank cannot continue; it ends. ``message`` is one line."""
+
+    message: str
+
+
+ToRank = StartRank | Proceed | Turn | Stop
+FromRank = Report | Failed
+
+
+class Followers:
+    """The processes of the ranks 1, 2, …
+
+    Call it on the thread that lives as long as the process: on Linux a rank ends with the thread
+    that has started it (``workers.lifeline``).
+
+    Args:
+        starts: their first messages, in the order of their ranks.
+
+    Raises:
+        ModelError: a process cannot be started.
+    """
+
+    def __init__(self, starts: Sequence[StartRank]) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_path)
+        self._reports: queue.SimpleQueue[tuple[int, Report | str]] = queue.SimpleQueue()
+        self._serving = self._ending = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._inputs: list[IO[bytes]] = []
+        for start in starts:
+            try:
+                process = subprocess.Popen(
+                    command(start.place), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            except OSError as error:
+                rank = start.place.rank
+                raise ModelError(
+                    f"the process of rank {rank} cannot be started: {error}"
+                ) from error
+            assert process.stdin is not None
+            self._processes.append(process)
+            self._inputs.append(process.stdin)
+            name = f"chairlift-rank-{start.place.rank}"
+            threading.Thread(
+                target=self._listen, args=(start.place.rank, process), name=name, daemon=True
+            ).start()
+        for start, stream in zip(starts, self._inputs, strict=True):
+            _send(stream, self._encoder.encode(start))
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids."""
+        return [process.pid for process in self._processes]
+
+    def confirm(self, device: str, error: str | None = None) -> None:
+        """Waits until all ranks have come to the same point as this one, then lets them continue.
+
+        Args:
+            device: the kind of this rank's device; all ranks need the same.
+            error: why this rank has failed; then it does not wait.
+
+        Raises:
+            ModelError: a rank has failed or ended, or computes on another kind of device.
+        """
+        if error is not None:
+            return
+        for _ in self._processes:
+            rank, report = self._reports.get()
+            if isinstance(report, str):
+                raise ModelError(f"rank {rank}: {report}")
+            if report.device != device:
+                raise ModelError(
+                    f"rank {rank} computes on {report.device} and rank 0 on {device}: each rank "
+                    f"needs a device of the same kind"
+                )
+        self.send(Proceed())
+
+    def serve(self) -> None:
+        """Marks the start as done: from now on the process ends as soon as a rank ends."""
+        self._serving = True
+
+    def send(self, message: Proceed | Turn | Stop) -> None:
+        """Sends a message to all ranks."""
+        data = self._encoder.encode(message)
+        for stream in self._inputs:
+            _send(stream, data)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._ending = True
+        self.send(Stop())
+        for process, stream in zip(self._processes, self._inputs, strict=True):
+            with suppress(OSError):
+                stream.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            process.kill()
+            process.wait()
+
+    def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Receives a rank's messages until it ends."""
+        assert process.stdout is not None
+        decoder = msgspec.msgpack.Decoder(FromRank)
+        failure: str | None = None
+        while (data := receive(process.stdout)) is not None:
+            message = decoder.decode(data)
+            match message:
+                case Report():
+                    self._reports.put((rank, message))
+                case Failed():
+                    failure = message.message
+                    break
+        code = process.wait() if failure is None else None
+        cause = failure or f"its process ended with {_cause(code)}"
+        self._reports.put((rank, cause))
+        if not self._serving:
+            time.sleep(START_GRACE)
+        if not self._ending:
+            log.critical("rank %d: %s; the engine ends", rank, cause)
+            time.sleep(LOG_SECONDS)
+            os._exit(1)
+
+
+def command(place: Place) -> list[str]:
+    """The command that starts a rank's process, on its host."""
+    local = [sys.executable, "-m", _MAIN]
+    if place.host is None:
+        return [*local, str(os.getpid())]
+    remote = " ".join(map(shlex.quote, local))
+    return ["ssh", "-o", "BatchMode=yes", place.host, remote]
+
+
+def _cause(code: int | None) -> str:
+    assert code is not None
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _send(stream: IO[bytes], data: bytes) -> None:
+    with suppress(OSError, ValueError):  # it has ended, which its listener notices
+        send(stream, data)
