@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from chairlift.api.cli.flags import generation_config, json_object
+from chairlift.api.cli.flags import existing_file, generation_config, json_object, positive
 from chairlift.engine.config import DEFAULT_MODEL
 
 
@@ -39,6 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trust-remote-code",
         action="store_true",
         help="run Python code that comes with the model",
+    )
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="divide the model among N devices, with a process for each (default: %(default)s)",
+    )
+    add(
+        "--hostfile",
+        type=existing_file,
+        metavar="FILE",
+        help="the hosts of the N processes of --tensor-parallel-size, as JSON for mlx.launch; the "
+        "first is this machine (default: all on this machine)",
     )
     add(
         "--generation-config",

@@ -160,5 +160,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         swap_dir=options.swap_dir,
         swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
         kv_bits=options.kv_bits,
+        tensor_parallel_size=options.tensor_parallel_size,
+        hostfile=options.hostfile,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )
