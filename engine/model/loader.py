@@ -32,6 +32,8 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 # Bytes of weights that are read between two reports of the progress.
 _READ_BYTES = 256 << 20
+# The same where a rank keeps a part of each weight, which is read as a whole.
+_READ_BYTES_OF_PARTS = 32 << 20
 # With these RoPE scalings, a configuration contains the context before stretching.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
@@ -107,7 +109,11 @@ def load_model(
         adapt(model)
         # A GGUF file's tensors are computed already, except for what is made of them here.
         silently = source.kind == "gguf"
-        _read(list(_parameters(model).values()), silent if silently else on_progress)
+        _read(
+            list(_parameters(model).values()),
+            silent if silently else on_progress,
+            _READ_BYTES if shard is None else _READ_BYTES_OF_PARTS,
+        )
     except ModelError:
         raise
     except Exception as error:
@@ -152,15 +158,15 @@ def _check_memory(source: ModelSource, part: float) -> None:
         )
 
 
-def _read(arrays: list[mx.array], on_progress: OnProgress) -> None:
-    """Computes the arrays, which MLX reads from their files only now."""
+def _read(arrays: list[mx.array], on_progress: OnProgress, read_bytes: int) -> None:
+    """Computes the arrays, which MLX reads from their files only now, this many bytes at a time."""
     begun = done = 0
     total = sum(array.nbytes for array in arrays)
     pending: list[mx.array] = []
     for array in arrays:
         pending.append(array)
         begun += array.nbytes
-        if begun - done >= _READ_BYTES or begun == total:
+        if begun - done >= read_bytes or begun == total:
             on_progress(Loading("loading weights", done, total))
             mx.eval(pending)
             done = begun

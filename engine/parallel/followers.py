@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -32,11 +32,10 @@ from chairlift.engine.workers.wire import receive, send
 
 log = logging.getLogger(__name__)
 
-# A rank that fails while the engine starts usually fails on all ranks, each with its own message:
-# rank 0 gets this long to send the server its own.
-START_GRACE = 3.0
-# Time for the last lines of the log.
-LOG_SECONDS = 0.2
+# Whatever keeps one rank from starting usually keeps all: rank 0 gets this long to explain it.
+START_GRACE = 1.0
+# Time for the last lines of the log, and for the last message to the server.
+LAST_SECONDS = 0.2
 STOP_SECONDS = 5.0
 _MAIN = "chairlift.engine.process.rank_process"
 
@@ -52,7 +51,9 @@ class StartRank(msgspec.Struct, tag=True, frozen=True):
 
 
 class Proceed(msgspec.Struct, tag=True, frozen=True):
-    """All ranks have reported: continue."""
+    """All ranks have reported these numbers: continue."""
+
+    numbers: list[list[int]]
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -60,9 +61,15 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Report(msgspec.Struct, tag=True, frozen=True):
-    """A rank has come to the next point at which all wait, on this kind of device."""
+    """A rank has come to the next point at which all wait.
+
+    Attributes:
+        device: the kind of its device.
+        numbers: for the other ranks.
+    """
 
     device: str
+    numbers: list[int] = []
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -83,12 +90,17 @@ class Followers:
 
     Args:
         starts: their first messages, in the order of their ranks.
+        on_failed: called from another thread with the explanation of a rank that cannot start,
+            before this process ends.
 
     Raises:
         ModelError: a process cannot be started.
     """
 
-    def __init__(self, starts: Sequence[StartRank]) -> None:
+    def __init__(
+        self, starts: Sequence[StartRank], on_failed: Callable[[str], None] = lambda why: None
+    ) -> None:
+        self._on_failed = on_failed
         self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_path)
         self._reports: queue.SimpleQueue[tuple[int, Report | str]] = queue.SimpleQueue()
         self._serving = self._ending = False
@@ -119,28 +131,36 @@ class Followers:
         """The process ids."""
         return [process.pid for process in self._processes]
 
-    def confirm(self, device: str, error: str | None = None) -> None:
+    def meet(self, mine: Report) -> list[list[int]]:
         """Waits until all ranks have come to the same point as this one, then lets them continue.
 
         Args:
-            device: the kind of this rank's device; all ranks need the same.
-            error: why this rank has failed; then it does not wait.
+            mine: this rank's report; all ranks need the same kind of device.
+
+        Returns:
+            The numbers that each rank has reported.
 
         Raises:
             ModelError: a rank has failed or ended, or computes on another kind of device.
         """
-        if error is not None:
-            return
+        numbers = self.gather(mine)
+        self.send(Proceed(numbers))
+        return numbers
+
+    def gather(self, mine: Report) -> list[list[int]]:
+        """The same without letting the ranks continue."""
+        numbers = {0: mine.numbers}
         for _ in self._processes:
             rank, report = self._reports.get()
             if isinstance(report, str):
                 raise ModelError(f"rank {rank}: {report}")
-            if report.device != device:
+            if report.device != mine.device:
                 raise ModelError(
-                    f"rank {rank} computes on {report.device} and rank 0 on {device}: each rank "
-                    f"needs a device of the same kind"
+                    f"rank {rank} computes on {report.device} and rank 0 on {mine.device}: each "
+                    f"rank needs a device of the same kind"
                 )
-        self.send(Proceed())
+            numbers[rank] = report.numbers
+        return [numbers[rank] for rank in sorted(numbers)]
 
     def serve(self) -> None:
         """Marks the start as done: from now on the process ends as soon as a rank ends."""
@@ -177,15 +197,17 @@ class Followers:
                 case Failed():
                     failure = message.message
                     break
-        code = process.wait() if failure is None else None
-        cause = failure or f"its process ended with {_cause(code)}"
+        cause = failure or f"its process {_cause(process.wait())}"
         self._reports.put((rank, cause))
         if not self._serving:
             time.sleep(START_GRACE)
-        if not self._ending:
-            log.critical("rank %d: %s; the engine ends", rank, cause)
-            time.sleep(LOG_SECONDS)
-            os._exit(1)
+        if self._ending:
+            return
+        log.error("rank %d: %s; the engine ends", rank, cause)
+        if failure is not None and not self._serving:
+            self._on_failed(f"rank {rank}: {failure}")
+        time.sleep(LAST_SECONDS)
+        os._exit(1)
 
 
 def command(place: Place) -> list[str]:
@@ -197,9 +219,8 @@ def command(place: Place) -> list[str]:
     return ["ssh", "-o", "BatchMode=yes", place.host, remote]
 
 
-def _cause(code: int | None) -> str:
-    assert code is not None
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def _cause(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _send(stream: IO[bytes], data: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -96,8 +96,8 @@ class Group:
     Args:
         place: this rank's.
         group: of MLX's distributed layer.
-        confirm: called with the error of ``together``, or None; returns once all other ranks have
-            confirmed, and raises ModelError if one of them has failed.
+        meet: called with numbers for the other ranks, at points to which all ranks come; returns
+            those of all ranks, and raises ModelError if one of them has failed.
         journal: rank 0's.
     """
 
@@ -105,7 +105,7 @@ class Group:
         self,
         place: Place,
         group: Any,
-        confirm: Callable[[str | None], None],
+        meet: Callable[[list[int]], list[list[int]]],
         journal: Journal | None = None,
     ) -> None:
         self.size = place.size
@@ -113,23 +113,18 @@ class Group:
         self.journal: Journal = NoJournal() if journal is None else journal
         self._place = place
         self._group = group
-        self._confirm = confirm
+        self._meet = meet
 
     def shard(self, model: Any) -> None:
         shard(model, self._group)
 
     def together(self, work: Callable[[], T]) -> T:
-        try:
-            done = work()
-        except Exception as error:
-            self._confirm(str(error) or type(error).__name__)
-            raise
-        self._confirm(None)
+        done = work()
+        self._meet([])
         return done
 
     def smallest(self, *sizes: int) -> list[int]:
-        values: Any = mx.distributed.all_min(mx.array(sizes, mx.int64), group=self._group)
-        return cast("list[int]", values.tolist())
+        return list(map(min, zip(*self._meet(list(sizes)), strict=True)))
 
     def agree(self, outcomes: mx.array) -> mx.array:
         # Zeros that depend on the logits: each rank's sums stay in the order of the model's.

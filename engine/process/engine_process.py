@@ -12,9 +12,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ModelInfo, StartFailed, ToEngine
-from chairlift.engine.parallel.followers import Followers, StartRank
+from chairlift.engine.parallel.followers import Followers, Report, StartRank
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.journal import Broadcast
 from chairlift.engine.parallel.place import local_places, places_of
@@ -54,11 +53,14 @@ class Start(msgspec.Struct, frozen=True):
 class Leader:
     """Rank 0 of several: it starts the others and joins them.
 
+    Args:
+        on_failed: see ``Followers``.
+
     Raises:
         ModelError: the others cannot be started.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, on_failed: Callable[[str], None]) -> None:
         config = start.config
         size = config.tensor_parallel_size
         hostfile = config.hostfile
@@ -68,7 +70,8 @@ class Leader:
             [
                 StartRank(place, config, start.source, start.log_level, start.log_format)
                 for place in places[1:]
-            ]
+            ],
+            on_failed,
         )
 
     def join(self) -> Ranks:
@@ -81,9 +84,12 @@ class Leader:
         from chairlift.engine.parallel.ranks import Group, join
 
         followers, device = self.followers, profile.current().kind
-        confirm = partial(followers.confirm, device)
-        confirm(None)
-        return Group(self.place, join(self.place), confirm, Broadcast(followers.send))
+
+        def meet(numbers: list[int]) -> list[list[int]]:
+            return followers.meet(Report(device, numbers))
+
+        meet([])
+        return Group(self.place, join(self.place), meet, Broadcast(followers.send))
 
 
 class SocketInbox:
@@ -129,11 +135,17 @@ def main(folder: Path, warning: str | None) -> None:
     if warning is not None:
         log.warning(warning)
     encoder = msgspec.msgpack.Encoder()
+    sending = threading.Lock()
+
+    def fail(why: str) -> None:
+        with sending:
+            socket.send(encoder.encode(StartFailed(why)))
+
     try:
-        leader = Leader(start) if start.config.tensor_parallel_size > 1 else None
+        leader = Leader(start, fail) if start.config.tensor_parallel_size > 1 else None
         blas, kernels = load_libraries(leader.place if leader else None)
     except ModelError as error:
-        socket.send(encoder.encode(StartFailed(str(error))))
+        fail(str(error))
         socket.close(linger=1000)
         return
     except BackendError as error:
@@ -154,13 +166,14 @@ def main(folder: Path, warning: str | None) -> None:
                 kernels.record()
             if leader is not None:
                 leader.followers.serve()
-        socket.send(encoder.encode(message))
+        with sending:
+            socket.send(encoder.encode(message))
 
     try:
         ranks = leader.join() if leader else ALONE
         run(start.config, start.source, SocketInbox(socket), send, black_box.note, ranks)
     except ModelError as error:
-        send(StartFailed(str(error)))
+        fail(str(error))
     except EngineDead:
         sys.exit(1)
     finally:

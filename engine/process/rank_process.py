@@ -94,9 +94,11 @@ def serve(inbox: Inbox, answer: Any) -> None:
     """
     start = inbox.take()
     assert isinstance(start, StartRank)
-    set_up_logs(start.log_level, start.log_format, "engine")
+    set_up_logs(start.log_level, start.log_format, f"engine-{start.place.rank}")
     load_libraries(start.place)
     # These imports load MLX, so they come after the BLAS.
+    from chairlift.engine.core.background import Background
+    from chairlift.engine.core.core import EngineCore
     from chairlift.engine.core.start import start_core
     from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
     from chairlift.engine.device import profile
@@ -104,20 +106,22 @@ def serve(inbox: Inbox, answer: Any) -> None:
     from chairlift.engine.parallel.ranks import Group, join
     from chairlift.engine.process.follower import Follower
 
-    def confirm(error: str | None) -> None:
-        answer(Report(profile.current().kind) if error is None else Failed(error))
-        if error is None:
-            proceed = inbox.take()
-            assert isinstance(proceed, Proceed)
+    def meet(numbers: list[int]) -> list[list[int]]:
+        answer(Report(profile.current().kind, numbers))
+        proceed = inbox.take()
+        if not isinstance(proceed, Proceed):
+            sys.exit(0)  # rank 0 cannot start
+        return proceed.numbers
 
-    confirm(None)
-    ranks = Group(start.place, join(start.place), confirm)
+    meet([])
+    ranks = Group(start.place, join(start.place), meet)
     with ThreadWatch(blas_threads(), ranks.threads(start.config.threads)):
-        follower = Follower(
-            lambda background: start_core(start.config, start.source, silent, ranks, (background,))[
-                0
-            ]
-        )
+
+        def make_core(background: Background) -> EngineCore:
+            core, _ = start_core(start.config, start.source, silent, ranks, (background,))
+            return core
+
+        follower = Follower(make_core)
         gc.freeze()
         while not isinstance(turn := inbox.take(), Stop):
             assert isinstance(turn, Turn)
