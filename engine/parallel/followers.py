@@ -37,7 +37,7 @@ START_GRACE = 1.0
 # Time for the last lines of the log, and for the last message to the server.
 LAST_SECONDS = 0.2
 STOP_SECONDS = 5.0
-_MAIN = "chairlift.engine.process.rank_process"
+MAIN = ("chairlift.engine.process.rank_process",)
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
@@ -92,13 +92,17 @@ class Followers:
         starts: their first messages, in the order of their ranks.
         on_failed: called from another thread with the explanation of a rank that cannot start,
             before this process ends.
+        main: the ranks' main module and the arguments that follow rank 0's process id.
 
     Raises:
         ModelError: a process cannot be started.
     """
 
     def __init__(
-        self, starts: Sequence[StartRank], on_failed: Callable[[str], None] = lambda why: None
+        self,
+        starts: Sequence[StartRank],
+        on_failed: Callable[[str], None] = lambda why: None,
+        main: Sequence[str] = MAIN,
     ) -> None:
         self._on_failed = on_failed
         self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_path)
@@ -109,7 +113,7 @@ class Followers:
         for start in starts:
             try:
                 process = subprocess.Popen(
-                    command(start.place), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                    command(start.place, main), stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
             except OSError as error:
                 rank = start.place.rank
@@ -210,12 +214,13 @@ class Followers:
         os._exit(1)
 
 
-def command(place: Place) -> list[str]:
+def command(place: Place, main: Sequence[str] = MAIN) -> list[str]:
     """The command that starts a rank's process, on its host."""
-    local = [sys.executable, "-m", _MAIN]
+    module, *arguments = main
+    local = [sys.executable, "-m", module]
     if place.host is None:
-        return [*local, str(os.getpid())]
-    remote = " ".join(map(shlex.quote, local))
+        return [*local, str(os.getpid()), *arguments]
+    remote = " ".join(map(shlex.quote, [*local, *arguments]))
     return ["ssh", "-o", "BatchMode=yes", place.host, remote]
 
 

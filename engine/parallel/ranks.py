@@ -10,6 +10,7 @@ import mlx.core as mx
 from chairlift.engine.cpu import cores
 from chairlift.engine.device import profile
 from chairlift.engine.errors import ModelError
+from chairlift.engine.parallel.followers import Report
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.engine.parallel.place import Backend, Place, environment
 from chairlift.engine.parallel.shard import shard
@@ -93,6 +94,9 @@ ALONE = Alone()
 class Group:
     """The ``Ranks`` of an engine with several.
 
+    Attributes:
+        device: the kind of each rank's device.
+
     Args:
         place: this rank's.
         group: of MLX's distributed layer.
@@ -109,7 +113,8 @@ class Group:
         journal: Journal | None = None,
     ) -> None:
         self.size = place.size
-        self.sharing = 1 if profile.current().kind == "cuda" else place.local_size
+        self.device = profile.current().kind
+        self.sharing = 1 if self.device == "cuda" else place.local_size
         self.journal: Journal = NoJournal() if journal is None else journal
         self._place = place
         self._group = group
@@ -134,6 +139,29 @@ class Group:
     def threads(self, configured: int | None) -> int | None:
         # A sum waits for its slowest rank, so ranks on one host must not compete for its cores.
         return configured or max(1, cores.available() // self._place.local_size)
+
+
+def join_ranks(
+    place: Place,
+    meet: Callable[[Report], list[list[int]]],
+    journal: Journal | None = None,
+) -> Group:
+    """Waits until all ranks have loaded MLX, and joins them.
+
+    Args:
+        meet: of ``Followers`` or of a ``RankPipe``.
+        journal: rank 0's.
+
+    Raises:
+        ModelError: a rank has failed, has another kind of device, or cannot be reached.
+    """
+    device: str = profile.current().kind
+
+    def exchange(numbers: list[int]) -> list[list[int]]:
+        return meet(Report(device, numbers))
+
+    exchange([])
+    return Group(place, join(place), exchange, journal)
 
 
 def join(place: Place) -> Any:

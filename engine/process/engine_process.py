@@ -26,7 +26,7 @@ from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
 from chairlift.engine.messages import FromEngine, ModelInfo, StartFailed, ToEngine
-from chairlift.engine.parallel.followers import Followers, Report, StartRank
+from chairlift.engine.parallel.followers import Followers, StartRank
 from chairlift.engine.parallel.hostfile import read_hostfile
 from chairlift.engine.parallel.journal import Broadcast
 from chairlift.engine.parallel.place import local_places, places_of
@@ -80,16 +80,9 @@ class Leader:
         Raises:
             ModelError: a rank has failed, or has another kind of device.
         """
-        from chairlift.engine.device import profile
-        from chairlift.engine.parallel.ranks import Group, join
+        from chairlift.engine.parallel.ranks import join_ranks
 
-        followers, device = self.followers, profile.current().kind
-
-        def meet(numbers: list[int]) -> list[list[int]]:
-            return followers.meet(Report(device, numbers))
-
-        meet([])
-        return Group(self.place, join(self.place), meet, Broadcast(followers.send))
+        return join_ranks(self.place, self.followers.meet, Broadcast(self.followers.send))
 
 
 class SocketInbox:

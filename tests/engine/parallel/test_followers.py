@@ -20,7 +20,7 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.parallel import followers
 from chairlift.engine.parallel.place import local_places
 
-followers.command = lambda place: [sys.executable, "-c", RANKS[place.rank - 1]]
+followers.command = lambda place, main: [sys.executable, "-c", RANKS[place.rank - 1]]
 followers.START_GRACE = GRACE
 config = EngineConfig(tensor_parallel_size=1 + len(RANKS))
 source = ModelSource("m", "directory", Path("."))
