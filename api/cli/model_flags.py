@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--tensor-parallel-size",
-        "-tp",
         type=positive,
         default=1,
         metavar="N",
