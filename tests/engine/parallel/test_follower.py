@@ -26,7 +26,7 @@ from chairlift.engine.process.follower import Follower
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
-STEPS = 40
+STEPS = 30
 KV_TOKENS = 1200
 GRAMMAR = Grammar("regex", "[a-z]{3,9}")
 KINDS = ("llama", "lfm2")

@@ -115,7 +115,7 @@ def runs(pid: int) -> bool:
 
 async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
-    requests = [submission(prompt, 90) for prompt in prompts(10)]
+    requests = [submission(prompt, 90) for prompt in prompts(9)]
     expected = await alone(path, requests)
     # Six rows fit when they join, and fewer once they have grown.
     async with two_ranks(path, max_rows=6, kv_memory=420 * 256, prefix_cache_bytes=1 << 22) as (
@@ -151,12 +151,6 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
         os.kill(other, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not runs(other))
-        await until(lambda: client.pid not in (None, pid) and followers(client.pid))
-        pid, (other,) = client.pid, followers(client.pid)
-    # Nor does any outlive the client, even if it ends while they start.
-    assert pid is not None
-    assert not runs(pid)
-    await until(lambda: not runs(other))
 
 
 async def test_experts_on_two_ranks(tmp_path: Path) -> None:
