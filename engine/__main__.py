@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from chairlift.engine.lifeline import follow_parent
+from chairlift.engine.workers.lifeline import follow_parent
 
 
 def main() -> None:

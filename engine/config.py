@@ -15,6 +15,8 @@ KV_GROUP_SIZES = (32, 64, 128)
 MAX_THREADS = 1024
 # More than the devices of any machine; each replica is a process with its own weights.
 MAX_REPLICAS = 64
+# More devices than any model file of mlx-lm can be divided among.
+MAX_RANKS = 256
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -57,6 +59,8 @@ class EngineConfig:
         host_engines: replicas that share the host's cores and memory, this engine included.
             ``engine.client.placement`` sets this and the next.
         device_engines: those of them that share this engine's device.
+        tensor_parallel_size: ranks that compute the model together, each on a device of its own.
+        hostfile: lists the hosts of the ranks, in mlx.launch's format. None: all on this machine.
 
     Raises:
         ValueError: a value is out of range; the text names the command line's flag.
@@ -87,6 +91,8 @@ class EngineConfig:
     devices: tuple[str, ...] | None = None
     host_engines: int = 1
     device_engines: int = 1
+    tensor_parallel_size: int = 1
+    hostfile: Path | None = None
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
@@ -126,6 +132,23 @@ class EngineConfig:
             raise ValueError(
                 f"kv-group-size must be one of {KV_GROUP_SIZES}, not {self.kv_group_size}"
             )
+        if not 1 <= self.tensor_parallel_size <= MAX_RANKS:
+            raise ValueError(
+                f"tensor-parallel-size must be 1 to {MAX_RANKS}, not {self.tensor_parallel_size}"
+            )
+        if self.tensor_parallel_size == 1 and self.hostfile is not None:
+            raise ValueError("hostfile needs a tensor-parallel-size above 1")
+        if self.tensor_parallel_size > 1:
+            if self.replicas > 1 or self.devices is not None:
+                raise ValueError(
+                    "replicas and devices do not work with tensor-parallel-size above 1: one "
+                    "server has either several engines or one that is divided"
+                )
+            # Disks answer each rank at another time, and the ranks have to do the same.
+            for name in ("prefix_cache_dir", "swap_dir"):
+                if getattr(self, name) is not None:
+                    flag = name.replace("_", "-")
+                    raise ValueError(f"{flag} does not work with tensor-parallel-size above 1")
 
 
 def cache_dir() -> Path:
@@ -139,3 +162,17 @@ def cache_dir() -> Path:
         return Path.home() / "Library" / "Caches" / "chairlift"
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "chairlift"
+
+
+def encode_path(value: object) -> str:
+    """Encodes a path as text, for msgspec."""
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def decode_path(kind: type, value: object) -> object:
+    """Decodes a path from text, for msgspec."""
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)

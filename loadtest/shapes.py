@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
@@ -77,8 +79,18 @@ def config_of(shape: str) -> dict[str, Any]:
     return config
 
 
-def random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int = 0) -> Any:
+def random_model(
+    config: dict[str, Any],
+    dtype: mx.Dtype,
+    seed: int = 0,
+    shard: Callable[[Any], None] | None = None,
+    rank: int = 0,
+) -> Any:
     """Builds one of mlx-lm's models with random weights.
+
+    Args:
+        shard: keeps one rank's part of the model. No more than that is ever computed.
+        rank: the number of that rank. Weights that all ranks have whole are the same on all.
 
     Raises:
         ValueError: mlx-lm has no such model type.
@@ -88,13 +100,18 @@ def random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int = 0) -> Any:
     except ImportError as error:
         raise ValueError(f"mlx-lm has no model type {config['model_type']}") from error
     model: Any = module.Model(module.ModelArgs.from_dict(config))
-    mx.random.seed(seed)
+    whole: Any = dict(tree_flatten(model.parameters()))
+    shapes = {name: array.shape for name, array in whole.items()}
+    if shard is not None:
+        shard(model)
     parameters: Any = tree_flatten(model.parameters())
-    weights = [
-        (name, mx.random.normal(old.shape, dtype, scale=SCALE) + (1 if "norm" in name else 0))
-        for name, old in parameters
-    ]
+    weights = []
+    for name, old in parameters:
+        part = rank if old.shape != shapes[name] else 0
+        key = mx.random.key(crc32(f"{seed} {part} {name}".encode()))
+        new = mx.random.normal(old.shape, dtype, scale=SCALE, key=key)
+        weights.append((name, new + 1 if "norm" in name else new))
+        mx.eval(weights[-1][1])  # now, so that only one of them exists twice
     model.update(tree_unflatten(weights))
     model.eval()
-    mx.eval(model.parameters())
     return model

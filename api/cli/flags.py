@@ -37,6 +37,14 @@ def directory(text: str) -> Path:
     return path
 
 
+def existing_file(text: str) -> Path:
+    """Parses the path of a file that exists."""
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file")
+    return path
+
+
 def positive(text: str) -> int:
     """Parses an integer above 0."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):

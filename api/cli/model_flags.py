@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from chairlift.api.cli.arguments.list_types import device_names
-from chairlift.api.cli.flags import generation_config, json_object, positive
+from chairlift.api.cli.flags import existing_file, generation_config, json_object, positive
 from chairlift.engine.config import DEFAULT_MODEL
 
 
@@ -57,6 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="the CUDA device of each replica, like 0,1: numbers among the devices of "
         "CUDA_VISIBLE_DEVICES, or names as there (default: one after the other)",
+    )
+    add(
+        "--tensor-parallel-size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="divide the model among N devices, with a process for each (default: %(default)s)",
+    )
+    add(
+        "--hostfile",
+        type=existing_file,
+        metavar="FILE",
+        help="the hosts of the N processes of --tensor-parallel-size, as JSON for mlx.launch; the "
+        "first is this machine (default: all on this machine)",
     )
     add(
         "--generation-config",

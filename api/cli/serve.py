@@ -162,5 +162,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         kv_bits=options.kv_bits,
         replicas=options.replicas or len(options.devices) or 1,
         devices=tuple(options.devices) or None,
+        tensor_parallel_size=options.tensor_parallel_size,
+        hostfile=options.hostfile,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )

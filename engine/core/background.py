@@ -5,7 +5,7 @@ The core asks every ``Background`` the same questions and knows nothing of threa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
@@ -19,10 +19,12 @@ class Collected(NamedTuple):
 
     Attributes:
         blocked: waiting sequences that cannot begin until something has been read from disk.
+        ready: requests that need not wait any longer.
         failed: the errors of requests that cannot be served, by request id.
     """
 
     blocked: Seq[Sequence] = ()
+    ready: Collection[str] = ()
     failed: Mapping[str, BaseException] = {}
 
 
@@ -94,8 +96,11 @@ class GrammarWork:
         return self._grammars.due
 
     def collect(self) -> Collected:
-        failed = self._grammars.take_failed()
-        return Collected(failed=failed) if failed else NOTHING_NEW
+        done = self._grammars.take_done()
+        if not done:
+            return NOTHING_NEW
+        failed = {request: error for request, error in done.items() if error is not None}
+        return Collected(ready=done, failed=failed)
 
     def drop(self, sequence: Sequence, last: bool) -> None:
         if last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from chairlift.cache.store.store import PrefixStore
@@ -21,6 +22,8 @@ from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.messages import Abort, StepOutput, Submit
+from chairlift.engine.parallel.journal import Journal, NoJournal
+from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -36,6 +39,8 @@ class EngineCore:
         store: keeps prefixes on disk; None keeps them only in memory.
         swap: keeps the states of preempted rows; with None they are computed again.
         compiler: compiles grammars; with None, no request may have one.
+        background: further work that requests may wait for.
+        journal: takes the decisions that another rank needs to do the same.
     """
 
     def __init__(
@@ -46,9 +51,12 @@ class EngineCore:
         store: PrefixStore | None = None,
         swap: Swap[Sequence] | None = None,
         compiler: Compiler | None = None,
+        background: Seq[Background] = (),
+        journal: Journal | None = None,
     ) -> None:
         # If bands do not share a model call, each band's call reads all weights again.
         self.limits = limits = limits if model.forward.packs else replace(limits, bands=1)
+        self._journal: Journal = NoJournal() if journal is None else journal
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
         self.requests = Requests(model.vocabulary)
@@ -59,6 +67,7 @@ class EngineCore:
             self.prefixes,
             SwapWork(self.swap),
             GrammarWork(self.grammars),
+            *background,
         )
         constraints = Constraints(
             model.vocabulary,
@@ -72,6 +81,7 @@ class EngineCore:
             [model.caches.rows() for _ in range(limits.bands)],
             model.vocabulary,
             lambda sequence: self.requests.request_for(sequence).sampler_row(sequence),
+            model.agree,
         )
         self._recorder = StepRecorder(
             *(limits, self.scheduler, self.batch, self.prefill),
@@ -79,11 +89,12 @@ class EngineCore:
         )
         self.pipeline = Pipeline(
             *(model, self.batch, self.prefill, self.prompt_outputs, self.prefixes, self.swap),
-            *(constraints, self.scheduler, self._recorder),
+            *(constraints, self._recorder, self._learn),
         )
         self.outputs = Outputs(
             *(self.requests, self.scheduler, constraints, self.grammars, self._recorder),
             self._background,
+            self._journal.ended,
         )
 
     @property
@@ -97,6 +108,11 @@ class EngineCore:
         unreported = self._recorder.current.finished or self.outputs.pending
         return not (unreported or any(work.due for work in self._background))
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of all cached prefixes and swapped states in memory."""
+        return self.prefixes.nbytes + self.swap.nbytes
+
     def submit(self, request: Submit) -> None:
         """Queues a request. If that fails, only this request ends with an error."""
         try:
@@ -108,6 +124,7 @@ class EngineCore:
             return
         # NOTE: fetch only once, because resumed choices share their prefix.
         self.prefixes.fetch(sequences[0])
+        self._journal.submitted(request, self._is_awaited(sequences[0]))
         for sequence in sequences:
             self.scheduler.add(sequence)
 
@@ -139,6 +156,7 @@ class EngineCore:
         self._collect()
         plan = self.scheduler.plan(self.batch.capacities)
         self.on_compute([*self.pipeline.running.computed, *plan.decode, *plan.chunks])
+        self._journal.publish(plan, self.cached_bytes)
         timer.end("schedule")
         self.pipeline.launch(plan, timer)
         self.scheduler.commit(plan)
@@ -151,12 +169,17 @@ class EngineCore:
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""
         for work in self._background:
-            blocked, failed = work.collect()
+            blocked, ready, failed = work.collect()
+            self._journal.ready(ready)
             for sequence in blocked:
                 self.scheduler.waiting.block(sequence)
             for request_id, error in failed.items():
                 for sequence in self.scheduler.sequences_of(request_id):
                     self.outputs.fail(sequence, error)
+
+    def _learn(self, work: Work, seconds: float) -> None:
+        self.scheduler.learn(work, seconds)
+        self._journal.learned(work, seconds)
 
     def _is_awaited(self, sequence: Sequence) -> bool:
         """Whether a sequence cannot begin before some background work has finished."""

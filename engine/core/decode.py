@@ -36,11 +36,12 @@ class DecodeBatch:
         bands: Seq[BatchCache],
         vocabulary: int,
         sampler_row: Callable[[Sequence], SamplerRow],
+        agree: Callable[[mx.array], mx.array],
     ) -> None:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
         self.joining: dict[Sequence, Snapshot] = {}
-        self._sampler = Sampler(vocabulary)
+        self._sampler = Sampler(vocabulary, agree)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 

@@ -22,6 +22,7 @@ from chairlift.engine.messages import (
     ToEngine,
     Withdraw,
 )
+from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -48,19 +49,22 @@ def run(
     inbox: Inbox,
     send: Callable[[FromEngine], None],
     on_compute: Callable[[list[Sequence]], None] = lambda sequences: None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Starts an engine and serves until it receives ``Shutdown``.
 
     Args:
         on_compute: called with the sequences about to run, before any work is dispatched.
+        ranks: those that compute the model together.
 
     Raises:
         EngineDead: a whole step has failed, so no single request can be blamed. The cause is
             logged.
     """
-    with ThreadWatch(blas_threads(), config.threads, config.host_engines):
+    threads = ranks.threads(config.threads)
+    with ThreadWatch(blas_threads(), threads, config.host_engines):
         try:
-            core, info = start_core(config, source, send)
+            core, info = start_core(config, source, send, ranks)
         except ChairliftError as error:
             send(StartFailed(str(error)))
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from chairlift.engine.core.background import Background
@@ -35,6 +36,7 @@ class Outputs:
 
     Args:
         background: is informed of each sequence that ends.
+        on_end: called with each sequence that ends.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Outputs:
         grammars: Grammars,
         recorder: StepRecorder,
         background: Seq[Background],
+        on_end: Callable[[Sequence], None],
     ) -> None:
         self._requests = requests
         self._scheduler = scheduler
@@ -52,6 +55,7 @@ class Outputs:
         self._grammars = grammars
         self._recorder = recorder
         self._background = background
+        self._on_end = on_end
         # The last outputs of failed choices, which the next ``read`` returns.
         self._failed: list[TokenOutput] = []
 
@@ -108,6 +112,7 @@ class Outputs:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence from all parts of the engine without reporting it."""
+        self._on_end(sequence)
         self._scheduler.finish(sequence)
         self._requests.end(sequence)
         self._constraints.drop(sequence)

@@ -7,6 +7,7 @@ written; see ``LaunchOrder`` here and the note in ``step``.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from copy import copy
 from enum import Enum
 
@@ -21,7 +22,8 @@ from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
-from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
+from chairlift.scheduler.cost import Work
+from chairlift.scheduler.scheduler import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -40,6 +42,9 @@ class Pipeline:
     """Launches steps, and keeps the running one.
 
     For each step, call ``launch(plan)``, then ``finish_previous()``.
+
+    Attributes:
+        learn: called once for each step with its work and the seconds that it took. Settable.
     """
 
     def __init__(
@@ -51,8 +56,8 @@ class Pipeline:
         prefixes: PrefixCache,
         swap: Swap[Sequence],
         constraints: Constraints,
-        scheduler: Scheduler,
         recorder: StepRecorder,
+        learn: Callable[[Work, float], None],
     ) -> None:
         self.forward = model.forward
         self._batch = batch
@@ -61,8 +66,8 @@ class Pipeline:
         self._prefixes = prefixes
         self._swap = swap
         self._constraints = constraints
-        self._scheduler = scheduler
         self._recorder = recorder
+        self.learn = learn
         if model.eager:
             self.order = LaunchOrder.EAGER
         else:
@@ -124,7 +129,7 @@ class Pipeline:
     def _wait(self, timer: PhaseTimer) -> None:
         """Waits until the running step is computed.
 
-        Once for each step, the scheduler learns how long it took after the previous step, and the
+        Once for each step, ``learn`` gets how long it took after the previous step, and the
         constraints of its rows advance by their tokens.
         """
         running = self.running
@@ -132,7 +137,7 @@ class Pipeline:
         if self._work != NO_WORK:
             now = time.monotonic()
             seconds, self._computed_at = now - self._computed_at, now
-            self._scheduler.learn(self._work, seconds)
+            self.learn(self._work, seconds)
             stats = self._recorder.current
             stats.ended_prefill_tokens = self._work.tokens
             stats.ended_rows = self._work.rows

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import mlx.core as mx
 
 from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
@@ -16,6 +19,7 @@ from chairlift.engine.model.forward import (
     score_heads,
     select_forward,
 )
+from chairlift.engine.parallel.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class PreparedModel:
         vocabulary: the last dimension of the logits.
         hidden_size: the length of the last hidden states; None if they cannot be read.
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
+        agree: see ``parallel.ranks.Ranks.agree``.
     """
 
     forward: Forward
@@ -37,6 +42,7 @@ class PreparedModel:
     vocabulary: int
     hidden_size: int | None
     eager: bool
+    agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
 
 
 def prepare_model(
@@ -47,6 +53,7 @@ def prepare_model(
     quantization: Quantization | None = None,
     layers: AttentionLayers = PLAIN,
     score_bytes: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> PreparedModel:
     """Runs a few short trial steps to find the fastest way to call a model correctly.
 
@@ -60,12 +67,15 @@ def prepare_model(
             ``engine.core.acceleration``.
         score_bytes: bounds the float32 attention scores of a layer, where a model file computes
             them by itself; None: no bound.
+        ranks: those that compute the model together.
     """
     make_cache = partial(make_batch, model, quantization)
     preferred = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
-    forward, caches = select_forward(model, make_cache, preferred, chunk_multiple, max_pairs)
+    forward, caches = select_forward(
+        *(model, make_cache, preferred, chunk_multiple, max_pairs), chained=ranks.size > 1
+    )
     return PreparedModel(
         forward=forward,
         caches=caches,
@@ -73,4 +83,5 @@ def prepare_model(
         vocabulary=vocabulary,
         hidden_size=hidden_size(forward, make_cache),
         eager=eager,
+        agree=ranks.agree,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence as Seq
 from functools import partial
 
 from chairlift.cache.quantized import Quantization
@@ -13,6 +14,7 @@ from chairlift.cache.swap.files import SwapFiles
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.acceleration import accelerate
+from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm
@@ -27,20 +29,33 @@ from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
+from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.sequence import Sequence
 
 
 def start_core(
-    config: EngineConfig, source: ModelSource, on_progress: OnProgress
+    config: EngineConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    ranks: Ranks = ALONE,
+    background: Seq[Background] = (),
 ) -> tuple[EngineCore, ModelInfo]:
     """Loads the model, probes it, and adapts the size of the batch to the machine.
+
+    Args:
+        ranks: those that compute the model together; all of them call this at once.
+        background: see ``EngineCore``.
 
     Raises:
         ModelError: the model cannot be loaded or served, or does not fit the limits.
     """
     check_settings(config, profile.current())
-    loaded = load_model(source, config.dtype, on_progress)
-    return serve_loaded(config, loaded, on_progress, source)
+    if config.tensor_parallel_size != ranks.size:
+        raise ModelError("tensor parallelism needs an engine in a process of its own")
+    part = ranks.sharing / ranks.size
+    shard = ranks.shard if ranks.size > 1 else None
+    loaded = ranks.together(lambda: load_model(source, config.dtype, on_progress, shard, part))
+    return serve_loaded(config, loaded, on_progress, source, ranks, background)
 
 
 def serve_loaded(
@@ -48,6 +63,8 @@ def serve_loaded(
     loaded: LoadedModel,
     on_progress: OnProgress,
     source: ModelSource | None = None,
+    ranks: Ranks = ALONE,
+    background: Seq[Background] = (),
 ) -> tuple[EngineCore, ModelInfo]:
     """Builds a core for a loaded model; prefixes on disk and grammars need its ``source``."""
     on_progress(Loading("first step"))
@@ -59,7 +76,9 @@ def serve_loaded(
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     device = profile.current()
     check_model_settings(config, device, vocabulary, loaded.max_context)
-    kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
+    planned = memory.plan_kv_memory(config, device, vocabulary, ranks.sharing)
+    swap_bytes = memory.swap_bytes(config, device, ranks.sharing)
+    kv_bytes, prefix_bytes, swap_bytes = ranks.smallest(*planned, swap_bytes)
     memory.configure_mlx(device)
     try:
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
@@ -69,6 +88,7 @@ def serve_loaded(
     model = prepare_model(
         *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers),
         score_bytes=device.attention_bytes,
+        ranks=ranks,
     )
     info = ModelInfo(
         architecture=loaded.architecture,
@@ -89,27 +109,29 @@ def serve_loaded(
     )
     compiler = None if source is None else Compiler(partial(_lexicon, source, vocabulary))
     store = _store(config, loaded, source, layers)
-    swap = _swap(config, layers)
+    swap = _swap(config, layers, swap_bytes)
     if device.compiles_kernels:
         on_progress(Loading("compiling kernels"))
     warm(EngineCore(model, limits), kernels=device.compiles_kernels)
-    return EngineCore(model, limits, prefix_bytes, store, swap, compiler), info
+    core = EngineCore(
+        *(model, limits, prefix_bytes, store, swap, compiler), background, ranks.journal
+    )
+    return core, info
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:
     return lexicon(load_tokenizer(source), vocabulary)
 
 
-def _swap(config: EngineConfig, layers: list[LayerTemplate]) -> Swap[Sequence]:
+def _swap(config: EngineConfig, layers: list[LayerTemplate], size: int) -> Swap[Sequence]:
     directory = config.swap_dir
     try:
         files = None if directory is None else SwapFiles(directory, config.swap_dir_bytes)
     except OSError as error:
         raise ModelError(f"swap-dir {directory}: {error}") from error
     kinds = [layer.kind for layer in layers]
-    device = profile.current()
-    size = memory.swap_bytes(config, device)
-    return Swap(kinds, size, files, device.offloads_swap, lambda sequence: sequence.rank)
+    offloads = profile.current().offloads_swap
+    return Swap(kinds, size, files, offloads, lambda sequence: sequence.rank)
 
 
 def _store(

@@ -97,7 +97,9 @@ def step_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) ->
     return sampled + profile.scored_bytes + profile.attention_bytes
 
 
-def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> KVMemory:
+def plan_kv_memory(
+    config: EngineConfig, profile: DeviceProfile, vocabulary: int, sharing: int = 1
+) -> KVMemory:
     """Divides memory between rows and prefix cache. Call it once the weights are loaded.
 
     Without a configured size, both get a share of the free memory, a quarter of it for the prefix
@@ -108,6 +110,9 @@ def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int
     Replicas on one device get equal parts. The first one measures before the others load their
     weights (``client.replicas``), so it leaves room for these.
 
+    Args:
+        sharing: the number of ranks that share this memory; each gets as much.
+
     Raises:
         ModelError: they leave nothing of the configured share.
     """
@@ -115,21 +120,22 @@ def plan_kv_memory(config: EngineConfig, profile: DeviceProfile, vocabulary: int
         prefix = config.prefix_cache_bytes
         return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
     engines = config.device_engines
-    free = max(0, free_memory() - (engines - 1) * mx.get_active_memory()) // engines
+    free = max(0, free_memory() - (engines - 1) * mx.get_active_memory()) // engines // sharing
     reserved = step_bytes(config, profile, vocabulary) + cache_bytes(profile)
     if profile.unified_memory:
-        reserved += swap_bytes(config, profile)
+        reserved += swap_bytes(config, profile, sharing)
     if config.memory_share is None:
         share = int(free * profile.kv_share)
     else:
-        share = _left_of_share(config.memory_share / engines, reserved)
+        share = _left_of_share(config.memory_share, reserved, engines * sharing)
     share = min(share, max(0, free - reserved))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return KVMemory(max(0, share - prefix), prefix)
 
 
-def _left_of_share(memory_share: float, reserved: int) -> int:
-    total, weights = total_memory(), mx.get_active_memory()
+def _left_of_share(memory_share: float, reserved: int, sharing: int) -> int:
+    """What weights and ``reserved`` leave of an engine's part of the configured share."""
+    total, weights = total_memory() // sharing, mx.get_active_memory()
     left = int(total * memory_share) - weights - reserved
     if left <= 0:
         raise ModelError(
@@ -140,12 +146,12 @@ def _left_of_share(memory_share: float, reserved: int) -> int:
     return left
 
 
-def swap_bytes(config: EngineConfig, profile: DeviceProfile) -> int:
+def swap_bytes(config: EngineConfig, profile: DeviceProfile, sharing: int = 1) -> int:
     """Bytes of host memory for preempted rows: as configured, else a share of what is free.
 
-    Replicas on one host divide that share.
+    Replicas on one host divide that share, as do ``sharing`` ranks.
     """
     if config.swap_memory is not None:
         return config.swap_memory
     free = free_memory() if profile.unified_memory else free_host_memory()
-    return min(SWAP_BYTES, int(free * SWAP_SHARE)) // config.host_engines
+    return min(SWAP_BYTES, int(free * SWAP_SHARE) // sharing) // config.host_engines

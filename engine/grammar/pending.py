@@ -27,7 +27,7 @@ class Grammars:
 
     @property
     def due(self) -> bool:
-        """Whether ``take_failed`` has finished grammars to collect."""
+        """Whether ``take_done`` has finished grammars to collect."""
         return any(future.done() for future in self._awaited.values())
 
     def on_due(self, wake: Callable[[], None]) -> None:
@@ -52,11 +52,10 @@ class Grammars:
         """Whether a sequence's grammar is still being compiled."""
         return sequence.request_id in self._awaited
 
-    def take_failed(self) -> dict[str, BaseException]:
-        """Collects finished grammars; returns the errors of the failed ones, by request."""
-        done = {request for request, future in self._awaited.items() if future.done()}
-        errors = {request: self._awaited.pop(request).exception() for request in done}
-        return {request: error for request, error in errors.items() if error is not None}
+    def take_done(self) -> dict[str, BaseException | None]:
+        """Collects finished grammars: the error of each, or None, by request."""
+        done = [request for request, future in self._awaited.items() if future.done()]
+        return {request: self._awaited.pop(request).exception() for request in done}
 
     def matcher(self, sequence: Sequence) -> LLMatcher | None:
         """A copy of the matcher for one row, before the first token; None if unconstrained."""

@@ -19,7 +19,8 @@ from chairlift.engine.logs.writer import LogWriter
 
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
-Process = Literal["api", "engine"]
+# "api", "engine", or "engine-1" and so on for an engine's further ranks.
+Process = str
 STDERR = 2
 # The field of a record that holds its lines in the text format; its other fields are for JSON.
 BANNER = "banner"

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -74,6 +74,8 @@ class Forward:
         max_pairs: pairs of a query and a key that a model call of one chunk may have, because a
             model file with attention of its own keeps a score of each pair and head. Longer chunks
             take several calls. Packed calls need no bound: they use the engine's attention.
+        chained: each model call of a step waits for the call before. Ranks that compute a model
+            together need the same order of all calls, and MLX may choose any.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Forward:
         packs: bool,
         multiple: int = 1,
         max_pairs: int | None = None,
+        chained: bool = False,
     ) -> None:
         self._model = model
         self._rows = CompiledSteps(model)
@@ -90,6 +93,7 @@ class Forward:
         self.packs = packs
         self._multiple = multiple
         self._max_pairs = max_pairs
+        self._chained = chained
 
     @property
     def selects_positions(self) -> bool:
@@ -111,12 +115,15 @@ class Forward:
         scored: dict[int, mx.array] = {}
         hidden: dict[int, mx.array] = {}
         start = 0
+        last: mx.array | None = None
         for band in bands:
             fed, start = tokens[start : start + len(band), None], start + len(band)
             with band.step(1):
-                logits.append(self._rows(band, fed)[:, -1])
+                logits.append(self._rows(band, self._after(last, fed))[:, -1])
+            last = logits[-1]
         for number, chunk in enumerate(chunks):
-            result, inputs = self._chunk_call(chunk)
+            result, inputs = self._chunk_call(chunk, last)
+            last = result
             logits += [result[-1:]] * chunk.choices
             if chunk.scored:
                 scored[number] = result[:-1]
@@ -124,8 +131,18 @@ class Forward:
                 hidden[number] = mx.concatenate(inputs)
         return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
 
-    def _chunk_call(self, chunk: Chunk) -> tuple[mx.array, list[mx.array]]:
+    def _after(self, last: mx.array | None, tokens: mx.array) -> mx.array:
+        """The tokens of a model call that comes after the call with the logits ``last``."""
+        if last is None or not self._chained:
+            return tokens
+        after: Any = mx.depends(tokens, last)
+        return cast(mx.array, after)
+
+    def _chunk_call(self, chunk: Chunk, last: mx.array | None) -> tuple[mx.array, list[mx.array]]:
         """Calls the model with the tokens of one chunk, at once or part by part.
+
+        Args:
+            last: the logits of the model call before.
 
         Returns:
             Logits ``[scored + 1, vocabulary]``, those of the last token at the end; and for each
@@ -142,7 +159,8 @@ class Forward:
             if is_last or not positions:
                 positions.append(len(part) - 1)
             with chunk.cache.step(len(part)), self._select(positions, axis=1) as seen:
-                result = self._model(mx.array([part], mx.int32), cache=chunk.cache.layers)
+                tokens = self._after(last, mx.array([part], mx.int32))
+                last = result = self._model(tokens, cache=chunk.cache.layers)
             result = result[0] if seen else result[0, mx.array(positions)]
             if is_last or chunk.scored > start:
                 results.append(result)
@@ -225,15 +243,16 @@ def select_forward(
     preferred: CacheFactories,
     multiple: int = 1,
     max_pairs: int | None = None,
+    chained: bool = False,
 ) -> SelectedForward:
     """Finds the fastest way to call a model that gives the same logits as plain calls.
 
     Args:
         make_cache: makes the caches of plain calls.
         preferred: make the device's caches, which are used if they give the same logits, too.
-        multiple, max_pairs: see ``Forward``.
+        multiple, max_pairs, chained: see ``Forward``.
     """
-    plain = Forward(model, None, packs=False, max_pairs=max_pairs)
+    plain = Forward(model, None, packs=False, max_pairs=max_pairs, chained=chained)
     both = CacheFactories(make_cache, make_cache)
     expected = _trial_logits(plain, both)
     head = Head(model)
@@ -242,7 +261,7 @@ def select_forward(
     for (head_or_none, packs), caches in product(forms, choices):
         if packs and not make_cache().pads:
             continue  # a recurrent state has to see one token after the other
-        forward = Forward(model, head_or_none, packs, multiple, max_pairs)
+        forward = Forward(model, head_or_none, packs, multiple, max_pairs, chained)
         if _TRIAL.passes(lambda: expected, partial(_trial_logits, forward, caches)):
             return _log_choice(SelectedForward(forward, caches))
     return _log_choice(SelectedForward(plain, both))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 # Bytes of weights that are read between two reports of the progress.
 _READ_BYTES = 256 << 20
+# The same where a rank keeps a part of each weight, which is read as a whole.
+_READ_BYTES_OF_PARTS = 32 << 20
 # With these RoPE scalings, a configuration contains the context before stretching.
 _STRETCHING = ("linear", "dynamic", "yarn")
 
@@ -55,7 +58,13 @@ class LoadedModel:
     quantized: bool
 
 
-def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent) -> LoadedModel:
+def load_model(
+    source: ModelSource,
+    dtype: str,
+    on_progress: OnProgress = silent,
+    shard: Callable[[Module], None] | None = None,
+    memory_part: float = 1.0,
+) -> LoadedModel:
     """Loads the weights onto MLX's default device, and waits until they are there.
 
     Args:
@@ -64,6 +73,8 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
             other types an order of magnitude slower, and the model's own type elsewhere. For the
             same reason a float32 model is dequantized on the CPU.
         on_progress: called while the weights are read.
+        shard: keeps one rank's part of the model; called before safetensors files are read.
+        memory_part: the part of the files that this device has to hold.
 
     Raises:
         ModelError: the model is missing, damaged or truncated.
@@ -74,7 +85,7 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
     on_cpu = profile.current().on_cpu
     target = _DTYPES[dtype] if dtype != "auto" else (mx.float32 if on_cpu else None)
     try:
-        _check_memory(source)
+        _check_memory(source, memory_part)
         if source.kind == "gguf":
             file = GGUFFile(source.path)
             model, config = build_model(
@@ -93,10 +104,16 @@ def load_model(source: ModelSource, dtype: str, on_progress: OnProgress = silent
                 model = dequantize_model(model)
             max_context = _max_context(config)
             quantized = any(key in config for key in _QUANTIZATION_KEYS)
+        if shard is not None:
+            shard(model)
         adapt(model)
-        # A GGUF file's tensors are computed already, except for what ``adapt`` makes of them.
+        # A GGUF file's tensors are computed already, except for what is made of them here.
         silently = source.kind == "gguf"
-        _read(list(_parameters(model).values()), silent if silently else on_progress)
+        _read(
+            list(_parameters(model).values()),
+            silent if silently else on_progress,
+            _READ_BYTES if shard is None else _READ_BYTES_OF_PARTS,
+        )
     except ModelError:
         raise
     except Exception as error:
@@ -128,27 +145,28 @@ def _from_directory(source: ModelSource) -> tuple[Module, dict[str, Any]]:
     return model, config
 
 
-def _check_memory(source: ModelSource) -> None:
+def _check_memory(source: ModelSource, part: float) -> None:
     """Raises ModelError if a model cannot fit; otherwise the system would kill the process."""
     is_gguf = source.kind == "gguf"
     files = [source.path] if is_gguf else list(source.path.glob(WEIGHTS))
-    needed, free = sum(file.stat().st_size for file in files), memory.free_memory()
-    if needed > free:
+    size, free = sum(file.stat().st_size for file in files), memory.free_memory()
+    if size * part > free:
+        share = f", {size * part / 1e9:.2f} GB for each rank" if part < 1 else ""
         raise ModelError(
-            f"{source.path}: not enough memory: its files hold {needed / 1e9:.2f} GB of weights, "
-            f"and {free / 1e9:.2f} GB are free"
+            f"{source.path}: not enough memory: its files hold {size / 1e9:.2f} GB of weights"
+            f"{share}, and {free / 1e9:.2f} GB are free"
         )
 
 
-def _read(arrays: list[mx.array], on_progress: OnProgress) -> None:
-    """Computes the arrays, which MLX reads from their files only now."""
+def _read(arrays: list[mx.array], on_progress: OnProgress, read_bytes: int) -> None:
+    """Computes the arrays, which MLX reads from their files only now, this many bytes at a time."""
     begun = done = 0
     total = sum(array.nbytes for array in arrays)
     pending: list[mx.array] = []
     for array in arrays:
         pending.append(array)
         begun += array.nbytes
-        if begun - done >= _READ_BYTES or begun == total:
+        if begun - done >= read_bytes or begun == total:
             on_progress(Loading("loading weights", done, total))
             mx.eval(pending)
             done = begun

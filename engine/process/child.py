@@ -13,9 +13,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from chairlift.engine.config import encode_path
 from chairlift.engine.messages import FromEngine, Shutdown, ToEngine
 from chairlift.engine.process.blackbox import BlackBoxReader
-from chairlift.engine.process.engine_process import Start, encode_path
+from chairlift.engine.process.engine_process import Start
 from chairlift.engine.process.folder import BLACK_BOX, SOCKET, EngineFolder
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class EngineProcess:
         return self._black_box.computing
 
     async def spawn(self, start: Start, environment: Mapping[str, str]) -> None:
-        """Starts the process. On Linux it ends with the calling thread; see ``lifeline``.
+        """Starts the process. On Linux it ends with the calling thread; see ``workers.lifeline``.
 
         Call it on the event loop's thread, which lives as long as the server.
 

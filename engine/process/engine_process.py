@@ -2,7 +2,7 @@
 
 PARENT is the process id of the server. FOLDER contains the server's socket and the ``blackbox``.
 The first message is a ``Start``. The process ends at a ``Shutdown``, or when its parent ends: then
-the kernel ends it (``lifeline``), or it notices that its standard input is closed.
+the kernel ends it (``workers.lifeline``), or it notices that its standard input is closed.
 """
 
 from __future__ import annotations
@@ -12,25 +12,33 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from chairlift.engine.config import EngineConfig, cache_dir
-from chairlift.engine.cpu.blas import load_fast_blas
-from chairlift.engine.cpu.kernel_folder import lock_kernel_folder
+from chairlift.engine.config import EngineConfig, decode_path
 from chairlift.engine.device.backend import BackendError
-from chairlift.engine.device.open_files import import_mlx_lm
-from chairlift.engine.errors import EngineDead
+from chairlift.engine.errors import EngineDead, ModelError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.setup import LogFormat, set_up_logs
-from chairlift.engine.messages import FromEngine, ModelInfo, ToEngine
+from chairlift.engine.messages import FromEngine, ModelInfo, StartFailed, ToEngine
+from chairlift.engine.parallel.followers import Followers, StartRank
+from chairlift.engine.parallel.hostfile import read_hostfile
+from chairlift.engine.parallel.journal import Broadcast
+from chairlift.engine.parallel.place import local_places, places_of
 from chairlift.engine.process.blackbox import BlackBox
 from chairlift.engine.process.diagnosis import speed_advice
 from chairlift.engine.process.folder import BLACK_BOX, SOCKET, remove
+from chairlift.engine.process.libraries import load_libraries
+
+if TYPE_CHECKING:
+    from chairlift.engine.parallel.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -40,6 +48,41 @@ class Start(msgspec.Struct, frozen=True):
     source: ModelSource
     log_level: str = "info"
     log_format: LogFormat = "text"
+
+
+class Leader:
+    """Rank 0 of several: it starts the others and joins them.
+
+    Args:
+        on_failed: see ``Followers``.
+
+    Raises:
+        ModelError: the others cannot be started.
+    """
+
+    def __init__(self, start: Start, on_failed: Callable[[str], None]) -> None:
+        config = start.config
+        size = config.tensor_parallel_size
+        hostfile = config.hostfile
+        places = places_of(read_hostfile(hostfile, size)) if hostfile else local_places(size)
+        self.place = places[0]
+        self.followers = Followers(
+            [
+                StartRank(place, config, start.source, start.log_level, start.log_format)
+                for place in places[1:]
+            ],
+            on_failed,
+        )
+
+    def join(self) -> Ranks:
+        """Waits until all ranks have loaded MLX and joined each other.
+
+        Raises:
+            ModelError: a rank has failed, or has another kind of device.
+        """
+        from chairlift.engine.parallel.ranks import join_ranks
+
+        return join_ranks(self.place, self.followers.meet, Broadcast(self.followers.send))
 
 
 class SocketInbox:
@@ -72,20 +115,6 @@ class SocketInbox:
             os.write(self._waker, b"\0")
 
 
-def encode_path(value: object) -> str:
-    """Encodes a path as text, for msgspec."""
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(type(value))
-
-
-def decode_path(kind: type, value: object) -> object:
-    """Decodes a path from text, for msgspec."""
-    if kind is Path:
-        return Path(str(value))
-    raise NotImplementedError(kind)
-
-
 def main(folder: Path, warning: str | None) -> None:
     """Connects to the parent and serves until a ``Shutdown``. ``warning`` is logged."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
@@ -97,35 +126,52 @@ def main(folder: Path, warning: str | None) -> None:
     remove(folder)
     set_up_logs(start.log_level, start.log_format, "engine")
     if warning is not None:
-        logging.getLogger(__name__).warning(warning)
-    blas = load_fast_blas()
-    if blas.warning:
-        logging.getLogger(__name__).warning(blas.warning)
-    kernels = lock_kernel_folder(cache_dir() / "kernels")
+        log.warning(warning)
+    encoder = msgspec.msgpack.Encoder()
+    sending = threading.Lock()
+
+    def fail(why: str) -> None:
+        with sending:
+            socket.send(encoder.encode(StartFailed(why)))
+
     try:
-        import_mlx_lm()
+        leader = Leader(start, fail) if start.config.tensor_parallel_size > 1 else None
+        blas, kernels = load_libraries(leader.place if leader else None)
+    except ModelError as error:
+        fail(str(error))
+        socket.close(linger=1000)
+        return
     except BackendError as error:
-        logging.getLogger(__name__).critical("%s", error)
+        log.critical("%s", error)
         sys.exit(1)
-    # This import loads MLX, so it comes after the BLAS.
+    # These imports load MLX, so they come after the BLAS.
     from chairlift.engine.core.loop import run
+    from chairlift.engine.parallel.ranks import ALONE
 
     # Imported modules stay forever. Unfrozen, a full collection would visit them and delay a step
     # by tens of milliseconds.
     gc.freeze()
-    encoder = msgspec.msgpack.Encoder()
 
     def send(message: FromEngine) -> None:
         if isinstance(message, ModelInfo):
             message = msgspec.structs.replace(message, advice=speed_advice(blas))
             if kernels is not None:
                 kernels.record()
-        socket.send(encoder.encode(message))
+            if leader is not None:
+                leader.followers.serve()
+        with sending:
+            socket.send(encoder.encode(message))
 
     try:
-        run(start.config, start.source, SocketInbox(socket), send, black_box.note)
+        ranks = leader.join() if leader else ALONE
+        run(start.config, start.source, SocketInbox(socket), send, black_box.note, ranks)
+    except ModelError as error:
+        fail(str(error))
     except EngineDead:
         sys.exit(1)
+    finally:
+        if leader is not None:
+            leader.followers.close()
     socket.close(linger=1000)
 
 

@@ -79,10 +79,17 @@ class Sampler:
     """Samples for the rows of one batch; call ``rearrange`` whenever the batch's rows change.
 
     Computes only what some row needs: a batch of greedy rows costs one argmax.
+
+    Args:
+        vocabulary: the last dimension of the logits.
+        agree: maps this rank's outcomes to those of all ranks; see ``parallel.ranks.Ranks``.
     """
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(
+        self, vocabulary: int, agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
+    ) -> None:
         self._vocabulary = vocabulary
+        self._agree = agree
         self._rows: list[SamplerRow] = []
         self._counts: TokenCounts | None = None
         self._bias: tuple[list[bool], mx.array] | None = None
@@ -131,7 +138,7 @@ class Sampler:
             index = mx.array(sampling, mx.int32)
             picked = self._draw(logits[index], best[index], chosen[index], sampling, generated)
             chosen = chosen.at[index].add(picked - chosen[index])
-        outcomes = row_outcomes(chosen, best[:, 0], raw, masks is not None)
+        outcomes = self._agree(row_outcomes(chosen, best[:, 0], raw, masks is not None))
         tokens = mx.maximum(outcomes, 0)
         if self._counts is not None:
             self._counts.count(tokens)

@@ -19,7 +19,6 @@ from typing import Any
 
 from chairlift.engine.device.priority import NICENESS
 from chairlift.engine.errors import ChairliftError
-from chairlift.engine.lifeline import follow_parent
 from chairlift.engine.workers.job import (
     KEEP_BYTES,
     MEMORY_BYTES,
@@ -29,6 +28,7 @@ from chairlift.engine.workers.job import (
     Run,
     WorkerFailed,
 )
+from chairlift.engine.workers.lifeline import follow_parent
 from chairlift.engine.workers.wire import receive, send
 
 # The exit code of a process whose job needed more memory than allowed.

@@ -19,7 +19,7 @@ PAGES = [
 ]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 BENCHMARKS = {"--minutes", "--out", "--rate", "--requests", "--restart", "--size", "--step-ms"}
-BENCHMARKS |= {"--trace"}
+BENCHMARKS |= {"--decode", "--only", "--trace"}
 PIP = {"--force-reinstall", "--no-deps", "--yes"}
 OTHERS = {"--build-arg", "--init", "--now", "--signal", "--stop-timeout", "--tasks"}
 

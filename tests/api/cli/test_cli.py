@@ -19,12 +19,12 @@ from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.flags import byte_size
 from chairlift.api.cli.main import main
 from chairlift.api.cli.serve import add_arguments, engine_config
-from chairlift.engine.config import EngineConfig
+from chairlift.engine.config import EngineConfig, decode_path, encode_path
 from chairlift.engine.device.limits import step_seconds
 from chairlift.engine.device.memory import swap_bytes
 from chairlift.engine.device.profile import CPU
 from chairlift.engine.hub.source import ModelSource
-from chairlift.engine.process.engine_process import Start, decode_path, encode_path
+from chairlift.engine.process.engine_process import Start
 
 FLAG = re.compile(r"--[a-z][a-z-]*")
 

@@ -55,7 +55,7 @@ def engine_parser(
         "--kv-gb",
         type=float,
         default=60.0,
-        help="memory for the KV cache in GB (default: %(default)s)",
+        help="memory for the KV cache in GB, on each device (default: %(default)s)",
     )
     parser.add_argument(
         "--decode",
@@ -70,6 +70,13 @@ def engine_parser(
     )
     parser.add_argument(
         "--only", choices=("ours", "mlx-lm"), help="measure one engine (default: both)"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="divide the model among N devices of this machine (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",

@@ -1,0 +1,150 @@
+"""Where each rank runs, and the environment in which MLX's distributed layer finds the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from chairlift.engine.errors import ModelError
+from chairlift.engine.parallel.hostfile import Host, Hostfile
+
+Backend = Literal["ring", "nccl", "jaccl", "jaccl-ring"]
+_LOOPBACK = "127.0.0.1"
+# The first port of ranks on several hosts, where a free one cannot be looked up: as mlx.launch.
+_FIRST_PORT = 32323
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One rank's place.
+
+    Attributes:
+        rank, size: this rank, and the number of ranks.
+        local_rank, local_size: the same among the ranks on this host.
+        host: the name for ssh; None: this machine.
+        backend: of MLX's distributed layer; None: NCCL on CUDA, a ring elsewhere.
+        ring: the addresses ``host:port`` at which each rank listens.
+        coordinator: the address at which rank 0 listens, for NCCL and JACCL.
+        rdma: JACCL's devices, from each rank to each.
+        variables: further environment variables.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str | None = None
+    backend: Backend | None = None
+    ring: tuple[tuple[str, ...], ...] = ()
+    coordinator: tuple[str, int] = (_LOOPBACK, 0)
+    rdma: tuple[tuple[str | list[str] | None, ...], ...] = ()
+    variables: dict[str, str] = {}
+
+
+def local_places(size: int) -> list[Place]:
+    """The places of ``size`` ranks on this machine, with free ports of the loopback interface.
+
+    Raises:
+        ModelError: there are no free ports.
+    """
+    try:
+        *ports, coordinator = _free_ports(size + 1)
+    except OSError as error:
+        raise ModelError(f"no free ports for {size} ranks: {error}") from error
+    ring = tuple((f"{_LOOPBACK}:{port}",) for port in ports)
+    return [
+        Place(rank, size, rank, size, ring=ring, coordinator=(_LOOPBACK, coordinator))
+        for rank in range(size)
+    ]
+
+
+def places_of(hostfile: Hostfile) -> list[Place]:
+    """The places of the ranks of a host file, whose first host is this machine."""
+    hosts = hostfile.hosts
+    first = hosts[0].ips[0] if hosts[0].ips else hosts[0].ssh
+    backend = hostfile.backend
+    ports = iter(range(_FIRST_PORT, 65536))
+    ring = tuple(tuple(f"{ip}:{next(ports)}" for ip in (host.ips or (host.ssh,))) for host in hosts)
+    coordinator = (first, next(ports))
+    return [
+        Place(
+            rank,
+            len(hosts),
+            local_rank=_count(hosts[:rank], host),
+            local_size=_count(hosts, host),
+            host=None if host.ssh == hosts[0].ssh else host.ssh,
+            backend=backend,
+            ring=ring,
+            coordinator=coordinator,
+            rdma=tuple(each.rdma for each in hosts),
+            variables=hostfile.variables,
+        )
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def choose_device(place: Place) -> None:
+    """Shows this process only its own CUDA device. Call it before MLX is imported.
+
+    The devices are those that ``CUDA_VISIBLE_DEVICES`` lists, else all, in their order.
+    """
+    os.environ |= place.variables
+    if place.size > 1:
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        known = place.local_rank < len(visible)
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            visible[place.local_rank] if known else str(place.local_rank if not visible else -1)
+        )
+
+
+@contextmanager
+def environment(place: Place, backend: Backend) -> Iterator[None]:
+    """A context with the variables by which MLX finds the other ranks while they join.
+
+    Variables of NCCL beside the address of rank 0 stay as they are.
+    """
+    address, port = place.coordinator
+    os.environ |= {"MLX_RANK": str(place.rank), "MLX_WORLD_SIZE": str(place.size)}
+    with tempfile.TemporaryDirectory(prefix="chairlift-ranks-") as folder:
+        match backend:
+            case "nccl":
+                os.environ |= {"NCCL_HOST_IP": address, "NCCL_PORT": str(port)}
+            case "ring":
+                os.environ["MLX_HOSTFILE"] = _written(folder, place.ring)
+            case _:
+                os.environ |= {
+                    "MLX_JACCL_COORDINATOR": f"{address}:{port}",
+                    "MLX_IBV_DEVICES": _written(folder, place.rdma),
+                }
+                if backend == "jaccl-ring":
+                    os.environ["MLX_JACCL_RING"] = "1"
+        yield
+
+
+def _written(folder: str, value: object) -> str:
+    path = Path(folder) / "hosts.json"
+    path.write_text(json.dumps(value))
+    return str(path)
+
+
+def _count(hosts: tuple[Host, ...], host: Host) -> int:
+    return sum(other.ssh == host.ssh for other in hosts)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now. All are held until the last is known, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((_LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

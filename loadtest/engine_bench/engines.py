@@ -1,0 +1,117 @@
+"""The two engines that are measured, behind one interface."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from mlx_lm.generate import BatchGenerator
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.core.acceleration import Acceleration
+from chairlift.engine.core.background import Background
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.device.limits import build_limits
+from chairlift.engine.device.profile import current
+from chairlift.engine.messages import SamplingParams, Submit
+from chairlift.engine.model.probe import Probed
+from chairlift.engine.parallel.ranks import Ranks
+
+
+class BenchRequest(NamedTuple):
+    """A prompt's token ids, and the number of tokens to generate."""
+
+    prompt: list[int]
+    output: int
+
+
+class StepResult(NamedTuple):
+    """The result of one step: tokens generated, and requests that ended."""
+
+    tokens: int
+    ended: int
+
+
+class Engine(Protocol):
+    """An engine that generates one step at a time."""
+
+    def add(self, requests: list[BenchRequest]) -> None:
+        """Queues requests."""
+        ...
+
+    def step(self) -> StepResult:
+        """Computes one step. A step of prefill alone generates no tokens."""
+        ...
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of KV that are allocated now."""
+        ...
+
+
+class MeasuredModel(NamedTuple):
+    """A model with random weights, or this rank's part of it, and what its engines need."""
+
+    model: Any
+    probed: Probed
+    acceleration: Acceleration
+    kv_bytes: int
+    ranks: Ranks
+
+    def make_core(self, rows: int, paced: bool, *background: Background) -> EngineCore:
+        """An engine without a prefix cache; ``paced`` limits the time of its steps."""
+        kv_bytes, ranks = self.kv_bytes, self.ranks
+        config = EngineConfig(max_rows=rows, kv_memory=kv_bytes, prefix_cache_bytes=0)
+        geometry, vocabulary, _ = self.probed
+        limits = build_limits(config, current(), geometry, vocabulary, kv_bytes, prefix_bytes=0)
+        if not paced:
+            limits = replace(limits, step_seconds=math.inf)
+        eager, layers = self.acceleration
+        prepared = prepare_model(
+            *(self.model, vocabulary, limits.chunk_multiple, eager), layers=layers, ranks=ranks
+        )
+        return EngineCore(prepared, limits, background=background, journal=ranks.journal)
+
+
+class Ours:
+    """Chairlift's engine."""
+
+    def __init__(self, model: MeasuredModel, rows: int, paced: bool) -> None:
+        self._core = model.make_core(rows, paced)
+        self._added = 0
+        self.reserved = 0
+
+    def add(self, requests: list[BenchRequest]) -> None:
+        for request in requests:
+            params = SamplingParams(max_tokens=request.output, seed=0, temperature=0.0)
+            self._core.submit(Submit(str(self._added), request.prompt, params))
+            self._added += 1
+
+    def step(self) -> StepResult:
+        output = self._core.step()
+        self.reserved = output.stats.kv_reserved_bytes
+        ended = sum(token.finish is not None for token in output.outputs)
+        return StepResult(sum(len(token.token_ids) for token in output.outputs), ended)
+
+
+class Peer:
+    """mlx-lm's generator, with prompts in batches of 8."""
+
+    def __init__(self, model: Any, rows: int, paced: bool) -> None:
+        self._generator = BatchGenerator(model, completion_batch_size=rows, prefill_batch_size=8)
+
+    def add(self, requests: list[BenchRequest]) -> None:
+        prompts = [request.prompt for request in requests]
+        self._generator.insert(prompts, max_tokens=[request.output for request in requests])
+
+    def step(self) -> StepResult:
+        _, generated = self._generator.next()
+        return StepResult(
+            len(generated), sum(token.finish_reason is not None for token in generated)
+        )
+
+    @property
+    def reserved(self) -> int:
+        return int(self._generator.prompt_cache_nbytes)

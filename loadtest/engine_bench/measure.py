@@ -1,0 +1,129 @@
+"""The measurements: a mixed load, and pure decode steps."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from chairlift.cache.capacity import KVGeometry
+from chairlift.loadtest.engine_bench.engines import BenchRequest, Engine
+from chairlift.loadtest.timeline import Timeline, record
+
+# Pure decode steps that are timed, and warm-up steps before them.
+TIMED, WARM = 30, 10
+PROGRESS_SECONDS = 30.0
+# More steps than any engine computes in a second.
+MAX_STEPS_PER_SECOND = 2000
+
+
+@dataclass(slots=True)
+class MixedLoad:
+    """The measurements of a mixed load.
+
+    Attributes:
+        tokens: generated tokens.
+        seconds: duration.
+        peak_bytes: peak of MLX's memory.
+        reserved_bytes: the most KV memory that was allocated.
+        gaps: milliseconds between successive steps that generated tokens.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    gaps: list[float] = field(default_factory=list)
+
+    def figures(self, weights: int) -> dict[str, float]:
+        """The figures to report; ``weights`` is the model's size in bytes."""
+        gaps = sorted(self.gaps)
+        return {
+            "output_tokens_per_s": self.tokens / self.seconds,
+            "gap_p50_ms": gaps[len(gaps) // 2],
+            "gap_p99_ms": gaps[int(len(gaps) * 0.99)],
+            "gap_max_ms": gaps[-1],
+            "seconds": self.seconds,
+            "peak_gb": self.peak_bytes / 1e9,
+            "kv_reserved_gb": self.reserved_bytes / 1e9,
+            "peak_over_weights_and_kv": self.peak_bytes / (weights + self.reserved_bytes),
+        }
+
+
+def mixed(engine: Engine, requests: list[BenchRequest], what: str) -> MixedLoad:
+    """Submits all requests at once and runs the engine until they have ended."""
+    mx.reset_peak_memory()
+    load = MixedLoad()
+    engine.add(requests)
+    ended = 0
+    start = last = shown = time.perf_counter()
+    while ended < len(requests):
+        turn = engine.step()
+        now = time.perf_counter()
+        if turn.tokens:
+            if load.tokens:
+                load.gaps.append((now - last) * 1e3)
+            last = now
+        load.tokens += turn.tokens
+        load.reserved_bytes = max(load.reserved_bytes, engine.reserved)
+        ended += turn.ended
+        if now - shown > PROGRESS_SECONDS:
+            print(
+                f"{what}: {ended}/{len(requests)} requests, {load.tokens} tokens", file=sys.stderr
+            )
+            shown = now
+    load.seconds = time.perf_counter() - start
+    load.peak_bytes = mx.get_peak_memory()
+    return load
+
+
+class Decode(NamedTuple):
+    """The median milliseconds of a step, and a timeline of one second of steps if requested."""
+
+    step_ms: float
+    timeline: Timeline | None
+
+
+def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
+    """Times pure decode steps of ``rows`` rows with prompts of ``context`` tokens."""
+    output = WARM + TIMED + (MAX_STEPS_PER_SECOND if timeline else 200)
+    requests = list(random_requests(rows, (context, context), (output, output), vocabulary, 1))
+    engine.add(requests)
+    while engine.step().tokens < rows:
+        pass
+    times = []
+    for step in range(WARM + TIMED):
+        start = time.perf_counter()
+        assert engine.step().tokens == rows
+        if step >= WARM:
+            times.append((time.perf_counter() - start) * 1e3)
+    return Decode(statistics.median(times), record(engine.step) if timeline else None)
+
+
+class Device(NamedTuple):
+    """The device's peak rates: bytes per second, and floating-point operations per second."""
+
+    bandwidth: float
+    flops: float
+
+    def decode_ms(self, weights: int, geometry: KVGeometry, rows: int, context: int) -> float:
+        """The lower bound of a step's time: all weights and all KV are read once."""
+        memory = (weights + geometry.used([context] * rows)) / self.bandwidth
+        arithmetic = 2 * rows * (weights / 2) / self.flops
+        return max(memory, arithmetic) * 1e3
+
+
+def random_requests(
+    count: int, prompt: tuple[int, int], output: tuple[int, int], vocabulary: int, seed: int
+) -> Iterator[BenchRequest]:
+    """Random prompts, with lengths of prompts and outputs within these bounds."""
+    random_ = random.Random(seed)
+    for _ in range(count):
+        tokens = [random_.randrange(vocabulary) for _ in range(random_.randint(*prompt))]
+        yield BenchRequest(tokens, random_.randint(*output))

@@ -1,0 +1,61 @@
+"""Rank 0 of a measured engine: it starts the others, which make the same engines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.parallel.followers import Followers, Report, StartRank, Stop
+from chairlift.engine.parallel.journal import Broadcast
+from chairlift.engine.parallel.place import choose_device, local_places
+
+if TYPE_CHECKING:
+    from chairlift.engine.parallel.ranks import Group
+
+_FLAG = "--tensor-parallel-size"
+_RANK = "chairlift.loadtest.engine_bench.rank"
+
+
+def tensor_parallel_size(arguments: Sequence[str]) -> int:
+    """The number of ranks, which has to be known before MLX and thus all flags are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(_FLAG, type=int, default=1)
+    size: int = parser.parse_known_args(arguments)[0].tensor_parallel_size
+    return size
+
+
+class Leader:
+    """Rank 0 of ``size``. Make it before MLX is imported.
+
+    Args:
+        arguments: of this program; the other ranks get them, too.
+    """
+
+    def __init__(self, size: int, arguments: Sequence[str]) -> None:
+        places = local_places(size)
+        config = EngineConfig(tensor_parallel_size=size)
+        source = ModelSource("random weights", "directory", Path())
+        starts = [StartRank(place, config, source) for place in places[1:]]
+        self.place = places[0]
+        self.followers = Followers(starts, main=(_RANK, *arguments))
+        choose_device(self.place)
+
+    def join(self) -> Group:
+        """Joins the other ranks."""
+        from chairlift.engine.parallel.ranks import join_ranks
+
+        group = join_ranks(self.place, self.followers.meet, Broadcast(self.followers.send))
+        self.followers.serve()
+        return group
+
+    def end_engine(self, peak: int) -> list[int]:
+        """Ends the present engine on all ranks; returns the peak of each rank's memory in bytes."""
+        from chairlift.engine.device import profile
+
+        self.followers.send(Stop())
+        report = Report(profile.current().kind, [peak])
+        return [numbers[0] for numbers in self.followers.gather(report)]

@@ -1,0 +1,150 @@
+"""Measures the engines that the flags name, and reports."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from chairlift.engine.core.acceleration import accelerate
+from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
+from chairlift.engine.model.probe import probe
+from chairlift.engine.parallel.followers import Report, Stop
+from chairlift.engine.parallel.rank_pipe import RankPipe
+from chairlift.engine.parallel.ranks import ALONE, Group, Ranks
+from chairlift.engine.process.follower import Follower
+from chairlift.engine.process.rank_process import follow
+from chairlift.loadtest.engine_bench.engines import Engine, MeasuredModel, Ours, Peer
+from chairlift.loadtest.engine_bench.flags import engine_parser
+from chairlift.loadtest.engine_bench.measure import Device, decode_step, mixed, random_requests
+from chairlift.loadtest.engine_bench.ranks import Leader
+from chairlift.loadtest.shapes import SHAPES, config_of, random_model
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def run(arguments: Sequence[str], leader: Leader | None) -> int:
+    """Measures, prints a table, and writes the figures.
+
+    Args:
+        leader: the other ranks of the engine, if there are any.
+    """
+    options = _parser().parse_args(arguments)
+    ranks: Ranks = leader.join() if leader else ALONE
+    with ThreadWatch(blas_threads(), ranks.threads(None)):
+        try:
+            model = _model(options, ranks)
+        except ValueError as error:
+            print(f"engine_bench: {error}", file=sys.stderr)
+            return 2
+        _measure(options, model, leader)
+    return 0
+
+
+def follow_run(arguments: Sequence[str], pipe: RankPipe, ranks: Group, rank: int) -> None:
+    """Makes the same engines as rank 0, and computes its part of their steps."""
+    options = _parser().parse_args(arguments)
+    with ThreadWatch(blas_threads(), ranks.threads(None)):
+        model = _model(options, ranks, rank)
+        for rows, paced in _engines(options):
+            mx.reset_peak_memory()
+            follower = Follower(partial(model.make_core, rows, paced))
+            follow(pipe, follower)
+            pipe.answer(Report(ranks.device, [mx.get_peak_memory()]))
+            del follower
+            _free_memory()
+    assert isinstance(pipe.take(), Stop)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from chairlift.loadtest import engine_bench
+
+    return engine_parser(engine_bench.__doc__ or "", SHAPES, DTYPES)
+
+
+def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> MeasuredModel:
+    """Makes the model, or this rank's part of it.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    config = config_of(options.model)
+    shard = ranks.shard if ranks.size > 1 else None
+    model = random_model(config, DTYPES[options.dtype], shard=shard, rank=rank)
+    acceleration = accelerate(model)
+    probed = probe(model, config["model_type"])
+    # As in the engine process: a full collection would delay a step.
+    gc.freeze()
+    return MeasuredModel(model, probed, acceleration, int(options.kv_gb * 1e9), ranks)
+
+
+def _engines(options: argparse.Namespace) -> list[tuple[int, bool]]:
+    """The rows of each engine to be measured, and whether the time of its steps is limited."""
+    engines = [(rows, False) for rows in options.decode]
+    return [*engines, (options.rows, True)] if options.requests else engines
+
+
+def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader | None) -> None:
+    weights, vocabulary = _bytes_of(model.model), model.probed.vocabulary
+    device = Device(options.bandwidth, options.flops)
+    engines: dict[str, Callable[..., Engine]] = {"ours": partial(Ours, model)}
+    if leader is None:
+        engines["mlx-lm"] = partial(Peer, model.model)
+    report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
+    for name, make in engines.items():
+        if options.only not in (None, name):
+            continue
+        figures: dict[str, Any] = {"weight_bytes": weights}
+        for rows, paced in _engines(options):
+            mx.reset_peak_memory()
+            engine = make(rows=rows, paced=paced)
+            if paced:
+                requests = random_requests(
+                    options.requests,
+                    options.prompt_tokens,
+                    options.output_tokens,
+                    vocabulary,
+                    options.seed,
+                )
+                new = mixed(engine, list(requests), name).figures(weights)
+                for key, value in new.items():
+                    print(f"{name:8} {key:26} {value:10.2f}", flush=True)
+                figures |= new
+            else:
+                timed = rows in options.timeline
+                took, timeline = decode_step(engine, rows, options.context, vocabulary, timed)
+                bound = device.decode_ms(weights, model.probed.geometry, rows, options.context)
+                figures[f"decode_{rows}_rows_ms"] = took
+                print(f"{name:8} {rows:4} rows: {took:8.2f} ms a step (least {bound:.2f})")
+                if timeline is not None:
+                    print(f"{name:8} {rows:4} rows: {timeline.summary}")
+                    figures[f"timeline_{rows}_rows"] = timeline._asdict()
+            peaks = [mx.get_peak_memory()]
+            if leader is not None:
+                peaks = leader.end_engine(peaks[0])
+            shown = ", ".join(f"{peak / 1e9:.2f}" for peak in peaks)
+            print(f"{name:8} {rows:4} rows: peak of memory {shown} GB", flush=True)
+            figures.setdefault("peak_bytes", []).append([rows, paced, *peaks])
+            del engine
+            _free_memory()
+        report[name] = figures
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _free_memory() -> None:
+    """Frees the last engine's memory, so that it does not count in the next engine's peak."""
+    gc.collect()
+    mx.clear_cache()
+
+
+def _bytes_of(model: Any) -> int:
+    parameters: Any = tree_flatten(model.parameters())
+    return sum(array.nbytes for _, array in parameters)

@@ -1,0 +1,100 @@
+"""Rank 0's side of the other ranks, which small scripts play."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+# A rank 0 that meets its ranks; each of them is a script. ``sys.path`` comes from this process.
+RANK_0 = """
+import sys, time
+from pathlib import Path
+from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import ModelError
+from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.parallel import followers
+from chairlift.engine.parallel.place import local_places
+
+followers.command = lambda place, main: [sys.executable, "-c", RANKS[place.rank - 1]]
+followers.START_GRACE = GRACE
+config = EngineConfig(tensor_parallel_size=1 + len(RANKS))
+source = ModelSource("m", "directory", Path("."))
+starts = [followers.StartRank(p, config, source) for p in local_places(1 + len(RANKS))[1:]]
+ranks = followers.Followers(starts, lambda why: print("failed:", why, flush=True))
+"""
+RANK = """
+import os, sys
+import msgspec
+from chairlift.engine.parallel.followers import Failed, Report
+from chairlift.engine.workers.wire import receive, send
+def answer(message):
+    send(sys.stdout.buffer, msgspec.msgpack.encode(message))
+start = receive(sys.stdin.buffer)
+"""
+GOOD = RANK + "answer(Report('cpu', [7])); receive(sys.stdin.buffer); receive(sys.stdin.buffer)"
+
+
+def rank_0(
+    tmp_path: Path, ranks: list[str], script: str, grace: float = 0.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs rank 0 with these ranks; ``script`` is what it does then."""
+    path = tmp_path / "rank_0.py"
+    path.write_text(f"RANKS, GRACE = {ranks!r}, {grace}\n{RANK_0}{textwrap.dedent(script)}")
+    return subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("answer(Failed('no such file'))", "rank 2: no such file"),
+        ("answer(Report('cuda'))", "rank 2 computes on cuda and rank 0 on cpu"),
+    ],
+)
+def test_rank_0_learns_why_a_rank_cannot_start(tmp_path: Path, bad: str, why: str) -> None:
+    script = """
+    try:
+        ranks.meet(followers.Report("cpu", [3]))
+    except ModelError as error:
+        print(error)
+    ranks.close()
+    """
+    ended = rank_0(tmp_path, [GOOD, RANK + bad], script, grace=30.0)
+    assert why in ended.stdout
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_rank_0_ends_with_any_rank(tmp_path: Path) -> None:
+    script = """
+    print(ranks.meet(followers.Report("cpu", [3])), flush=True)
+    ranks.serve()
+    time.sleep(30)
+    """
+    dying = RANK + "answer(Report('cpu', [5])); receive(sys.stdin.buffer); os.abort()"
+    ended = rank_0(tmp_path, [GOOD, dying], script)
+    assert ended.stdout.strip() == "[[3], [7], [5]]"
+    assert ended.returncode == 1
+    assert "rank 2: its process was ended by signal 6" in ended.stderr
+
+
+def test_a_rank_that_fails_among_the_first_sums_is_explained(tmp_path: Path) -> None:
+    """Rank 0 may wait within MLX for that rank, and so cannot do it itself."""
+    script = """
+    ranks.meet(followers.Report("cpu"))
+    time.sleep(30)
+    """
+    failing = RANK + "answer(Report('cpu')); receive(sys.stdin.buffer); answer(Failed('too big'))"
+    ended = rank_0(tmp_path, [failing], script)
+    assert ended.stdout.strip() == "failed: rank 1: too big"
+    assert ended.returncode == 1
