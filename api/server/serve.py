@@ -25,8 +25,8 @@ from chairlift.api.server.tls import Certificate
 from chairlift.api.service import ServedModel, Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.chat_format import chat_format
+from chairlift.engine.client.factory import make_client
 from chairlift.engine.client.interface import EngineClient
-from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
@@ -172,10 +172,10 @@ class Server:
         if source.kind == "directory":
             check_directory(source.path)
         log_level = logging.getLevelName(logger.getEffectiveLevel())
-        client = self._client = ProcessClient(
-            config, source, log_level, self._settings.log_format, self._supervision
+        client = self._client = make_client(
+            *(config, source, log_level, self._settings.log_format, self._supervision),
+            on_restart=self._service.record_restart,
         )
-        client.on_restart = self._service.record_restart
         starting = asyncio.create_task(client.start(self._progress))
         # One turn of the event loop starts the engine before the imports, which take a second.
         await asyncio.sleep(0)
