@@ -23,6 +23,7 @@ from chairlift.api.cli.arguments.device_values import chosen
 from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
 from chairlift.api.cli.arguments.setting import as_toml
 from chairlift.api.cli.arguments.short_help import add_help_all
+from chairlift.api.models.spec import ModelSpec
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
@@ -102,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
     from chairlift.api.server.serve import Server, serve
 
     supervision = limit_flags.supervision(options)
-    return serve(Server(settings, config, supervision, sockets, certificate))
+    specs = [ModelSpec(config, settings)]
+    return serve(Server(settings, specs, None, supervision, sockets, certificate))
 
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:

@@ -11,9 +11,9 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from chairlift.api.admission.priority import HEADER
+from chairlift.api.http.version import VERSION
 from chairlift.api.server.route import Route
 from chairlift.api.server.routes import ROUTES
-from chairlift.api.version import VERSION
 from chairlift.engine.messages import MAX_PRIORITY
 
 _COMPONENTS = "#/components/schemas/"

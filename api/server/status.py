@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
 from chairlift.api.generate.answer import json_response
+from chairlift.api.http.version import VERSION
 from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
 from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.version import VERSION
 
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 

@@ -60,7 +60,7 @@ def serve_loaded(
     device = profile.current()
     check_model_settings(config, device, vocabulary, loaded.max_context)
     kv_bytes, prefix_bytes = memory.plan_kv_memory(config, device, vocabulary)
-    memory.configure_mlx(device)
+    memory.configure_mlx(device, config.memory_bytes)
     try:
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:

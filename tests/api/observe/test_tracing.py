@@ -168,7 +168,7 @@ async def test_chunks_of_a_real_engine_reach_a_collector(tmp_path: Path) -> None
     try:
         async with running(FakeEngine(None, lambda request, index: Scripted([]))) as server:
             vocabulary = Vocabulary(load_tokenizer(source), info.vocab_size, server.service.workers)
-            server.service.model_loaded(ServedModel("tiny", client, vocabulary))
+            server.service.serve_loaded(ServedModel("tiny", client, vocabulary))
             tracing = server.service.tracing = Tracing(otlp_processor(endpoint))
             prompts = {**COMPLETION, "prompt": ["b" * 50, "c"]}
             assert (await server.post("/v1/completions", prompts))[0] == 200

@@ -152,8 +152,13 @@ async def running(
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)
-        service.model_loaded(
-            ServedModel("org/tiny", engine, vocabulary, defaults=defaults, seeds=seeds)
+        service.serve_loaded(
+            ServedModel(
+                *("org/tiny", engine, vocabulary),
+                defaults=defaults,
+                pooling=service.settings.embedding_pooling,
+                seeds=seeds,
+            )
         )
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
