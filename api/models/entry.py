@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -82,6 +83,8 @@ class ModelEntry:
         loader: starts and ends its engine.
         state: "failed" means that the last load failed or that its engine ended for good.
         model: the model, if it is loaded.
+        last: the model of the last load, loaded or not; None if there was none.
+        created: when the server began to serve it, loaded or not, in Unix seconds.
         leases: the requests that use it.
         waiters: the requests that wait for it, in the order of their arrival.
         last_used: when it last had work, as a time of the event loop.
@@ -102,6 +105,8 @@ class ModelEntry:
         self.loader = loader
         self.state: State = "unloaded"
         self.model: ServedModel | None = None
+        self.last: ServedModel | None = None
+        self.created = int(time.time())
         self.leases = 0
         self.waiters: list[Waiter] = []
         self.last_used = 0.0

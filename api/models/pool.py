@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ TURN_SECONDS = 10.0
 RETRY_SECONDS = 5.0
 MAX_RETRY_SECONDS = 300.0
 # Ollama's clients name models with this tag.
-_LATEST = ":latest"
+LATEST = ":latest"
 
 
 class PoolListener(Protocol):
@@ -80,13 +80,18 @@ class ModelPool:
         """
         if name is None:
             return self.entries[0]
-        entry = self._names.get(name) or self._names.get(name.removesuffix(_LATEST))
+        entry = self._names.get(name) or self._names.get(name.removesuffix(LATEST))
         if entry is None:
             known = ", ".join(repr(entry.name) for entry in self.entries)
             raise UnknownModel(
                 f"the model {name[:200]!r} does not exist; this server has {known}", "model"
             )
         return entry
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All names and aliases."""
+        return tuple(self._names)
 
     @property
     def loaded(self) -> list[ServedModel]:
@@ -321,7 +326,8 @@ class ModelPool:
         self._changed.set()
 
     def _enter(self, entry: ModelEntry, model: ServedModel, seconds: float) -> None:
-        entry.model, entry.state = model, "loaded"
+        entry.model = entry.last = model
+        entry.state = "loaded"
         entry.last_used = asyncio.get_running_loop().time()
         entry.load_seconds = seconds or entry.load_seconds
         entry.failure, entry.failures = None, 0

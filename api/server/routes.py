@@ -14,7 +14,9 @@ from chairlift.api.batches import replies as batch_replies
 from chairlift.api.batches.request import BatchRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
+from chairlift.api.http.sse import MESSAGES, NDJSON, RESPONSES
 from chairlift.api.llamacpp import replies as llama_replies
+from chairlift.api.llamacpp.formatter import InfillFormatter
 from chairlift.api.llamacpp.prompts import apply_template, infill
 from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
 from chairlift.api.llamacpp.status import llama_props, llama_slots
@@ -37,7 +39,14 @@ from chairlift.api.responses.request import CompactRequest, InputTokensRequest, 
 from chairlift.api.schemas import replies, schemas
 from chairlift.api.schemas.request import Request
 from chairlift.api.server.route import Route
-from chairlift.api.server.status import get_model, health, list_models, version
+from chairlift.api.server.status import (
+    get_model,
+    health,
+    list_models,
+    load_model,
+    unload_model,
+    version,
+)
 
 
 def _ollama(
@@ -54,7 +63,7 @@ def _ollama(
     return Route(
         *(method, path, handler, summary, reply, request, chunks),
         error_format=OLLAMA_ERRORS,
-        stream_type="application/x-ndjson",
+        framing=NDJSON,
         is_free=path == "/api/version",
     )
 
@@ -96,6 +105,7 @@ ROUTES: tuple[Route, ...] = (
         response_replies.Response,
         ResponsesRequest,
         response_events.EVENTS,
+        framing=RESPONSES,
     ),
     Route(
         "POST",
@@ -153,6 +163,7 @@ ROUTES: tuple[Route, ...] = (
         MessagesRequest,
         anthropic_replies.EVENTS,
         ANTHROPIC_ERRORS,
+        MESSAGES,
     ),
     Route(
         "POST",
@@ -276,6 +287,8 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
+    Route("POST", "/v1/models/{id}/load", load_model, "Load a model", replies.ModelCard),
+    Route("POST", "/v1/models/{id}/unload", unload_model, "Unload a model", replies.ModelCard),
     Route(
         "POST",
         "/tokenize",
@@ -315,6 +328,7 @@ ROUTES: tuple[Route, ...] = (
         llama_replies.LlamaInfill,
         InfillRequest,
         (llama_replies.LlamaInfillPiece, llama_replies.LlamaInfill, replies.ErrorReply),
+        framing=InfillFormatter.framing,
     ),
     Route("GET", "/props", llama_props, "Get llama.cpp's properties", llama_replies.LlamaProps),
     Route("GET", "/slots", llama_slots, "List the rows", llama_replies.LlamaSlot, is_list=True),

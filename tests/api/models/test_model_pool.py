@@ -25,10 +25,12 @@ async def use(models: Simulated, name: str, seconds: float, limit: float | None 
     began = loop.time()
     lease = await models.pool.acquire(models.entry(name), limit)
     waited = loop.time() - began
-    assert models.entry(name).state == "loaded"
-    await asyncio.sleep(seconds)
-    assert models.entry(name).state == "loaded", "it was unloaded with work"
-    lease.release()
+    try:
+        assert models.entry(name).state == "loaded"
+        await asyncio.sleep(seconds)
+        assert models.entry(name).state == "loaded", "it was unloaded with work"
+    finally:
+        lease.release()
     return waited
 
 
@@ -283,24 +285,24 @@ NAMES = "abcd"
 _Uses = st.lists(
     st.tuples(
         st.sampled_from(NAMES),
-        st.floats(0, 60),  # arrival
+        st.floats(0, 20),  # arrival
         st.floats(0, 8),  # duration
         st.none() | st.floats(0.1, 40),  # time limit
         st.none() | st.floats(0, 20),  # when its client leaves
     ),
-    max_size=40,
+    max_size=25,
 )
 _Models = st.tuples(
     *[
         st.tuples(
-            st.integers(1, 4), st.none() | st.floats(0.5, 30), st.floats(0.1, 6), st.integers(0, 2)
+            st.integers(1, 4), st.none() | st.floats(0.5, 8), st.floats(0.1, 4), st.integers(0, 1)
         )
     ]
     * len(NAMES)
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(models=_Models, budget=st.integers(4, 10), uses=_Uses)
 def test_any_traffic_keeps_the_budget_and_leaves_nobody_waiting(
     models: Any, budget: int, uses: Any
@@ -333,7 +335,7 @@ def test_any_traffic_keeps_the_budget_and_leaves_nobody_waiting(
             return "served"
 
         tasks = [asyncio.create_task(request(*one)) for one in uses]
-        async with asyncio.timeout(3600):
+        async with asyncio.timeout(300):
             outcomes = await asyncio.gather(*tasks)
         for (_, _, _, limit, _), outcome in zip(uses, outcomes, strict=True):
             # Without a limit, only a load that fails may refuse a request.
@@ -345,7 +347,7 @@ def test_any_traffic_keeps_the_budget_and_leaves_nobody_waiting(
             entry.state == "loading" for entry in pool.pool.entries
         )
         assert began <= len(uses), "one load serves at least one request"
-        await asyncio.sleep(60)
+        await asyncio.sleep(10)
         for entry in pool.pool.entries:
             assert entry.state in ("unloaded", "failed") or entry.plan.keep_alive is None
         await pool.pool.close()
