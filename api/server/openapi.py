@@ -66,7 +66,7 @@ def _schemas() -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     content = _reply_content(route)
     if route.chunks:
-        content[route.framing.content_type] = _schema_of(*route.chunks)
+        content[route.framing.content_type.partition(";")[0]] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.handler.__name__}_{route.method.lower()}"

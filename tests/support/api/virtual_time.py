@@ -18,8 +18,10 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        if not self._ready:  # type: ignore[attr-defined]
+            timers = self._scheduled  # type: ignore[attr-defined]
+            times = [timer.when() for timer in timers if not timer.cancelled()]
+            self._now = max(self._now, min(times, default=0.0))
         super()._run_once()  # type: ignore[misc]
 
 
