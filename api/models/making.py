@@ -11,7 +11,7 @@ from chairlift.api.models.budget import Need, divide
 from chairlift.api.models.engine_loader import EngineLoader, LoaderTools
 from chairlift.api.models.entry import ModelEntry, ModelPlan
 from chairlift.api.models.pool import ModelPool, PoolListener
-from chairlift.api.models.spec import ModelSpec
+from chairlift.api.models.spec import ModelsMemory, ModelSpec
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.folder_check import check_directory
 from chairlift.engine.hub.source import ModelSource, resolve
@@ -23,14 +23,14 @@ _Found = Sequence[tuple[ModelSpec, ModelSource]]
 
 
 async def make_pool(
-    specs: Sequence[ModelSpec], memory: int | None, tools: LoaderTools, listener: PoolListener
+    specs: Sequence[ModelSpec], memory: ModelsMemory, tools: LoaderTools, listener: PoolListener
 ) -> ModelPool:
     """Makes the pool; nothing is loaded yet. Models of the hub are fetched, lazy ones too.
 
     Args:
         specs: the models.
-        memory: bytes that all engines may use together; None: a share of what is free now. A
-            server of one model has no budget unless this gives one.
+        memory: what all engines may use together. A server of one model has no budget unless this
+            gives one in bytes.
         tools: for the loaders.
         listener: see ``ModelPool``.
 
@@ -40,9 +40,9 @@ async def make_pool(
     found = [(spec, await asyncio.to_thread(_source, spec)) for spec in specs]
     names = [spec.settings.served_model_name or source.name for spec, source in found]
     _check_names(names, specs)
-    budget = memory
+    budget = memory.bytes
     parts: Mapping[str, int] = dict.fromkeys(names, 0)
-    if len(specs) > 1 or memory is not None:
+    if len(specs) > 1 or memory.bytes is not None:
         budget, parts = _parts(found, names, memory)
     entries = []
     for name, (spec, source) in zip(names, found, strict=True):
@@ -76,7 +76,7 @@ def _check_names(names: Sequence[str], specs: Sequence[ModelSpec]) -> None:
 
 
 def _parts(
-    found: _Found, names: Sequence[str], memory: int | None
+    found: _Found, names: Sequence[str], memory: ModelsMemory
 ) -> tuple[int, Mapping[str, int]]:
     """The budget, and the bytes of each model's engine."""
     # Imports MLX, which this process has imported at its start.
@@ -84,7 +84,7 @@ def _parts(
     from chairlift.engine.device.profile import current
 
     profile = current()
-    budget = memory or models_budget(profile, found[0][0].config.memory_share)
+    budget = memory.bytes or models_budget(profile, memory.share)
     needs = []
     for name, (spec, source) in zip(names, found, strict=True):
         weights = weight_size(source, spec.config.dtype, profile.on_cpu)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import EngineConfig
 
 Load = Literal["eager", "lazy"]
+LOADS: tuple[Load, ...] = get_args(Load)
+
+
+class ModelsMemory(NamedTuple):
+    """The memory of all engines of a server of several models.
+
+    Attributes:
+        bytes: how much they may use together; None: a share.
+        share: that share of the device's memory, above 0 and at most 1; None: most of what is free.
+    """
+
+    bytes: int | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

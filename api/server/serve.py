@@ -14,7 +14,7 @@ import uvloop
 from chairlift.api.batches.storage import STORAGE
 from chairlift.api.models.engine_loader import LoaderTools
 from chairlift.api.models.making import make_pool
-from chairlift.api.models.spec import ModelSpec
+from chairlift.api.models.spec import ModelsMemory, ModelSpec
 from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
@@ -48,7 +48,7 @@ class Server:
     Args:
         settings: the server's settings.
         specs: the models, at least one.
-        models_memory: bytes that all engines may use together; see ``make_pool``.
+        models_memory: what all engines may use together; see ``make_pool``.
         supervision: the limits for engines that hang or fail.
         sockets: where it listens. It closes them at the end.
         certificate: for TLS.
@@ -58,7 +58,7 @@ class Server:
         self,
         settings: ServerSettings,
         specs: Sequence[ModelSpec],
-        models_memory: int | None,
+        models_memory: ModelsMemory,
         supervision: Supervision,
         sockets: Sockets,
         certificate: Certificate | None = None,

@@ -302,7 +302,7 @@ _Models = st.tuples(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(models=_Models, budget=st.integers(4, 10), uses=_Uses)
 def test_any_traffic_keeps_the_budget_and_leaves_nobody_waiting(
     models: Any, budget: int, uses: Any
