@@ -97,7 +97,7 @@ def test_tables_override_the_flags_for_their_model(folder: Path) -> None:
         ("[[models]]\nmodel = 'a'\nlod = 'lazy'", "unknown key 'lod'.*load"),
         ("[[models]]\nmodel = 'a'\nload = 'soon'", "models table 1: load: 'soon' is not one of"),
         (
-            "[[models]]\nmodel = 'a'\n[[models]]\nmodel = 2.5\nkeep-alive = -1",
+            "[[models]]\nmodel = 'a'\n[[models]]\nkeep-alive = -1",
             "table 2: keep-alive",
         ),
         ("[[models]]\nmodel = 'a'\ngpu-memory-utilization = 0.5", "unknown key 'gpu-memory-util"),
