@@ -13,6 +13,7 @@ from support.api.fake_engine import step_stats
 from support.api.pool_server import PoolServer, pool_server
 from support.api.simulated_models import lazy
 
+from chairlift.api.cli.main import main
 from chairlift.api.models.entry import ModelPlan
 
 PLANS = (
@@ -201,3 +202,37 @@ async def test_the_engine_metrics_are_told_apart_by_model(server: PoolServer) ->
     assert server.metric("vllm:num_requests_running", model_name="b", engine="0") == 0
     assert server.metric("chairlift_model_loaded", model_name="b") == 0
     assert server.metric("chairlift_models_memory_bytes", kind="budget") == 2
+
+
+async def test_the_command_lists_loads_and_unloads(
+    server: PoolServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        command = ["models", *arguments, "--base-url", server.url]
+        code = await asyncio.to_thread(main, command)
+        return code, *capsys.readouterr()
+
+    code, listed, _ = await run("--loaded")
+    assert (code, [line.split()[:2] for line in listed.splitlines()]) == (
+        0,
+        [["NAME", "STATE"], ["org/a", "loaded"], ["b", "unloaded"], ["c", "unloaded"]],
+    )
+    assert "gpt-4o" in listed
+    code, listed, _ = await run("load", "b")
+    assert (code, listed.splitlines()[1].split()[:2]) == (0, ["b", "loaded"])
+    assert server.entry("b").state == "loaded"
+    code, listed, _ = await run("unload", "org/a", "--json")
+    assert (code, json.loads(listed)[0]["state"]) == (0, "unloaded")
+    code, _, error = await run("load", "none")
+    assert code == 1
+    assert len(error.splitlines()) == 1
+    assert "'org/a', 'b', 'c'" in error
+
+
+@pytest.mark.parametrize("words", [["load"], ["unload"], ["load", "a", "b"], ["--loaded", "x"]])
+def test_the_command_refuses_other_words(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["models", *words])
+    assert "load or unload with the name of one model" in capsys.readouterr().err
