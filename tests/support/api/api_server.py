@@ -136,6 +136,7 @@ async def running(
     engine: FakeEngine,
     tokenizer: TokenizerWrapper = TOKENIZER,
     defaults: SamplingDefaults = NEUTRAL,
+    name: str = "org/tiny",
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Serves ``engine`` on the loopback.
@@ -144,6 +145,7 @@ async def running(
         engine: its ``info`` is None while the model loads.
         tokenizer: the model's.
         defaults: the model's default sampling.
+        name: the model's id.
         settings: further fields of ServerSettings.
     """
     # A folder that exists once a test uses it.
@@ -154,7 +156,7 @@ async def running(
         seeds = random.Random(service.settings.seed)
         service.serve_loaded(
             ServedModel(
-                *("org/tiny", engine, vocabulary),
+                *(name, engine, vocabulary),
                 defaults=defaults,
                 pooling=service.settings.embedding_pooling,
                 seeds=seeds,
