@@ -10,7 +10,8 @@ from dataclasses import replace
 from chairlift.api.models.budget import Need, divide
 from chairlift.api.models.engine_loader import EngineLoader, LoaderTools
 from chairlift.api.models.entry import ModelEntry, ModelPlan
-from chairlift.api.models.pool import ModelPool, PoolListener
+from chairlift.api.models.lifecycle import PoolListener
+from chairlift.api.models.pool import ModelPool
 from chairlift.api.models.spec import ModelsMemory, ModelSpec
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.folder_check import check_directory

@@ -1,47 +1,19 @@
-"""The models of one server: loads them on use, unloads the least recently used, never a busy one.
-
-Every decision is taken in ``_balance``, which runs after each change and looks at the whole state.
-"""
+"""The models of one server: found by their names, loaded on use, unloaded on request."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
 
 from chairlift.api.errors import ModelBusy, NotReady, UnknownModel
-from chairlift.api.models.entry import Lease, ModelEntry, UnloadReason, Waiter
+from chairlift.api.models.entry import Lease, ModelEntry, Waiter
+from chairlift.api.models.lifecycle import Lifecycle, PoolListener, failed
 from chairlift.api.models.served_model import ServedModel
 from chairlift.engine.errors import ModelError, QueueFull
 
-logger = logging.getLogger(__name__)
-
-# While something depends on time, the state is looked at this often, in seconds. Engine clients
-# send no event when they become idle.
-TICK_SECONDS = 0.25
-# Loads at the same time: they share the disk and the CPU, but a small model need not wait for a
-# large one.
-MAX_LOADS = 2
-# A model in constant use gives way to one that has waited this long for its memory: it gets no new
-# requests until it was idle once. Otherwise its users could keep all others out for ever.
-TURN_SECONDS = 10.0
-# After a failed load the next one waits this long, and twice as long after each further failure.
-RETRY_SECONDS = 5.0
-MAX_RETRY_SECONDS = 300.0
 # Ollama's clients name models with this tag.
 LATEST = ":latest"
-
-
-class PoolListener(Protocol):
-    """Learns what happens to the models; the methods must not raise."""
-
-    def model_loaded(self, model: ServedModel, seconds: float) -> None: ...
-    def load_failed(self, name: str) -> None: ...
-    def model_unloaded(self, name: str, reason: UnloadReason) -> None: ...
-    def memory_changed(self, used: int) -> None: ...
 
 
 class ModelPool:
@@ -60,17 +32,12 @@ class ModelPool:
     ) -> None:
         self.entries = list(entries)
         self.budget = budget
-        self.is_started = False
         self._names = {entry.name: entry for entry in self.entries}
         for entry in self.entries:
             entry.on_release = self._released
             for alias in entry.plan.aliases:
                 self._names.setdefault(alias, entry)
-        self._listener = listener
-        self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unloads: set[asyncio.Task[None]] = set()
-        self._ended: asyncio.Future[str] | None = None
+        self._lifecycle = Lifecycle(self.entries, budget, listener)
 
     def find(self, name: str | None) -> ModelEntry:
         """The model of that name or alias, with or without Ollama's tag; None: the first model.
@@ -89,6 +56,11 @@ class ModelPool:
         return entry
 
     @property
+    def is_started(self) -> bool:
+        """Whether the models that are loaded at the start are loaded."""
+        return self._lifecycle.is_started
+
+    @property
     def names(self) -> Sequence[str]:
         """All names and aliases."""
         return tuple(self._names)
@@ -101,7 +73,7 @@ class ModelPool:
     @property
     def used(self) -> int:
         """Bytes of the budget that models take now."""
-        return sum(entry.memory for entry in self.entries)
+        return self._lifecycle.used
 
     @property
     def unhealthy(self) -> str | None:
@@ -147,7 +119,7 @@ class ModelPool:
             return Lease(entry)
         now = asyncio.get_running_loop().time()
         if entry.state == "failed" and now < entry.retry_at:
-            raise NotReady(_failed(entry), entry.retry_at - now)
+            raise NotReady(failed(entry), entry.retry_at - now)
         predicted = self.predicted_seconds(entry)
         if len(entry.waiters) >= entry.plan.max_waiting:
             raise QueueFull(
@@ -158,7 +130,7 @@ class ModelPool:
             raise NotReady(_loading(entry), predicted)
         waiter = Waiter(now, asyncio.get_running_loop().create_future())
         entry.waiters.append(waiter)
-        self._changed.set()
+        self._lifecycle.changed.set()
         try:
             async with asyncio.timeout(seconds):
                 return await waiter.lease
@@ -171,7 +143,7 @@ class ModelPool:
         finally:
             if waiter in entry.waiters:
                 entry.waiters.remove(waiter)
-            self._changed.set()
+            self._lifecycle.changed.set()
 
     async def load(self, entry: ModelEntry, seconds: float | None) -> None:
         """Loads a model, even if its last load failed just now. Raises as ``acquire``."""
@@ -187,12 +159,12 @@ class ModelPool:
         if entry.is_busy or entry.waiters or entry.state == "loading":
             raise ModelBusy(f"requests use the model {entry.name!r} or wait for it")
         if entry.state == "loaded":
-            await asyncio.shield(self._begin_unload(entry, "request"))
+            await asyncio.shield(self._lifecycle.begin_unload(entry, "request"))
 
     def add_loaded(self, entry: ModelEntry, model: ServedModel) -> None:
         """Serves a model that was loaded by other means."""
-        self._enter(entry, model, 0.0)
-        self.is_started = True
+        self._lifecycle.enter(entry, model, 0.0)
+        self._lifecycle.is_started = True
 
     async def start(self) -> None:
         """Loads the eager models.
@@ -210,41 +182,19 @@ class ModelPool:
         finally:
             for load in loads:
                 load.cancel()
-        self.is_started = True
+        self._lifecycle.is_started = True
 
     async def ended(self) -> str:
         """Waits until the server's only model, loaded at the start, is lost for good; says why."""
-        return await asyncio.shield(self._ending())
+        return await self._lifecycle.ended()
 
     def begin(self) -> None:
         """Begins to load models that requests wait for, and to unload idle ones."""
-        self._spawn(self._run())
-
-    async def _run(self) -> None:
-        while True:
-            self._balance()
-            depends_on_time = any(
-                entry.waiters or (entry.state == "loaded" and entry.plan.keep_alive is not None)
-                for entry in self.entries
-            )
-            with suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._changed.wait(), TICK_SECONDS if depends_on_time else None
-                )
-            self._changed.clear()
+        self._lifecycle.begin()
 
     async def close(self) -> None:
         """Ends all engines and fails the requests that wait."""
-        for task in self._tasks - self._unloads:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        for entry in self.entries:
-            self._fail_waiters(entry, NotReady("the server is stopping"))
-        unloads = [
-            entry.loader.unload(entry.model) for entry in self.entries if entry.model is not None
-        ]
-        await asyncio.gather(*unloads)
+        await self._lifecycle.close()
 
     def check_integrity(self) -> None:
         """Checks what must hold between any two decisions, for tests."""
@@ -254,166 +204,10 @@ class ModelPool:
             assert (entry.model is not None) == (entry.state in ("loaded", "unloading"))
             assert not (entry.state == "unloading" and entry.is_busy), entry.name
 
-    def _balance(self) -> None:
-        """Unloads idle models, and loads those that requests wait for, the longest wait first."""
-        now = asyncio.get_running_loop().time()
-        for entry in self.entries:
-            entry.is_claimed = False
-            if entry.is_busy:
-                entry.last_used = now
-        wanted = self._wanted(now)
-        for entry in wanted:
-            if not self._can_begin(entry, now):
-                break
-            entry.state, entry.load_began = "loading", now
-            self._spawn(self._load(entry))
-        for entry in self.entries:
-            if entry.is_ready:
-                self._grant(entry)
-            if self._is_over(entry, now):
-                self._begin_unload(entry, "idle")
-        self._listener.memory_changed(self.used)
-
-    def _wanted(self, now: float) -> list[ModelEntry]:
-        """The models to load, the one with the oldest request first."""
-        wanted = [
-            entry
-            for entry in self.entries
-            if entry.waiters
-            and (entry.state == "unloaded" or (entry.state == "failed" and now >= entry.retry_at))
-        ]
-        return sorted(wanted, key=lambda entry: entry.waiters[0].arrival)
-
-    def _can_begin(self, entry: ModelEntry, now: float) -> bool:
-        """Whether a load may begin now. If it lacks memory, others begin to make room for it."""
-        if sum(e.state == "loading" for e in self.entries) >= MAX_LOADS:
-            return False
-        if self.budget is None:
-            return True
-        missing = self.used + entry.plan.memory - self.budget
-        if missing <= 0:
-            return True
-        missing -= sum(e.memory for e in self.entries if e.state == "unloading")
-        loaded = [e for e in self.entries if e.state == "loaded"]
-        by_age = sorted(loaded, key=lambda e: (e.is_busy, e.last_used))
-        takes_turn = now - entry.waiters[0].arrival >= TURN_SECONDS
-        victims = list(_enough(by_age, missing))
-        if any(victim.is_busy for victim in victims) and not takes_turn:
-            return False
-        for victim in victims:
-            if victim.is_busy:
-                victim.is_claimed = True
-            else:
-                self._begin_unload(victim, "memory")
-        return False
-
-    def _is_over(self, entry: ModelEntry, now: float) -> bool:
-        keep_alive = entry.plan.keep_alive
-        if keep_alive is None or entry.state != "loaded" or entry.is_busy or entry.waiters:
-            return False
-        return now - entry.last_used >= keep_alive
-
-    async def _load(self, entry: ModelEntry) -> None:
-        if self.is_started or len(self.entries) > 1:
-            logger.info("loading the model %s", entry.name)
-        try:
-            model = await entry.loader.load(entry.note)
-        except Exception as error:  # whatever it is, the waiting requests must end
-            self._listener.load_failed(entry.name)
-            self._fail(entry, (str(error).strip() or type(error).__name__).splitlines()[0])
-            return
-        self._enter(entry, model, asyncio.get_running_loop().time() - entry.load_began)
-        self._changed.set()
-
-    def _enter(self, entry: ModelEntry, model: ServedModel, seconds: float) -> None:
-        entry.model = entry.last = model
-        entry.state = "loaded"
-        entry.last_used = asyncio.get_running_loop().time()
-        entry.load_seconds = seconds or entry.load_seconds
-        entry.failure, entry.failures = None, 0
-        self._listener.model_loaded(model, seconds)
-        self._spawn(self._watch(entry, model))
-        # At once: without a lease, the model could make room for another before it was used.
-        self._grant(entry)
-
-    async def _watch(self, entry: ModelEntry, model: ServedModel) -> None:
-        """Waits until the model's engine is lost for good; its requests have failed by then."""
-        why = await model.client.died()
-        if entry.model is not model or entry.state != "loaded":
-            return
-        entry.model = None
-        logger.error("the engine of the model %s has ended: %s", entry.name, why)
-        self._fail(entry, f"the engine has ended: {why}")
-        if len(self.entries) == 1 and entry.plan.is_eager:
-            self._end(why)
-        await entry.loader.unload(model)
-
-    def _end(self, why: str) -> None:
-        if not (ended := self._ending()).done():
-            ended.set_result(why)
-
-    def _ending(self) -> asyncio.Future[str]:
-        if self._ended is None:
-            self._ended = asyncio.get_running_loop().create_future()
-        return self._ended
-
-    def _fail(self, entry: ModelEntry, why: str) -> None:
-        now = asyncio.get_running_loop().time()
-        entry.state, entry.failure = "failed", why
-        pause = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2**entry.failures)
-        entry.failures += 1
-        entry.retry_at = now + pause
-        if self.is_started:  # else the start fails, with this reason
-            logger.error("the model %s cannot be served: %s", entry.name, why)
-        self._fail_waiters(entry, NotReady(_failed(entry), pause))
-        self._changed.set()
-
-    def _begin_unload(self, entry: ModelEntry, reason: UnloadReason) -> asyncio.Task[None]:
-        entry.state = "unloading"
-        task = self._spawn(self._unload(entry, reason))
-        self._unloads.add(task)
-        task.add_done_callback(self._unloads.discard)
-        return task
-
-    async def _unload(self, entry: ModelEntry, reason: UnloadReason) -> None:
-        assert entry.model is not None
-        logger.info("unloading the model %s (%s)", entry.name, reason)
-        await entry.loader.unload(entry.model)
-        entry.model, entry.state = None, "unloaded"
-        self._listener.model_unloaded(entry.name, reason)
-        self._changed.set()
-
-    def _grant(self, entry: ModelEntry) -> None:
-        for waiter in entry.waiters:
-            if not waiter.lease.done():
-                waiter.lease.set_result(Lease(entry))
-        entry.waiters.clear()
-
-    def _fail_waiters(self, entry: ModelEntry, error: Exception) -> None:
-        for waiter in entry.waiters:
-            if not waiter.lease.done():
-                waiter.lease.set_exception(error)
-        entry.waiters.clear()
-
     def _released(self, entry: ModelEntry) -> None:
         entry.last_used = asyncio.get_running_loop().time()
         if not entry.leases and any(other.waiters for other in self.entries):
-            self._changed.set()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-
-def _enough(candidates: Iterable[ModelEntry], missing: int) -> Iterator[ModelEntry]:
-    """The first candidates that free ``missing`` bytes together."""
-    for entry in candidates:
-        if missing <= 0:
-            return
-        missing -= entry.plan.memory
-        yield entry
+            self._lifecycle.changed.set()
 
 
 def _take_back(waiter: Waiter) -> None:
@@ -425,7 +219,3 @@ def _take_back(waiter: Waiter) -> None:
 
 def _loading(entry: ModelEntry) -> str:
     return f"not ready: the model {entry.name!r} is not loaded in time"
-
-
-def _failed(entry: ModelEntry) -> str:
-    return f"not ready: the model {entry.name!r} cannot be served: {entry.failure}"

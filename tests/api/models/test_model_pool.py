@@ -15,7 +15,7 @@ from support.api.virtual_time import run_virtually
 
 from chairlift.api.errors import ModelBusy, NotReady, UnknownModel
 from chairlift.api.models.entry import ModelPlan
-from chairlift.api.models.pool import MAX_LOADS, RETRY_SECONDS, TURN_SECONDS
+from chairlift.api.models.lifecycle import MAX_LOADS, RETRY_SECONDS, TURN_SECONDS
 from chairlift.engine.errors import ModelError, QueueFull
 
 
