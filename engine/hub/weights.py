@@ -18,11 +18,11 @@ from chairlift.engine.hub.source import ModelSource
 
 # Longer headers of safetensors files are damaged; the format's own limit.
 _MAX_HEADER = 100 << 20
-# MLX's groups of 32 values have float32 scales and biases in place of GGUF's float16 ones.
-_GROUP_BYTES = {
-    GGMLQuantizationType.Q4_0: 16 + 8,
-    GGMLQuantizationType.Q4_1: 16 + 8,
-    GGMLQuantizationType.Q8_0: 32 + 8,
+# Blocks that stay quantized on accelerators, by their bits: groups with a scale and a bias each.
+_KEPT_BITS = {
+    GGMLQuantizationType.Q4_0: 4,
+    GGMLQuantizationType.Q4_1: 4,
+    GGMLQuantizationType.Q8_0: 8,
 }
 _GROUP = 32
 _FLOATS = {"F16": 2, "BF16": 2, "F32": 4}
@@ -50,7 +50,10 @@ def weight_size(source: ModelSource, dtype: str, on_cpu: bool) -> WeightSize:
     """
     is_float32 = dtype == "float32" or (on_cpu and dtype == "auto")
     if source.kind == "gguf":
-        return _gguf_size(GGUFFile(source.path), 4 if is_float32 else 2)
+        file = GGUFFile(source.path)
+        types = {tensor.type for tensor in file.tensors.values()}
+        own = dtype == "auto" and types == {GGMLQuantizationType.F32}
+        return _gguf_size(file, 4 if is_float32 or own else 2, keeps_blocks=not on_cpu)
     config = read_config(source.path)
     width = None if dtype == "auto" and not on_cpu else 4 if is_float32 else 2
     unpacked = on_cpu and is_float32
@@ -62,12 +65,12 @@ def weight_size(source: ModelSource, dtype: str, on_cpu: bool) -> WeightSize:
     return WeightSize(total, _vocabulary(config))
 
 
-def _gguf_size(file: GGUFFile, width: int) -> WeightSize:
+def _gguf_size(file: GGUFFile, width: int, keeps_blocks: bool) -> WeightSize:
     total = 0
     for tensor in file.tensors.values():
         values = math.prod(tensor.shape)
-        grouped = _GROUP_BYTES.get(tensor.type)
-        total += values * width if grouped is None else values // _GROUP * grouped
+        bits = _KEPT_BITS.get(tensor.type) if keeps_blocks else None
+        total += values * width if bits is None else values // _GROUP * (4 * bits + 2 * width)
     return WeightSize(total, len(file.get("tokenizer.ggml.tokens", list, [])))
 
 

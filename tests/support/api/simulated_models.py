@@ -117,3 +117,18 @@ def simulated(
 def lazy(name: str, memory: int = 1, **fields: Any) -> ModelPlan:
     """A model that is loaded on first use."""
     return ModelPlan(name, is_eager=False, memory=memory, **fields)
+
+
+async def use(models: Simulated, name: str, seconds: float, limit: float | None = None) -> float:
+    """Uses a model for some time; returns how long it waited for it."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    lease = await models.pool.acquire(models.entry(name), limit)
+    waited = loop.time() - began
+    try:
+        assert models.entry(name).state == "loaded"
+        await asyncio.sleep(seconds)
+        assert models.entry(name).state == "loaded", "it was unloaded with work"
+    finally:
+        lease.release()
+    return waited
