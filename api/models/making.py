@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import quote
 
 from chairlift.api.models.budget import Need, divide
 from chairlift.api.models.engine_loader import EngineLoader, LoaderTools
@@ -13,6 +14,7 @@ from chairlift.api.models.entry import ModelEntry, ModelPlan
 from chairlift.api.models.lifecycle import PoolListener
 from chairlift.api.models.pool import ModelPool
 from chairlift.api.models.spec import ModelsMemory, ModelSpec
+from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import ModelError
 from chairlift.engine.hub.folder_check import check_directory
 from chairlift.engine.hub.source import ModelSource, resolve
@@ -48,13 +50,27 @@ async def make_pool(
     entries = []
     for name, (spec, source) in zip(names, found, strict=True):
         part = parts[name]
-        config = replace(spec.config, memory_bytes=part, memory_share=None) if part else spec.config
+        config = own_folder(spec.config, name, specs)
+        if part:
+            config = replace(config, memory_bytes=part, memory_share=None)
         plan = ModelPlan(
             *(name, spec.aliases, spec.load == "eager", spec.keep_alive),
             *(spec.config.max_queue, part),
         )
         entries.append(ModelEntry(plan, EngineLoader(name, spec, config, source, tools)))
     return ModelPool(entries, budget, listener)
+
+
+def own_folder(config: EngineConfig, name: str, specs: Sequence[ModelSpec]) -> EngineConfig:
+    """``config`` with a folder of prefixes that no other model uses.
+
+    An engine removes what it cannot use from its folder, so models that are given the same one get
+    folders below it.
+    """
+    folder = config.prefix_cache_dir
+    if folder is None or sum(spec.config.prefix_cache_dir == folder for spec in specs) == 1:
+        return config
+    return replace(config, prefix_cache_dir=folder / quote(name, safe=""))
 
 
 def _source(spec: ModelSpec) -> ModelSource:
