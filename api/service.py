@@ -43,6 +43,7 @@ class Service:
 
     Attributes:
         settings: the API process's settings.
+        engines: how many engines may run at the same time.
         recorder: records metrics.
         live: records what the page at / shows.
         accounts: the API keys and the usage of each.
@@ -53,8 +54,9 @@ class Service:
         models: the models, loaded or not; empty until their files were found.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, engines: int = 1) -> None:
         self.settings = settings
+        self.engines = engines
         self.recorder = Recorder()
         self.live = Live()
         self.accounts = Accounts(settings.keys, settings.anonymous)

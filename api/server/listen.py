@@ -31,6 +31,8 @@ HANDSHAKE_SECONDS = 10.0
 # Files reserved for restarting the engine process (a folder, its black box, the socket, pipes), for
 # worker processes, and for reloading keys and certificates.
 RESERVED = 32
+# Further ones for each further engine: a lazy one starts when connections may use all others.
+RESERVED_PER_ENGINE = 16
 
 
 async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None) -> web.AppRunner:
@@ -128,7 +130,7 @@ class _Site(web.BaseSite):
             self._runner.server,
             loop,
             settings.slow_reader_seconds,
-            first_reserved_file(),
+            first_reserved_file(self._service.engines),
             self._service.recorder.record_rejected,
             access_log=None,
             # NOTE: aiohttp counts from the end of the previous reply or from the connection's
@@ -146,9 +148,9 @@ class _Site(web.BaseSite):
         )
 
 
-def first_reserved_file() -> int:
+def first_reserved_file(engines: int) -> int:
     """The lowest file number that no client connection may use, by the current RLIMIT_NOFILE."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
-    return limit - min(RESERVED, limit // 4)
+    return limit - min(RESERVED + RESERVED_PER_ENGINE * (engines - 1), limit // 4)

@@ -69,7 +69,7 @@ class Server:
         self._supervision = supervision
         self._sockets = sockets
         self._certificate = certificate
-        self._service = Service(settings)
+        self._service = Service(settings, len(specs))
         self._progress = StartProgress(self._service)
         self._stop = asyncio.Event()
 
