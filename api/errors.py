@@ -61,7 +61,18 @@ class ContextExceeded(ContextOverflow):
 
 
 class NotReady(EngineDead):
-    """The model is still loading, or the engine's steps have stopped."""
+    """The model is still loading, or the engine's steps have stopped.
+
+    ``retry_after`` is in seconds.
+    """
+
+    def __init__(self, message: str, retry_after: float = UNAVAILABLE_RETRY_SECONDS) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ModelBusy(RequestError):
+    """A model cannot be unloaded now, because requests use it."""
 
 
 class Draining(EngineDead):
@@ -187,6 +198,8 @@ def problem_of(error: BaseException) -> Problem:
                 rejected="context_length",
                 overflow=error.overflow,
             )
+        case ModelBusy():
+            return Problem(409, str(error), code="model_busy")
         case RequestError():
             return Problem(400, str(error), param=error.param, rejected="invalid")
         case pydantic.ValidationError():
@@ -226,7 +239,9 @@ def problem_of(error: BaseException) -> Problem:
                 str(error),
                 type="server_error",
                 code=code,
-                headers=_retry_after(UNAVAILABLE_RETRY_SECONDS),
+                headers=_retry_after(
+                    error.retry_after if isinstance(error, NotReady) else UNAVAILABLE_RETRY_SECONDS
+                ),
                 rejected=code,
             )
         case TimedOut():

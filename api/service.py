@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
-import time
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from chairlift.api.admission.accounts import Accounts
 from chairlift.api.admission.drain import Drain
-from chairlift.api.errors import NotReady, UnknownModel
-from chairlift.api.observe.canary import Canary
+from chairlift.api.errors import NotReady
+from chairlift.api.models.entry import Lease, ModelEntry, ModelPlan, UnloadReason
+from chairlift.api.models.given import GivenModel
+from chairlift.api.models.pool import ModelPool
+from chairlift.api.models.served_model import ServedModel
 from chairlift.api.observe.live import Live
-from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.settings import ServerSettings
-from chairlift.api.version import VERSION
-from chairlift.engine.client.interface import EngineClient, TokenStream
-from chairlift.engine.messages import ModelInfo, StepStats, Submit
+from chairlift.engine.messages import StepStats
 from chairlift.engine.workers.pool import Workers
 from chairlift.metrics.recorder import Recorder
 
@@ -28,8 +24,7 @@ if TYPE_CHECKING:
     # It needs the extra "otel".
     from chairlift.api.observe.tracing import Tracing
 
-    # It imports transformers, which takes a second.
-    from chairlift.api.text.vocabulary import Vocabulary
+__all__ = ["SERVICE", "ServedModel", "Service"]
 
 # Modules that worker processes import before their first body or grammar.
 MODULES = (
@@ -40,70 +35,28 @@ MODULES = (
 )
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """A loaded model.
-
-    Attributes:
-        name: the model's id in the API.
-        client: submits requests to its engine.
-        vocabulary: its tokenizer and chat format.
-        canary: replays finished rows, or None.
-        root: the model's own name if ``name`` is another, else None.
-        defaults: the sampling of requests that give no value of their own.
-        created: the time of loading, in Unix seconds.
-        seeds: draws the seeds of requests that give none.
-    """
-
-    name: str
-    client: EngineClient
-    vocabulary: Vocabulary
-    canary: Canary | None = None
-    root: str | None = None
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    created: int = field(default_factory=lambda: int(time.time()))
-    seeds: random.Random = field(default_factory=random.Random)
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model's properties; a restart of the engine may change ``max_context``."""
-        assert self.client.info is not None, "loaded"
-        return self.client.info
-
-    def submit(self, request: Submit) -> TokenStream:
-        """Submits a user's request, through the canary if there is one."""
-        return (self.canary or self.client).submit(request)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """OpenAI's system fingerprint: it changes with anything that may change a seed's tokens."""
-        info = self.info
-        facts = (
-            *(VERSION, self.name, info.architecture, info.dtype, info.device),
-            *(info.kv_bits, info.kv_group_size, self.defaults),
-        )
-        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-
-
 class Service:
     """The state of one server. Handlers get it from ``request.app[SERVICE]``.
 
-    Handlers use ``settings``, ``model``, ``recorder``, ``live`` and ``workers``. The other
-    attributes are for the middlewares and for the server's start and stop.
+    Handlers use ``settings``, ``entry``, ``model``, ``recorder``, ``live`` and ``workers``. The
+    other attributes are for the middlewares and for the server's start and stop.
 
     Attributes:
         settings: the API process's settings.
+        engines: how many engines may run at the same time.
         recorder: records metrics.
         live: records what the page at / shows.
         accounts: the API keys and the usage of each.
         workers: processes for slow work, like reading large bodies.
         tracing: records OpenTelemetry traces, or None.
         drain: the running requests, and whether new ones are refused.
-        progress: describes the loading while there is no model yet.
+        progress: describes the start, until the models that are loaded at it are.
+        models: the models, loaded or not; empty until their files were found.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, engines: int = 1) -> None:
         self.settings = settings
+        self.engines = engines
         self.recorder = Recorder()
         self.live = Live()
         self.accounts = Accounts(settings.keys, settings.anonymous)
@@ -111,17 +64,41 @@ class Service:
         self.tracing: Tracing | None = None
         self.drain = Drain()
         self.progress = "loading the model"
-        self._model: ServedModel | None = None
+        self.models = ModelPool((), None, self)
 
-    def model_loaded(self, model: ServedModel) -> None:
-        """Serves ``model`` from now on, and records its engine's steps."""
-        self.recorder.model_loaded(model.name, model.info)
-        model.client.on_step = self._record_step
-        self._model = model
+    def serve(self, models: ModelPool) -> None:
+        """Serves ``models`` from now on."""
+        self.models = models
+        self.recorder.serve_models([entry.name for entry in models.entries], models.budget)
 
-    def _record_step(self, stats: StepStats) -> None:
-        self.recorder.record_step(stats)
-        self.live.record_step(stats)
+    def serve_loaded(self, model: ServedModel) -> None:
+        """Serves a model that is loaded already, and only this one."""
+        entry = ModelEntry(ModelPlan(model.name), GivenModel(model))
+        self.serve(ModelPool([entry], None, self))
+        self.models.add_loaded(entry, model)
+
+    def model_loaded(self, model: ServedModel, seconds: float) -> None:
+        """Records the steps of a model's engine from now on; see ``PoolListener``."""
+        self.recorder.model_loaded(model.name, model.info, seconds)
+
+        def record(stats: StepStats) -> None:
+            self.recorder.record_step(stats, model.name)
+            self.live.record_step(stats, model.name)
+
+        model.client.on_step = record
+
+    def load_failed(self, name: str) -> None:
+        """See ``PoolListener``."""
+        self.recorder.record_load_failure(name)
+
+    def model_unloaded(self, name: str, reason: UnloadReason) -> None:
+        """See ``PoolListener``."""
+        self.recorder.model_unloaded(name, reason)
+        self.live.forget_steps(name)
+
+    def memory_changed(self, used: int) -> None:
+        """See ``PoolListener``."""
+        self.recorder.record_models_memory(used)
 
     def record_restart(self, reason: str) -> None:
         """Records a restart of the engine process; ``reason`` is one of the metric's values."""
@@ -129,29 +106,58 @@ class Service:
         self.live.record_restart()
 
     @property
+    def loaded_models(self) -> Sequence[ServedModel]:
+        """The models that are loaded, even if they cannot serve now."""
+        return self.models.loaded
+
+    @property
     def loaded(self) -> ServedModel | None:
-        """The model, even if it cannot serve now; None while it is loading."""
-        return self._model
+        """The first of them, or None."""
+        return next(iter(self.models.loaded), None)
+
+    @property
+    def model_states(self) -> Mapping[str, str]:
+        """The state of every model, by name."""
+        return {entry.name: entry.state for entry in self.models.entries}
 
     @property
     def unhealthy(self) -> str | None:
         """The reason why requests cannot be served now, or None."""
         if self.drain.draining:
             return f"draining: {len(self.drain)} requests to finish"
-        return self.progress if self._model is None else self._model.client.unhealthy
+        return self.models.unhealthy if self.models.is_started else self.progress
 
-    def model(self, name: str | None = None) -> ServedModel:
-        """The model that a request names; ``name`` None means the served model.
+    def entry(self, name: str | None = None) -> ModelEntry:
+        """The model of that name, loaded or not; None means the first.
 
         Raises:
-            NotReady: the model is loading, or its engine cannot serve.
+            NotReady: the models that are loaded at the start are not.
             UnknownModel: the server has no model of that name.
         """
-        if self._model is None or not self._model.client.accepts:
+        if not self.models.is_started:
             raise NotReady(f"not ready: {self.unhealthy}")
-        if name is not None and name != self._model.name:
-            raise UnknownModel(f"the model {name[:200]!r} does not exist", "model")
-        return self._model
+        return self.models.find(name)
+
+    async def acquire(self, name: str | None, seconds: float | None) -> Lease:
+        """Loads the model that a request names, and keeps it loaded.
+
+        Raises:
+            NotReady, UnknownModel, QueueFull: as ``entry`` and ``ModelPool.acquire``.
+        """
+        return await self.models.acquire(self.entry(name), seconds)
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """The model that a request names, which has a lease; ``name`` None means the first.
+
+        Raises:
+            NotReady: the model is not loaded, or its engine cannot serve.
+            UnknownModel: the server has no model of that name.
+        """
+        entry = self.entry(name)
+        if entry.model is None or not entry.model.client.accepts:
+            reason = entry.unhealthy or f"the model {entry.name!r} is {entry.state}"
+            raise NotReady(f"not ready: {reason}")
+        return entry.model
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

@@ -40,6 +40,8 @@ class EngineConfig:
         kv_memory: bytes for the KV cache.
         memory_share: share of the device's memory for weights, KV cache, prefix cache and a step
             together, above 0 and at most 1.
+        memory_bytes: bytes for weights, KV cache, prefix cache and a step together, where several
+            engines share a device.
         max_queue: waiting requests above which further ones are refused.
         max_context: tokens of a prompt and its output. None: the model's limit.
         priority_ageing: a request is scheduled as if it had come this many seconds later for each
@@ -75,6 +77,7 @@ class EngineConfig:
     max_step_ms: float | None = None
     kv_memory: int | None = None
     memory_share: float | None = None
+    memory_bytes: int | None = None
     max_queue: int = 256
     max_context: int | None = None
     priority_ageing: float = PRIORITY_AGEING

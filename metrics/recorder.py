@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -15,21 +15,21 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from chairlift.engine.messages import FinishedChoice, ModelInfo, StepStats
+from chairlift.engine.messages import ModelInfo, StepStats
+from chairlift.metrics.model_recorder import Instrument, ModelRecorder
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
 
 _MODEL_LABELS = ("model_name", "engine")
 _FAMILIES: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
-_UPDATES = {"counter": "inc", "gauge": "set", "histogram": "observe"}
-
-# A prometheus family or child: its classes share no useful static type.
-Instrument = Any
+# Histograms of tokens share their buckets between models, whose contexts are not known before.
+_LONGEST_CONTEXT = 1_000_000
 
 
 class Recorder:
     """All metrics of one server, in their own registry.
 
-    The HTTP server's metrics exist from the start, those of the model after ``model_loaded``.
+    The HTTP server's metrics exist from the start, those of a model after its first load. If the
+    server has several models, the engine's metrics have the label model_name, too.
     """
 
     def __init__(self) -> None:
@@ -38,43 +38,87 @@ class Recorder:
         ProcessCollector(registry=self.registry)
         self._server = {metric.key: self._family(metric, ()) for metric in SERVER}
         for metric in SERVER:
-            for value in metric.values:
+            for value in metric.values if len(metric.labels) == 1 else ():
                 self._server[metric.key].labels(value)
         self._http: dict[tuple[str, str, int], tuple[Instrument, Instrument]] = {}
-        self._engine: _EngineMetrics | None = None
+        self._families: dict[str, Instrument] = {}
+        self._models: dict[str, ModelRecorder] = {}
+        self._cache_config: dict[str, tuple[str, ...]] = {}
+        self._has_several = False
 
-    def model_loaded(self, model_name: str, info: ModelInfo) -> None:
-        """Creates the metrics of the model, with counters at 0. Called once."""
-        assert self._engine is None
+    def serve_models(self, names: Sequence[str], budget: int | None) -> None:
+        """Creates the metrics of these models' loads, with counters at 0. Called once."""
+        self._has_several = len(names) > 1
+        for metric in SERVER:
+            for value in metric.values if metric.labels[:1] == ("model_name",) else ():
+                for name in names:
+                    self._server[metric.key].labels(name, value)
+        for name in names:
+            self._server["model_loaded"].labels(name).set(0)
+        self._server["models_memory"].labels("budget").set(budget or 0)
+
+    def model_loaded(self, model_name: str, info: ModelInfo, seconds: float = 0.0) -> None:
+        """Creates the metrics of a model the first time, and notes that it is loaded."""
+        if model_name not in self._models:
+            self._models[model_name] = ModelRecorder(self._children(model_name, info))
+        bits = "none" if info.kv_bits is None else info.kv_bits
+        facts = (info.dtype, bits, info.kv_limit_bytes, info.kv_bytes_per_token)
+        labels = (model_name, "0", *map(str, (*facts, info.max_context, info.max_rows)))
+        config = self._families["cache_config"]
+        if self._cache_config.get(model_name, labels) != labels:
+            config.remove(*self._cache_config[model_name])
+        self._cache_config[model_name] = labels
+        config.labels(*labels).set(1)
+        build = (version("chairlift"), info.architecture, info.dtype, info.device)
+        self._families["build_info"].labels(*self._engine_labels(model_name), *build).set(1)
+        self._server["model_loads"].labels(model_name, "success").inc()
+        self._server["model_load_seconds"].labels(model_name).set(seconds)
+        self._server["model_loaded"].labels(model_name).set(1)
+
+    def _children(self, model_name: str, info: ModelInfo) -> Mapping[str, Instrument]:
+        """The instruments of one model, by key and label value."""
         children: dict[str, Instrument] = {}
+        longest = _LONGEST_CONTEXT if self._has_several else info.max_context
         for metric in (*MODEL, *ENGINE):
-            common = (model_name, "0") if metric in MODEL else ()
-            family = self._family(metric, _MODEL_LABELS if common else (), info.max_context)
+            common = (model_name, "0") if metric in MODEL else self._engine_labels(model_name)
+            if metric.key not in self._families:
+                names = _MODEL_LABELS[: len(common)]
+                self._families[metric.key] = self._family(metric, names, longest)
+            family = self._families[metric.key]
             for value in metric.values:
                 children[f"{metric.key}.{value}"] = family.labels(*common, value)
             if not metric.labels:
                 children[metric.key] = family.labels(*common) if common else family
-            elif not metric.values:
-                children[metric.key] = family  # an info metric: its labels carry the content
-        bits = "none" if info.kv_bits is None else info.kv_bits
-        facts = (info.dtype, bits, info.kv_limit_bytes, info.kv_bytes_per_token)
-        children["cache_config"].labels(
-            model_name, "0", *facts, info.max_context, info.max_rows
-        ).set(1)
-        children["build_info"].labels(
-            version("chairlift"), info.architecture, info.dtype, info.device
-        ).set(1)
-        self._engine = _EngineMetrics(children)
+        return children
 
-    def record_step(self, stats: StepStats) -> None:
-        """Adds one engine step. Only after ``model_loaded``."""
-        assert self._engine is not None
-        self._engine.record_step(stats)
+    def _engine_labels(self, model_name: str) -> tuple[str, ...]:
+        return (model_name,) if self._has_several else ()
 
-    def record_prompt(self, n: int, longest: int) -> None:
+    def record_load_failure(self, model_name: str) -> None:
+        """Adds one load that failed."""
+        self._server["model_loads"].labels(model_name, "failure").inc()
+
+    def model_unloaded(self, model_name: str, reason: str) -> None:
+        """Notes that a model was unloaded; ``reason`` is one of the table's values."""
+        self._server["model_unloads"].labels(model_name, reason).inc()
+        self._server["model_loaded"].labels(model_name).set(0)
+        # Its gauges show the state of an engine that is gone.
+        self._models[model_name].record_step(StepStats())
+
+    def record_models_memory(self, used: int) -> None:
+        """Sets the bytes of the budget that loaded models take."""
+        self._server["models_memory"].labels("used").set(used)
+
+    def record_step(self, stats: StepStats, model_name: str | None = None) -> None:
+        """Adds one engine step of a loaded model; None means the only one."""
+        self._model(model_name).record_step(stats)
+
+    def record_prompt(self, n: int, longest: int, model_name: str | None = None) -> None:
         """Adds one finished prompt: its number of choices, and the tokens of the longest."""
-        assert self._engine is not None
-        self._engine.record_prompt(n, longest)
+        self._model(model_name).record_prompt(n, longest)
+
+    def _model(self, name: str | None) -> ModelRecorder:
+        return next(iter(self._models.values())) if name is None else self._models[name]
 
     def record_http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Adds one reply. ``route`` and ``method`` must be known ones, never the client's text."""
@@ -147,92 +191,3 @@ class Recorder:
             registry=self.registry,
             **options,
         )
-
-
-class _EngineMetrics:
-    """The metrics of the loaded model, every label child resolved."""
-
-    def __init__(self, children: dict[str, Instrument]) -> None:
-        self._child = children
-        self._copies = [
-            copy
-            for metric in (*MODEL, *ENGINE)
-            if metric.fields
-            for copy in _copies(metric, children)
-        ]
-
-    def record_step(self, stats: StepStats) -> None:
-        child = self._child
-        for field, update in self._copies:
-            update(getattr(stats, field))
-        if stats.kv_limit_bytes:
-            child["kv_usage"].set(stats.kv_used_bytes / stats.kv_limit_bytes)
-        # As in vLLM, this minus prompt_cached is the number of computed tokens.
-        child["prompt_tokens"].inc(stats.prefill_tokens + stats.prefix_hits)
-        child["generation_tokens"].inc(
-            len(stats.first_token_latencies) + len(stats.inter_token_latencies)
-        )
-        # Stats without rows only report aborted choices; no step ran.
-        if stats.rows or stats.prefill_tokens:
-            if tokens := stats.prefill_tokens + stats.decode_tokens:  # 0 if only a replay ran
-                child["iteration_tokens"].observe(tokens)
-            child["rows"].observe(stats.rows)
-            child["step_duration.total"].observe(stats.duration)
-            for phase, seconds in stats.phases.items():
-                child[f"step_duration.{phase}"].observe(seconds)
-            if stats.total_columns:
-                child["padding"].observe(stats.padded_columns / stats.total_columns)
-        for choice in stats.finished:
-            self._record_finished(choice)
-
-    def record_prompt(self, n: int, longest: int) -> None:
-        self._child["params_n"].observe(n)
-        self._child["request_max_generation"].observe(longest)
-
-    def _record_finished(self, choice: FinishedChoice) -> None:
-        child = self._child
-        child[f"success.{choice.reason}"].inc()
-        child["request_prompt"].observe(choice.prompt_tokens)
-        child["request_generation"].observe(choice.generated_tokens)
-        child["params_max_tokens"].observe(choice.max_tokens)
-        child["e2e"].observe(choice.finished - choice.arrival)
-        if choice.scheduled is None:
-            child["queue_time"].observe(choice.finished - choice.arrival)
-            return
-        child["queue_time"].observe(choice.scheduled - choice.arrival)
-        child["inference_time"].observe(choice.finished - choice.scheduled)
-        child["request_computed"].observe(choice.prompt_tokens - choice.cached_tokens)
-        if choice.first_token is None:
-            return
-        decode = choice.finished - choice.first_token
-        child["prefill_time"].observe(choice.first_token - choice.scheduled)
-        child["decode_time"].observe(decode)
-        if choice.generated_tokens > 1:
-            child["tpot"].observe(decode / (choice.generated_tokens - 1))
-
-
-def _copies(
-    metric: Metric, children: dict[str, Instrument]
-) -> list[tuple[str, Callable[[Any], None]]]:
-    """The StepStats fields that a metric copies, each with the call that takes its value."""
-    method = _UPDATES[metric.kind]
-    updates: dict[str, Callable[[float], None]] = {
-        value: getattr(children[f"{metric.key}.{value}"], method) for value in metric.values
-    }
-    if len(metric.fields) > 1:
-        return list(zip(metric.fields, updates.values(), strict=True))
-    (field,) = metric.fields
-
-    def update_labels(numbers: dict[str, float]) -> None:
-        for value, number in numbers.items():
-            updates[value](number)
-
-    if metric.values:
-        return [(field, update_labels)]
-    update: Callable[[float], None] = getattr(children[metric.key], method)
-
-    def observe_all(observations: list[float]) -> None:
-        for number in observations:
-            update(number)
-
-    return [(field, observe_all if metric.kind == "histogram" else update)]

@@ -27,8 +27,17 @@ _SECTIONS = (
         "These have vLLM's names and carry the labels `model_name` and `engine`.",
         MODEL,
     ),
-    ("Engine", "Steps, memory and caches of the engine process.", ENGINE),
-    ("HTTP server", "Requests, the event loop, engine restarts and the canary.", SERVER),
+    (
+        "Engine",
+        "Steps, memory and caches of the engine process. On a server of several models, they carry "
+        "the label `model_name`, too.",
+        ENGINE,
+    ),
+    (
+        "HTTP server",
+        "Requests, the event loop, loads of models, engine restarts and the canary.",
+        SERVER,
+    ),
 )
 
 

@@ -26,6 +26,13 @@ class Deadline:
         self._ended: Exception | None = None
         self._timer: asyncio.Timeout | None = None
 
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the time limit; None if there is none."""
+        if self._seconds is None:
+            return None
+        return max(0.0, self._began + self._seconds - self._loop.time())
+
     def tighten(self, seconds: float | None) -> None:
         """Applies the client's own limit if it is smaller."""
         if seconds is not None and (self._seconds is None or seconds < self._seconds):

@@ -27,7 +27,7 @@ async def create_batch(http: web.Request) -> web.Response:
     """Begins a batch of the requests in a file."""
     request = await read(http, BatchRequest)
     owner = http[ACCOUNT].name
-    model = http.app[SERVICE].model()
+    model = http.app[SERVICE].entry()
     now = int(time.time())
     batch = Batch(
         id=f"batch_{uuid.uuid4().hex}",

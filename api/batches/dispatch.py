@@ -20,6 +20,7 @@ from chairlift.api.admission.priority import HEADER
 from chairlift.api.admission.ratelimit import ACCOUNT, Account
 from chairlift.api.errors import Draining, problem_of
 from chairlift.api.generate.answer import log_failure
+from chairlift.api.generate.model_lease import release_model
 from chairlift.api.http.requests import REQUEST_ID_KEY
 from chairlift.api.service import SERVICE
 from chairlift.engine.logs.setup import REQUEST_ID
@@ -121,6 +122,8 @@ async def dispatch(
             return Reply(problem.status, body, float(problem.headers.get(hdrs.RETRY_AFTER, 1)))
         log_failure(problem.status, error)
         return Reply(problem.status, body)
+    finally:
+        release_model(request)
     assert isinstance(response, web.Response), "the request asks for no stream"
     assert isinstance(response.body, bytes)
     return Reply(response.status, response.body)

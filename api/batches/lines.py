@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,13 +48,13 @@ class LineRules:
 
     Attributes:
         endpoint: the ``url`` of all lines.
-        model: the ``model`` of all bodies that have one.
+        models: the names that a body's ``model`` may have; None: any, it was checked before.
         max_line_bytes: the maximum size of a line.
         max_lines: the maximum number of requests.
     """
 
     endpoint: str
-    model: str
+    models: Sequence[str] | None
     max_line_bytes: int
     max_lines: int
 
@@ -129,8 +129,10 @@ def parse_line(number: int, text: bytes, rules: LineRules) -> RequestLine:
 
 
 def _check_body(body: _Body, rules: LineRules) -> None:
-    if body.model is not None and body.model != rules.model:
-        message = f"The model {str(body.model)[:200]!r} does not exist; this is {rules.model!r}."
+    known = rules.models
+    if body.model is not None and known is not None and body.model not in known:
+        served = " or ".join(map(repr, known))
+        message = f"The model {str(body.model)[:200]!r} does not exist; this is {served}."
         raise LineError("model_not_found", message, "body.model")
     for name in ("stream", "background"):
         if getattr(body, name) not in (None, False):

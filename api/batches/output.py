@@ -68,7 +68,7 @@ def write_outputs(
 def _not_run(folder: Folder, batch: Batch, done: set[int], max_line_bytes: int) -> list[bytes]:
     """The error lines of the requests without a result."""
     reason = CANCELLED if batch.status == "cancelling" else EXPIRED
-    rules = LineRules(batch.endpoint, batch.model, max_line_bytes, batch.request_counts.total)
+    rules = LineRules(batch.endpoint, None, max_line_bytes, batch.request_counts.total)
     content = folder.content(batch.input_file_id)
     lines: list[bytes] = []
     if not content.is_file():  # somebody has removed it from the folder

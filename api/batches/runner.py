@@ -95,10 +95,10 @@ class BatchRunner:
         self._service.recorder.record_batches_running(len(self._runs))
 
     def _can_run(self, entry: Unfinished) -> bool:
-        model = self._service.loaded
+        models = self._service.models
         return (
-            model is not None
-            and model.name == entry.batch.model
+            models.is_started
+            and entry.batch.model in models.names
             and self._service.accounts.batch_account(entry.owner) is not None
             and time.monotonic() >= self._waits.get(entry.batch.id, 0.0)
             and not self._service.drain.draining
@@ -168,7 +168,8 @@ class BatchRunner:
     def _rules(self, batch: Batch) -> LineRules:
         settings = self._service.settings
         return LineRules(
-            *(batch.endpoint, batch.model, settings.max_body_bytes, settings.max_batch_requests)
+            *(batch.endpoint, self._service.models.names),
+            *(settings.max_body_bytes, settings.max_batch_requests),
         )
 
     def _limit(self) -> int:
@@ -176,12 +177,11 @@ class BatchRunner:
         return chosen or max(1, self._rows() // 2)
 
     def _free_rows(self) -> int:
-        model = self._service.loaded
-        return self._rows() - (0 if model is None else model.client.unfinished)
+        models = self._service.loaded_models
+        return self._rows() - sum(model.client.unfinished for model in models)
 
     def _rows(self) -> int:
-        model = self._service.loaded
-        return 1 if model is None else model.info.max_rows
+        return sum(model.info.max_rows for model in self._service.loaded_models) or 1
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from chairlift.api.admission.keys import KeyLimits
-from chairlift.api.cli.flags import byte_size_or_zero, positive, positive_seconds
+from chairlift.api.cli.flags import byte_size, byte_size_or_zero, positive, positive_seconds
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
@@ -38,6 +38,15 @@ def _add_amounts(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="maximum number of waiting requests; further ones are refused with 429 "
         "(default: %(default)s)",
+    )
+    add(
+        "--models-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="maximum memory of the engines of all models together: bytes, like 40G; the least "
+        "recently used model without requests is unloaded when another needs its memory (default "
+        "for several models: the share --gpu-memory-utilization of the device, else most of what "
+        "is free at the start)",
     )
     add(
         "--rpm",

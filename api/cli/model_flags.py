@@ -6,13 +6,21 @@ import argparse
 import json
 from typing import Any
 
+from chairlift.api.cli.arguments.config_sources import TablesAction
 from chairlift.api.cli.arguments.list_types import device_names
-from chairlift.api.cli.flags import existing_file, generation_config, json_object, positive
+from chairlift.api.cli.flags import (
+    existing_file,
+    generation_config,
+    json_object,
+    positive,
+    positive_seconds,
+)
+from chairlift.api.models.spec import LOADS
 from chairlift.engine.config import DEFAULT_MODEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the positional model and the group "Model"."""
+    """Adds the positional models and the group "Model"."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -21,6 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory, or a .gguf file "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "models",
+        action=TablesAction,
+        nargs="*",
+        default=[],
+        help="further models behind the same server, each with an engine of its own; in a file, "
+        "[[models]] tables give each its own flags (default: none)",
+    )
     add = parser.add_argument_group("Model").add_argument
     add(
         "--revision",
@@ -28,6 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="branch, tag or commit of a hub model (default: its main branch)",
     )
     add("--served-model-name", metavar="NAME", help="the model's id in the API (default: its own)")
+    add(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further id of the model in the API; may be repeated (default: none)",
+    )
+    add(
+        "--load",
+        choices=LOADS,
+        default=LOADS[0],
+        help="load the model at the start, or (lazy) when the first request names it "
+        "(default: %(default)s)",
+    )
+    add(
+        "--keep-alive",
+        type=positive_seconds,
+        metavar="S",
+        help="unload a model without requests for so many seconds; the next request loads it again "
+        "(default: it stays loaded)",
+    )
     add(
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),

@@ -1,4 +1,4 @@
-"""``chairlift serve``: serves a model; reads its settings from flags, environment and file."""
+"""``chairlift serve``: serves models; reads its settings from flags, environment and file."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from chairlift.api.cli.arguments.device_values import chosen
 from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
 from chairlift.api.cli.arguments.setting import as_toml
 from chairlift.api.cli.arguments.short_help import add_help_all
+from chairlift.api.cli.engine_settings import engine_config
+from chairlift.api.cli.model_specs import model_specs
+from chairlift.api.models.spec import ModelsMemory
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.server.tls import Certificate
 from chairlift.api.settings import ServerSettings
-from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.backend import BackendError
 from chairlift.engine.device.open_files import import_mlx_lm
 from chairlift.engine.logs.setup import set_up_logs
 
 logger = logging.getLogger(__name__)
 
-_ENGINE = EngineConfig()
 COMMON_FLAGS = (
     *("--host", "--port", "--api-key", "--served-model-name", "--dtype"),
     *("--max-context", "--max-rows", "--kv-memory", "--log-level", "--config"),
@@ -43,8 +44,8 @@ COMMON_FLAGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model and all flags, one group for each module."""
-    parser.usage = "%(prog)s [MODEL] [flags]"
-    parser.description = "Serves a model over the APIs of OpenAI and Anthropic."
+    parser.usage = "%(prog)s [MODEL ...] [flags]"
+    parser.description = "Serves models over the APIs of OpenAI and Anthropic."
     add_help_all(parser, COMMON_FLAGS)
     for flags in (
         network_flags,
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
         if options.print_config:
             print(as_toml(sourced, chosen(config)), end="")
         settings = server_settings(options)
+        specs = model_specs(parser, options, settings, sourced)
     except (ValueError, ConfigError) as error:
         parser.error(str(error))
     except KeyFileError as error:
@@ -102,7 +104,9 @@ def run(options: argparse.Namespace) -> int:
     from chairlift.api.server.serve import Server, serve
 
     supervision = limit_flags.supervision(options)
-    return serve(Server(settings, config, supervision, sockets, certificate))
+    share = options.gpu_memory_utilization if len(specs) > 1 else None
+    memory = ModelsMemory(options.models_memory, share)
+    return serve(Server(settings, specs, memory, supervision, sockets, certificate))
 
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
@@ -120,49 +124,4 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         **file_flags.file_settings(options),
         **output_flags.output_settings(options),
         **observability_flags.observability_settings(options),
-    )
-
-
-def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """The engine's settings from the flags of ``serve``.
-
-    Raises:
-        ValueError: a flag is given without another that it needs; the message names both.
-    """
-    dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
-    if dir_bytes is not None and options.prefix_cache_dir is None:
-        raise ValueError("--prefix-cache-dir-bytes needs --prefix-cache-dir")
-    swap_dir_bytes = options.swap_dir_bytes
-    if swap_dir_bytes is not None and options.swap_dir is None:
-        raise ValueError("--swap-dir-bytes needs --swap-dir")
-    if group_size is not None and options.kv_bits is None:
-        raise ValueError("--kv-group-size needs --kv-bits")
-    if options.gpu_memory_utilization is not None and options.kv_memory is not None:
-        raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
-    return EngineConfig(
-        model=options.model,
-        revision=options.revision,
-        memory_share=options.gpu_memory_utilization,
-        dtype=options.dtype,
-        threads=options.threads,
-        max_rows=options.max_rows,
-        max_step_tokens=options.max_step_tokens,
-        max_step_ms=options.max_step_ms,
-        kv_memory=options.kv_memory,
-        max_queue=options.max_queue,
-        max_context=options.max_context,
-        priority_ageing=options.priority_ageing,
-        trust_remote_code=options.trust_remote_code,
-        prefix_cache_bytes=options.prefix_cache_bytes,
-        prefix_cache_dir=options.prefix_cache_dir,
-        prefix_cache_dir_bytes=_ENGINE.prefix_cache_dir_bytes if dir_bytes is None else dir_bytes,
-        swap_memory=options.swap_memory,
-        swap_dir=options.swap_dir,
-        swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
-        kv_bits=options.kv_bits,
-        replicas=options.replicas or len(options.devices) or 1,
-        devices=tuple(options.devices) or None,
-        tensor_parallel_size=options.tensor_parallel_size,
-        hostfile=options.hostfile,
-        kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )

@@ -16,6 +16,7 @@ from aiohttp import web
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.errors import Problem, problem_of
 from chairlift.api.generate.generation import Generation
+from chairlift.api.http.early_stream import event_stream
 from chairlift.api.http.sse import EventStream, Framing
 from chairlift.api.observe.request_record import GENERATION
 from chairlift.api.schemas.replies import Finish, Usage
@@ -162,9 +163,8 @@ async def _stream(
     def is_too_slow() -> bool:
         return generation.waiting > settings.slow_reader_tokens
 
-    async with EventStream(
-        http, formatter.framing, settings.keep_alive_seconds, is_too_slow
-    ) as events:
+    stream = event_stream(http, formatter.framing, settings.keep_alive_seconds, is_too_slow)
+    async with stream as events:
         try:
             async with http[DEADLINE].limit():
                 await _send_deltas(events, generation, formatter)

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from chairlift.api.admission.deadline import DEADLINE
 from chairlift.api.errors import problem_of
+from chairlift.api.generate.model_lease import lease_model
 from chairlift.api.schemas.bounds import weight
 from chairlift.api.schemas.schemas import RequestT, parse
 from chairlift.api.service import SERVICE
@@ -26,9 +27,10 @@ T = TypeVar("T")
 
 
 async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
-    """Reads and validates the request's body as ``kind``.
+    """Reads and validates the request's body as ``kind``, and loads the model that it names.
 
     Raises:
+        NotReady: the model cannot be loaded, or not in time.
         RequestError, pydantic.ValidationError: the body is invalid or too expensive to read.
         QueueFull: too many bodies are waiting for a worker process.
         web.HTTPException: the body is too large, too slow, or not declared to be JSON.
@@ -45,7 +47,9 @@ async def read(request: web.Request, kind: type[RequestT]) -> RequestT:
         raise RequestError("the body is cut short or wrongly encoded") from error
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
-    return await convert(request, (body,), parse, kind, body)
+    parsed: RequestT = await convert(request, (body,), parse, kind, body)
+    await lease_model(request, parsed)
+    return parsed
 
 
 async def convert(

@@ -55,7 +55,7 @@ async def compute_vectors(http: web.Request, request: EmbeddingRequest) -> Vecto
     # Submitting more prompts than there are rows would gain nothing and fill the queue.
     at_once = model.info.max_rows
     model.client.check_room(min(len(request.input), at_once), priority)
-    pooling = request.pooling or service.settings.embedding_pooling
+    pooling = request.pooling or model.pooling
     prompts = []
     async with deadline.limit():
         for text in request.input:

@@ -89,7 +89,14 @@ class EventStream:
         self._is_too_slow = is_too_slow
         self._last_write = 0.0
 
+    def watch(self, is_too_slow: Callable[[], bool]) -> None:
+        """Asks ``is_too_slow`` from now on; see the class."""
+        self._is_too_slow = is_too_slow
+
     async def __aenter__(self) -> Self:
+        """Begins the reply; does nothing if it has begun already."""
+        if self.response.prepared:
+            return self
         await self.response.prepare(self._request)
         self._last_write = asyncio.get_running_loop().time()
         self._keeper = asyncio.create_task(self._keep_alive())
@@ -101,7 +108,16 @@ class EventStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the keep-alives."""
         self._keeper.cancel()
+
+    async def send_body(self, body: bytes, is_error: bool) -> None:
+        """Sends JSON that was meant to be the whole reply, as one event."""
+        name = b"event: error\n" if self._framing.named and is_error else b""
+        await self._write(name + self._framing.event % body)
 
     async def send(self, chunks: Sequence[msgspec.Struct]) -> None:
         """Sends one event for each chunk, all in one write."""

@@ -6,9 +6,9 @@ import msgspec
 from aiohttp import web
 
 from chairlift.api.generate.answer import json_response
+from chairlift.api.http.version import VERSION
 from chairlift.api.llamacpp.replies import LlamaDefaults, LlamaModalities, LlamaProps, LlamaSlot
 from chairlift.api.service import SERVICE
-from chairlift.api.version import VERSION
 
 
 async def llama_props(http: web.Request) -> web.Response:

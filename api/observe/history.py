@@ -142,20 +142,38 @@ class History:
 
     Attributes:
         current: the interval that has not ended.
-        latest: the latest step.
     """
 
     def __init__(self, start: Moment) -> None:
         self.current = Interval(start)
-        self.latest = StepStats()
+        # The latest step of each model's engine.
+        self._latest: dict[str, StepStats] = {}
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._ended = 0
         self._window: deque[Interval] = deque(maxlen=round(WINDOW_SECONDS / INTERVAL_SECONDS))
 
-    def add_step(self, stats: StepStats) -> None:
-        """Records an engine step."""
-        self.latest = stats
+    def add_step(self, stats: StepStats, model: str = "") -> None:
+        """Records a step of the model's engine."""
+        self._latest[model] = stats
         self.current.add_step(stats)
+
+    def forget_steps(self, model: str) -> None:
+        """Forgets the latest step of a model that was unloaded."""
+        self._latest.pop(model, None)
+
+    @property
+    def latest(self) -> StepStats:
+        """The gauges of all engines' latest steps, summed."""
+        steps = self._latest.values()
+        if len(steps) == 1:
+            return next(iter(steps))
+        return StepStats(
+            running=sum(stats.running for stats in steps),
+            waiting=sum(stats.waiting for stats in steps),
+            kv_used_bytes=sum(stats.kv_used_bytes for stats in steps),
+            kv_reserved_bytes=sum(stats.kv_reserved_bytes for stats in steps),
+            prefix_bytes=sum(stats.prefix_bytes for stats in steps),
+        )
 
     def end_interval(self, now: Moment, serving: bool, kv_limit: int) -> None:
         """Makes a sample of the current interval and begins the next one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from chairlift.api.observe.live_state import (
     KVMemory,
     Latency,
     LiveState,
+    ModelState,
     PrefixQueries,
     RecentRequest,
     Rider,
@@ -47,8 +48,13 @@ class ServerStatus(Protocol):
     """The server's state that the page shows."""
 
     @property
-    def loaded(self) -> LiveModel | None:
-        """The model, or None while it is loading."""
+    def loaded_models(self) -> Sequence[LiveModel]:
+        """The models that are loaded."""
+        ...
+
+    @property
+    def model_states(self) -> Mapping[str, str]:
+        """The state of every model, by name."""
         ...
 
     @property
@@ -72,9 +78,13 @@ class Live:
         self._ended: deque[tuple[float, RecentRequest]] = deque(maxlen=RECENT_REQUESTS)
         self._watchers = 0
 
-    def record_step(self, stats: StepStats) -> None:
-        """Records an engine step."""
-        self.history.add_step(stats)
+    def record_step(self, stats: StepStats, model: str = "") -> None:
+        """Records a step of the model's engine."""
+        self.history.add_step(stats, model)
+
+    def forget_steps(self, model: str) -> None:
+        """Forgets the state of a model that was unloaded."""
+        self.history.forget_steps(model)
 
     def record_restart(self) -> None:
         """Records a restart of the engine."""
@@ -142,14 +152,15 @@ class Watcher:
         history = self._live.history
         samples, self._samples_sent = history.since(self._samples_sent)
         minute, stats = history.last_minute(now), history.latest
-        model = server.loaded
+        models = server.loaded_models
         reason = server.unhealthy
         return LiveState(
             now.at,
             samples,
             "ok" if reason is None else "unavailable",
             reason,
-            None if model is None else _facts(model),
+            _facts(models),
+            [ModelState(name, state) for name, state in server.model_states.items()],
             stats.running,
             stats.waiting,
             self._live.riders,
@@ -157,7 +168,8 @@ class Watcher:
             _latency(minute.ttft),
             _latency(minute.itl),
             KVMemory(
-                stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes, _kv_limit(model)
+                *(stats.kv_used_bytes, stats.kv_reserved_bytes, stats.prefix_bytes),
+                _kv_limit(models),
             ),
             PrefixQueries(minute.prefix_queries, minute.prefix_hits),
             self._live.recent,
@@ -182,7 +194,8 @@ def history_recording(
 async def _end_intervals(live: Live, server: ServerStatus) -> None:
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
-        live.history.end_interval(Moment.now(), server.unhealthy is None, _kv_limit(server.loaded))
+        kv_limit = _kv_limit(server.loaded_models)
+        live.history.end_interval(Moment.now(), server.unhealthy is None, kv_limit)
 
 
 def _recent(record: RequestRecord) -> RecentRequest:
@@ -203,15 +216,17 @@ def _recent(record: RequestRecord) -> RecentRequest:
     return request
 
 
-def _facts(model: LiveModel) -> Facts:
-    info = model.info
-    return Facts(
-        model.name, info.architecture, info.dtype, info.device, info.max_rows, info.max_context
-    )
+def _facts(models: Sequence[LiveModel]) -> Facts | None:
+    """The facts of the first model, with the rows of all."""
+    if not models:
+        return None
+    first, info = models[0], models[0].info
+    rows = sum(model.info.max_rows for model in models)
+    return Facts(first.name, info.architecture, info.dtype, info.device, rows, info.max_context)
 
 
-def _kv_limit(model: LiveModel | None) -> int:
-    return 0 if model is None else model.info.kv_limit_bytes
+def _kv_limit(models: Sequence[LiveModel]) -> int:
+    return sum(model.info.kv_limit_bytes for model in models)
 
 
 def _latency(values: Quantiles) -> Latency | None:

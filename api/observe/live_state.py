@@ -12,7 +12,7 @@ from chairlift.api.observe.request_record import Outcome
 
 
 class Facts(msgspec.Struct):
-    """The served model."""
+    """The first loaded model, with the rows of all loaded ones."""
 
     name: str
     architecture: str
@@ -20,6 +20,13 @@ class Facts(msgspec.Struct):
     device: str
     max_rows: int
     max_context: int
+
+
+class ModelState(msgspec.Struct):
+    """One of the server's models: its id, and "loaded", "loading", "unloaded", "failed" or so."""
+
+    name: str
+    state: str
 
 
 class Rider(msgspec.Struct):
@@ -103,7 +110,8 @@ class LiveState(msgspec.Struct):
         history: the samples since the watcher's last event; in its first event, all.
         status: whether requests can be served.
         reason: why requests cannot be served now, or None.
-        model: the served model, or None while it is loading.
+        model: a loaded model, or None while there is none.
+        models: all models of the server.
         running: the number of rows in the batch, including prefilling ones.
         waiting: the number of waiting choices.
         riders: the users' choices that are generating.
@@ -121,6 +129,7 @@ class LiveState(msgspec.Struct):
     status: Literal["ok", "unavailable"]
     reason: str | None
     model: Facts | None
+    models: list[ModelState]
     running: int
     waiting: int
     riders: list[Rider]

@@ -20,9 +20,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from chairlift.api.http.requests import CLIENT_LEFT
+from chairlift.api.http.version import VERSION
 from chairlift.api.observe.request_record import ObservedGeneration, RequestRecord
 from chairlift.api.observe.timing import PromptTimes
-from chairlift.api.version import VERSION
 
 # The traced routes, and the name of each operation in the conventions.
 OPERATIONS = {

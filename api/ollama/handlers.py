@@ -17,7 +17,6 @@ from chairlift.api.generate.generation import Generation
 from chairlift.api.generate.vectors import compute_vectors
 from chairlift.api.ollama.dialogue import chat_request, completion_request, prompt_request
 from chairlift.api.ollama.formatter import ChatFormatter, GenerateFormatter, nanoseconds, now
-from chairlift.api.ollama.models import served_model
 from chairlift.api.ollama.options import SAMPLING
 from chairlift.api.ollama.replies import (
     OllamaChat,
@@ -34,7 +33,7 @@ from chairlift.api.ollama.request import (
 )
 from chairlift.api.schemas.names import renamed_errors
 from chairlift.api.schemas.schemas import EmbeddingRequest, EngineRequest, GenerationRequest
-from chairlift.api.service import ServedModel
+from chairlift.api.service import SERVICE, ServedModel
 from chairlift.engine.errors import RequestError
 
 _NAMES: Mapping[str, str] = {
@@ -48,7 +47,7 @@ _GENERATE_NAMES: Mapping[str, str] = {**_NAMES, "messages": "prompt"}
 async def ollama_chat(http: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     request = await read(http, OllamaChatRequest)
-    model = served_model(http, request.model)
+    model = http.app[SERVICE].model(request.model)
     name = request.model or model.name
     if not request.messages:
         empty = OllamaReplyMessage("")
@@ -67,7 +66,7 @@ async def ollama_chat(http: web.Request) -> web.StreamResponse:
 async def ollama_generate(http: web.Request) -> web.StreamResponse:
     """Answers a prompt, or continues it."""
     request = await read(http, OllamaGenerateRequest)
-    model = served_model(http, request.model)
+    model = http.app[SERVICE].model(request.model)
     name = request.model or model.name
     if not (request.prompt or request.suffix):
         return json_response(
@@ -100,7 +99,7 @@ async def ollama_embed(http: web.Request) -> web.Response:
     """Computes one normalized vector per text."""
     began = time.monotonic()
     request = await read(http, OllamaEmbedRequest)
-    model = served_model(http, request.model)
+    model = http.app[SERVICE].model(request.model)
     fields = EmbeddingRequest.model_validate(
         {
             **_engine_fields(request, model),
@@ -126,7 +125,7 @@ async def ollama_embeddings(http: web.Request) -> web.Response:
     request = await read(http, OllamaEmbeddingsRequest)
     fields = EmbeddingRequest.model_validate(
         {
-            **_engine_fields(request, served_model(http, request.model)),
+            **_engine_fields(request, http.app[SERVICE].model(request.model)),
             "input": request.prompt,
             "normalize": False,
             "truncate_prompt_tokens": -1,

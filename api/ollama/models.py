@@ -1,14 +1,17 @@
-"""The served model in Ollama's terms, and the handlers that describe it."""
+"""The served models in Ollama's terms, and the handlers that describe it."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from aiohttp import web
 
 from chairlift.api.generate.answer import json_response
 from chairlift.api.generate.body import read
+from chairlift.api.models.entry import ModelEntry
+from chairlift.api.models.pool import LATEST
 from chairlift.api.ollama.replies import (
     OllamaDetails,
     OllamaModel,
@@ -24,53 +27,72 @@ from chairlift.api.service import SERVICE, ServedModel
 # The version of Ollama whose API this server follows. Clients refuse servers with an older one than
 # they need, so Chairlift's own version would mislead them.
 API_VERSION = "0.12.11"
-# Ollama's tag of a model that is named without one.
-_LATEST = ":latest"
 # The model stays loaded; the field is required.
 _NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
-
-def served_model(http: web.Request, name: str | None) -> ServedModel:
-    """The model that a request names, with or without the tag "latest".
-
-    Raises:
-        NotReady, UnknownModel: as ``Service.model``.
-    """
-    service = http.app[SERVICE]
-    model = service.model()
-    return model if name in (model.name, model.name + _LATEST) else service.model(name)
+# Of a model that was never loaded.
+_UNKNOWN = OllamaDetails(
+    format="unknown", family="unknown", families=[], quantization_level="unknown"
+)
 
 
 async def ollama_tags(http: web.Request) -> web.Response:
-    """Lists the served model."""
-    model = http.app[SERVICE].model()
-    name, size = _tagged(model), model.info.weight_bytes
-    listed = OllamaModel(name, name, _created(model), size, _digest(model), _details(model))
-    return json_response(OllamaModels([listed]))
+    """Lists the models, loaded or not."""
+    service = http.app[SERVICE]
+    service.entry()
+    return json_response(OllamaModels([_listed(entry) for entry in service.models.entries]))
+
+
+def _listed(entry: ModelEntry) -> OllamaModel:
+    """A model; of one that was never loaded, only name and memory are known."""
+    name, model = _tagged(entry.name), entry.last
+    if model is None:
+        created = datetime.fromtimestamp(entry.created, UTC)
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        return OllamaModel(name, name, created, entry.plan.memory, digest, _UNKNOWN)
+    size = model.info.weight_bytes
+    return OllamaModel(name, name, _created(model), size, _digest(model), _details(model))
 
 
 async def ollama_ps(http: web.Request) -> web.Response:
-    """Lists the loaded model, which is the served one."""
-    model = http.app[SERVICE].model()
-    name, info = _tagged(model), model.info
+    """Lists the loaded models."""
+    service = http.app[SERVICE]
+    service.entry()
+    running = [
+        _running(entry, entry.model)
+        for entry in service.models.entries
+        if entry.model is not None and entry.state == "loaded"
+    ]
+    return json_response(OllamaRunningModels(running))
+
+
+def _running(entry: ModelEntry, model: ServedModel) -> OllamaRunningModel:
+    name, info = _tagged(model.name), model.info
     on_gpu = info.device.lower() != "cpu"
-    running = OllamaRunningModel(
+    return OllamaRunningModel(
         name,
         name,
         info.weight_bytes,
         _digest(model),
         _details(model),
-        _NEVER,
+        _expiry(entry),
         info.weight_bytes if on_gpu else 0,
         info.max_context,
     )
-    return json_response(OllamaRunningModels([running]))
+
+
+def _expiry(entry: ModelEntry) -> datetime:
+    """When the model is unloaded if no request comes."""
+    if entry.plan.keep_alive is None:
+        return _NEVER
+    idle = 0.0 if entry.is_busy else asyncio.get_running_loop().time() - entry.last_used
+    return datetime.now(UTC) + timedelta(seconds=max(0.0, entry.plan.keep_alive - idle))
 
 
 async def ollama_show(http: web.Request) -> web.Response:
     """Describes the model that the body names."""
     request = await read(http, OllamaShowRequest)
-    model = served_model(http, request.model or request.name)
+    model = http.app[SERVICE].model(request.model or request.name)
     info, vocabulary = model.info, model.vocabulary
     family = info.architecture
     described = OllamaModelInfo(
@@ -125,9 +147,9 @@ def _details(model: ServedModel) -> OllamaDetails:
     )
 
 
-def _tagged(model: ServedModel) -> str:
-    """The model's name as Ollama lists names: always with a tag."""
-    return model.name if ":" in model.name else model.name + _LATEST
+def _tagged(name: str) -> str:
+    """A model's name as Ollama lists names: always with a tag."""
+    return name if ":" in name else name + LATEST
 
 
 def _digest(model: ServedModel) -> str:

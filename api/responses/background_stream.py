@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from aiohttp import web
 
-from chairlift.api.http.sse import RESPONSES, EventStream
+from chairlift.api.http.early_stream import event_stream
+from chairlift.api.http.sse import RESPONSES
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import RequestError
 
@@ -50,7 +51,7 @@ async def stream_events(
     """Sends framed events until there are no more. A client that leaves ends nothing else."""
     settings = http.app[SERVICE].settings
     # The response keeps its events anyway, so a slow client costs no memory here.
-    async with EventStream(http, RESPONSES, settings.keep_alive_seconds, lambda: False) as stream:
+    async with event_stream(http, RESPONSES, settings.keep_alive_seconds) as stream:
         async for framed in events:
             await stream.send_framed(framed)
         await stream.finish()

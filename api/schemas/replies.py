@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -203,14 +204,19 @@ class EmbeddingList(Struct):
 class ModelCard(Struct):
     """``root`` is the model's own name, like a hub id; clients find its tokenizer by it.
 
-    ``default_sampling_params`` is the sampling of requests that give no value of their own.
+    ``default_sampling_params`` is the sampling of requests that give no value of their own. Both it
+    and ``max_model_len`` are null until the model was loaded once. ``reason`` is why a failed model
+    cannot be served.
     """
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | None
     root: str
-    default_sampling_params: SamplingDefaults
+    default_sampling_params: SamplingDefaults | None
+    state: Literal["loaded", "loading", "unloading", "unloaded", "failed"] = "loaded"
+    aliases: Sequence[str] = ()
+    reason: str | UnsetType = UNSET
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
 
@@ -244,11 +250,13 @@ class HealthReply(Struct):
 
     Attributes:
         reason: why requests cannot be served now; absent if they can.
+        models: the state of each model, on a server of several.
         degraded: which of several engines do not serve now, and why; absent if all do.
     """
 
     status: Literal["ok", "unavailable"]
     reason: str | UnsetType = UNSET
+    models: Mapping[str, str] | UnsetType = UNSET
     degraded: str | UnsetType = UNSET
 
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping
 
+import msgspec
 from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
@@ -16,6 +17,8 @@ from chairlift.api.batches.runner import BATCH_RUNNER, BatchRunner, batches_runn
 from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
+from chairlift.api.generate.model_lease import release_model
+from chairlift.api.http.early_stream import FRAMINGS, close_stream, end_stream, is_early
 from chairlift.api.http.requests import CLIENT_LEFT, REQUEST_ID_KEY, Handler, route_of
 from chairlift.api.observe.access import log_request
 from chairlift.api.observe.lag import lag_recording
@@ -62,6 +65,7 @@ def build_app(service: Service) -> web.Application:
     admit = admission(ACCESS, service.accounts, service.drain, settings.request_seconds)
     app = web.Application(middlewares=[_boundary, admit], client_max_size=settings.max_body_bytes)
     app[SERVICE] = service
+    app[FRAMINGS] = {(route.method, route.path): route.framing for route in ROUTES}
     app[RESPONSE_STORE] = ResponseStore(
         settings.response_store_bytes, settings.response_store_seconds
     )
@@ -120,7 +124,11 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         response = await handler(request)
         status = response.status
-        return response
+        if is_early(request, response):
+            return response
+        assert isinstance(response, web.Response)
+        assert isinstance(response.body, bytes)
+        return await end_stream(request, response.body, is_error=False) or response
     except (asyncio.CancelledError, ConnectionResetError):
         # If the connection is still open, the server is stopping and has cancelled the handler.
         has_left = request.transport is None or request.transport.is_closing()
@@ -135,8 +143,12 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         log_failure(status, error)
         if problem.rejected is not None:
             recorder.record_rejected(problem.rejected)
-        return problem.response(error_format_of(request.path).reply(problem, request_id))
+        reply = error_format_of(request.path).reply(problem, request_id)
+        early = await end_stream(request, msgspec.json.encode(reply), True)
+        return problem.response(reply) if early is None else early
     finally:
+        close_stream(request)
+        release_model(request)
         record = RequestRecord.from_request(request, request_id, status, started)
         recorder.record_http(record.route, record.method, status, record.seconds)
         log_request(record, failure)

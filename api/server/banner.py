@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chairlift.api.version import VERSION
+from chairlift.api.http.version import VERSION
 from chairlift.engine.messages import ModelInfo
 
 MAX_LINES = 6

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import resource
 import socket
 import ssl
+import sys
 from functools import partial
 
 from aiohttp import web
@@ -13,7 +15,6 @@ from aiohttp import web
 from chairlift.api.observe.access import hide_bad_http
 from chairlift.api.server.app import build_app
 from chairlift.api.server.connection import Connection
-from chairlift.api.server.files import first_reserved_file
 from chairlift.api.server.paths import with_plain_path
 from chairlift.api.server.sockets import Binding
 from chairlift.api.server.status import metrics
@@ -26,6 +27,12 @@ SHUTDOWN_SECONDS = 1.0
 LINGER_SECONDS = 10.0
 # Time limit of the TLS handshake; a connection already uses a file during it.
 HANDSHAKE_SECONDS = 10.0
+
+# Files reserved for restarting the engine process (a folder, its black box, the socket, pipes), for
+# worker processes, and for reloading keys and certificates.
+RESERVED = 32
+# Further ones for each further engine: a lazy one starts when connections may use all others.
+RESERVED_PER_ENGINE = 16
 
 
 async def listen(service: Service, binding: Binding, tls: ssl.SSLContext | None) -> web.AppRunner:
@@ -123,7 +130,7 @@ class _Site(web.BaseSite):
             self._runner.server,
             loop,
             settings.slow_reader_seconds,
-            first_reserved_file(),
+            first_reserved_file(self._service.engines),
             self._service.recorder.record_rejected,
             access_log=None,
             # NOTE: aiohttp counts from the end of the previous reply or from the connection's
@@ -139,3 +146,11 @@ class _Site(web.BaseSite):
             backlog=self._backlog,
             ssl_handshake_timeout=HANDSHAKE_SECONDS if self._ssl_context else None,
         )
+
+
+def first_reserved_file(engines: int) -> int:
+    """The lowest file number that no client connection may use, by the current RLIMIT_NOFILE."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return limit - min(RESERVED + RESERVED_PER_ENGINE * (engines - 1), limit // 4)

@@ -11,9 +11,9 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from chairlift.api.admission.priority import HEADER
+from chairlift.api.http.version import VERSION
 from chairlift.api.server.route import Route
 from chairlift.api.server.routes import ROUTES
-from chairlift.api.version import VERSION
 from chairlift.engine.messages import MAX_PRIORITY
 
 _COMPONENTS = "#/components/schemas/"
@@ -66,7 +66,7 @@ def _schemas() -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     content = _reply_content(route)
     if route.chunks:
-        content[route.stream_type] = _schema_of(*route.chunks)
+        content[route.framing.content_type.partition(";")[0]] = _schema_of(*route.chunks)
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.handler.__name__}_{route.method.lower()}"

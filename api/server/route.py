@@ -10,6 +10,7 @@ import msgspec
 from chairlift.api.admission.admission import Access
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
+from chairlift.api.http.sse import PLAIN, Framing
 from chairlift.api.schemas.request import Request
 
 
@@ -26,7 +27,7 @@ class Route:
         request: the type of the request body. A route that has one does work, so its requests
             count against their key's limits.
         chunks: the types of its stream's events, if it can stream.
-        stream_type: the media type of its stream.
+        framing: the format of its stream.
         error_format: the format of its errors.
         form: the JSON schema of each field of a body that is multipart/form-data.
         query: the JSON schema of each query parameter.
@@ -42,7 +43,7 @@ class Route:
     request: type[Request] | None = None
     chunks: tuple[type[msgspec.Struct], ...] = ()
     error_format: ErrorFormat = OPENAI_ERRORS
-    stream_type: str = "text/event-stream"
+    framing: Framing = PLAIN
     form: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     is_free: bool = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
@@ -14,14 +12,12 @@ from chairlift.api.batches import replies as batch_replies
 from chairlift.api.batches.request import BatchRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
+from chairlift.api.http.sse import MESSAGES, RESPONSES
 from chairlift.api.llamacpp import replies as llama_replies
+from chairlift.api.llamacpp.formatter import InfillFormatter
 from chairlift.api.llamacpp.prompts import apply_template, infill
 from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
 from chairlift.api.llamacpp.status import llama_props, llama_slots
-from chairlift.api.ollama import handlers as ollama
-from chairlift.api.ollama import models as ollama_models
-from chairlift.api.ollama import replies as ollama_replies
-from chairlift.api.ollama import request as ollama_request
 from chairlift.api.ollama.errors import OLLAMA_ERRORS
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
@@ -36,27 +32,16 @@ from chairlift.api.responses.page import QUERY
 from chairlift.api.responses.request import CompactRequest, InputTokensRequest, ResponsesRequest
 from chairlift.api.schemas import replies, schemas
 from chairlift.api.schemas.request import Request
+from chairlift.api.server.ollama_routes import OLLAMA_ROUTES
 from chairlift.api.server.route import Route
-from chairlift.api.server.status import get_model, health, list_models, version
-
-
-def _ollama(
-    method: str,
-    path: str,
-    handler: Handler,
-    summary: str,
-    reply: type[msgspec.Struct],
-    request: type[Request] | None = None,
-    chunks: tuple[type[msgspec.Struct], ...] = (),
-) -> Route:
-    """A route of Ollama's API. Its version needs no key, like /version."""
-    summary = f"{summary}, in Ollama's format"
-    return Route(
-        *(method, path, handler, summary, reply, request, chunks),
-        error_format=OLLAMA_ERRORS,
-        stream_type="application/x-ndjson",
-        is_free=path == "/api/version",
-    )
+from chairlift.api.server.status import (
+    get_model,
+    health,
+    list_models,
+    load_model,
+    unload_model,
+    version,
+)
 
 
 def _refused(path: str, handler: Handler, request: type[Request]) -> Route:
@@ -96,6 +81,7 @@ ROUTES: tuple[Route, ...] = (
         response_replies.Response,
         ResponsesRequest,
         response_events.EVENTS,
+        framing=RESPONSES,
     ),
     Route(
         "POST",
@@ -153,6 +139,7 @@ ROUTES: tuple[Route, ...] = (
         MessagesRequest,
         anthropic_replies.EVENTS,
         ANTHROPIC_ERRORS,
+        MESSAGES,
     ),
     Route(
         "POST",
@@ -211,71 +198,11 @@ ROUTES: tuple[Route, ...] = (
     _refused("/v1/rerank", rerank, RerankRequest),
     _refused("/v2/rerank", rerank, RerankRequest),
     _refused("/v1/score", score, ScoreRequest),
-    _ollama(
-        "POST",
-        "/api/chat",
-        ollama.ollama_chat,
-        "Answer a conversation",
-        ollama_replies.OllamaChat,
-        ollama_request.OllamaChatRequest,
-        (ollama_replies.OllamaChat, ollama_replies.OllamaError),
-    ),
-    _ollama(
-        "POST",
-        "/api/generate",
-        ollama.ollama_generate,
-        "Answer or continue a prompt",
-        ollama_replies.OllamaGenerated,
-        ollama_request.OllamaGenerateRequest,
-        (ollama_replies.OllamaGenerated, ollama_replies.OllamaError),
-    ),
-    _ollama(
-        "POST",
-        "/api/embed",
-        ollama.ollama_embed,
-        "Compute embeddings of texts",
-        ollama_replies.OllamaEmbeddings,
-        ollama_request.OllamaEmbedRequest,
-    ),
-    _ollama(
-        "POST",
-        "/api/embeddings",
-        ollama.ollama_embeddings,
-        "Compute the embedding of one text",
-        ollama_replies.OllamaEmbedding,
-        ollama_request.OllamaEmbeddingsRequest,
-    ),
-    _ollama(
-        "POST",
-        "/api/show",
-        ollama_models.ollama_show,
-        "Describe a model",
-        ollama_replies.OllamaModelInfo,
-        ollama_request.OllamaShowRequest,
-    ),
-    _ollama(
-        "GET",
-        "/api/tags",
-        ollama_models.ollama_tags,
-        "List the models",
-        ollama_replies.OllamaModels,
-    ),
-    _ollama(
-        "GET",
-        "/api/ps",
-        ollama_models.ollama_ps,
-        "List the loaded models",
-        ollama_replies.OllamaRunningModels,
-    ),
-    _ollama(
-        "GET",
-        "/api/version",
-        ollama_models.ollama_version,
-        "Get the version of Ollama's API",
-        ollama_replies.OllamaVersion,
-    ),
+    *OLLAMA_ROUTES,
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
+    Route("POST", "/v1/models/{id}/load", load_model, "Load a model", replies.ModelCard),
+    Route("POST", "/v1/models/{id}/unload", unload_model, "Unload a model", replies.ModelCard),
     Route(
         "POST",
         "/tokenize",
@@ -315,6 +242,7 @@ ROUTES: tuple[Route, ...] = (
         llama_replies.LlamaInfill,
         InfillRequest,
         (llama_replies.LlamaInfillPiece, llama_replies.LlamaInfill, replies.ErrorReply),
+        framing=InfillFormatter.framing,
     ),
     Route("GET", "/props", llama_props, "Get llama.cpp's properties", llama_replies.LlamaProps),
     Route("GET", "/slots", llama_slots, "List the rows", llama_replies.LlamaSlot, is_list=True),

@@ -1,20 +1,20 @@
-"""Runs the server: listens at once, loads the model in the background, returns the exit code."""
+"""Runs the server: listens at once, loads models in the background, returns the exit code."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
-import random
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import uvloop
 
 from chairlift.api.batches.storage import STORAGE
-from chairlift.api.observe.canary import Canary
-from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
+from chairlift.api.models.engine_loader import LoaderTools
+from chairlift.api.models.making import make_pool
+from chairlift.api.models.spec import ModelsMemory, ModelSpec
 from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader
@@ -22,19 +22,13 @@ from chairlift.api.server.signals import INTERRUPTED, handled
 from chairlift.api.server.sockets import Sockets
 from chairlift.api.server.start_progress import StartProgress
 from chairlift.api.server.tls import Certificate
-from chairlift.api.service import ServedModel, Service
+from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
-from chairlift.api.text.chat_format import chat_format
-from chairlift.engine.client.factory import make_client
-from chairlift.engine.client.interface import EngineClient
 from chairlift.engine.client.supervision import Supervision
-from chairlift.engine.config import EngineConfig
 from chairlift.engine.errors import EngineDead, ModelError
-from chairlift.engine.hub.folder_check import check_directory, read_config
-from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.logs.setup import BANNER
-from chairlift.engine.model.generation_config import end_token_ids, read_generation_config
+from chairlift.engine.messages import silent
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +43,34 @@ def serve(server: Server) -> int:
 
 
 class Server:
-    """One run of the server. It closes ``sockets`` at the end."""
+    """One run of the server.
+
+    Args:
+        settings: the server's settings.
+        specs: the models, at least one.
+        models_memory: what all engines may use together; see ``make_pool``.
+        supervision: the limits for engines that hang or fail.
+        sockets: where it listens. It closes them at the end.
+        certificate: for TLS.
+    """
 
     def __init__(
         self,
         settings: ServerSettings,
-        config: EngineConfig,
+        specs: Sequence[ModelSpec],
+        models_memory: ModelsMemory,
         supervision: Supervision,
         sockets: Sockets,
         certificate: Certificate | None = None,
     ) -> None:
         self._settings = settings
-        self._config = config
+        self._specs = specs
+        self._models_memory = models_memory
         self._supervision = supervision
         self._sockets = sockets
         self._certificate = certificate
-        self._service = Service(settings)
+        self._service = Service(settings, len(specs))
         self._progress = StartProgress(self._service)
-        self._client: EngineClient | None = None
-        self._canary: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -79,12 +82,11 @@ class Server:
             stack.callback(asyncio.create_task(reloader.run()).cancel)
             stack.callback(self._sockets.close)
             self._trace(stack)
-            stack.push_async_callback(self._stop_engine)
+            stack.push_async_callback(self._stop_engines)
             try:
                 address = await self._listen(stack)
             except OSError as error:
                 return _fail(str(error))
-            stack.callback(self._stop_canary)
             return await self._serve(address)
 
     def _trace(self, stack: AsyncExitStack) -> None:
@@ -121,13 +123,8 @@ class Server:
             )
         return address
 
-    async def _stop_engine(self) -> None:
-        if self._client is not None:
-            await self._client.stop()
-
-    def _stop_canary(self) -> None:
-        if self._canary is not None:
-            self._canary.cancel()
+    async def _stop_engines(self) -> None:
+        await self._service.models.close()
 
     def _on_stop(self) -> None:
         if self._stop.is_set():  # a second signal stops the process at once
@@ -143,99 +140,48 @@ class Server:
             loading.cancel()
             return 0
         try:
-            model = loading.result()
+            loading.result()
         except (ModelError, EngineDead) as error:
             return _fail(str(error))
         except Exception as error:
             # Files of a model can be damaged in ways that only a library finds, with any exception.
             logger.debug("the start has failed: %s", redacted_traceback(error))
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return _fail(f"{self._config.model}: the model cannot be served: {cause}")
+            return _fail(f"{self._specs[0].config.model}: the model cannot be served: {cause}")
         finally:
             self._progress.close()
-        self._announce(model, address)
-        died = asyncio.create_task(model.client.died())
-        await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
-        if not died.done():
-            died.cancel()
+        self._announce(address)
+        ended = asyncio.create_task(self._service.models.ended())
+        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            ended.cancel()
             cut = await self._service.drain.finish(self._settings.drain_seconds)
             if cut:
                 logger.warning("%d requests took too long and were ended", cut)
             return 0
-        return _fail(died.result())
+        return _fail(ended.result())
 
-    async def _load(self) -> ServedModel:
-        config = self._config
-        source = await asyncio.to_thread(
-            resolve, config.model, config.trust_remote_code, config.revision
+    async def _load(self) -> None:
+        """Finds all models, and loads those that are loaded at the start."""
+        service = self._service
+        tools = LoaderTools(
+            *(self._supervision, service.workers, service.recorder, service.record_restart)
         )
-        if source.kind == "directory":
-            check_directory(source.path)
-        log_level = logging.getLevelName(logger.getEffectiveLevel())
-        client = self._client = make_client(
-            *(config, source, log_level, self._settings.log_format, self._supervision),
-            on_restart=self._service.record_restart,
-        )
-        starting = asyncio.create_task(client.start(self._progress))
-        # One turn of the event loop starts the engine before the imports, which take a second.
-        await asyncio.sleep(0)
-        # NOTE: these import MLX, although this process computes nothing with it. Importing it in a
-        # thread sometimes ends the process with "terminate called without an active exception".
-        from chairlift.api.text.vocabulary import Vocabulary
-        from chairlift.engine.model.architecture import check_architecture
-        from chairlift.engine.model.tokenizer import load_tokenizer
+        pool = await make_pool(self._specs, self._models_memory, tools, service)
+        service.serve(pool)
+        if len(pool.entries) == 1:  # the progress of several would be mixed up
+            pool.entries[0].on_progress = self._progress
+        pool.begin()
+        await pool.start()
+        pool.entries[0].on_progress = silent
 
-        if source.kind == "directory":
-            # An unknown architecture also makes transformers fail, with an error of its own.
-            check_architecture(source.path, read_config(source.path))
-        info, tokenizer, (defaults, end_ids) = await asyncio.gather(
-            starting,
-            asyncio.to_thread(load_tokenizer, source, self._settings.chat_template),
-            asyncio.to_thread(_generation_defaults, source, self._settings),
-        )
-        tokenizer.eos_token_ids = tokenizer.eos_token_ids | end_ids
-        name = self._settings.served_model_name or source.name
-        canary = self._start_canary(client)
-        format = chat_format(tokenizer, self._settings.tool_parser, self._settings.think_tags)
-        vocabulary = Vocabulary(tokenizer, info.vocab_size, self._service.workers, format)
-        model = ServedModel(
-            *(name, client, vocabulary, canary, source.name, defaults),
-            seeds=random.Random(self._settings.seed),
-        )
-        # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
-        gc.collect()
-        gc.freeze()
-        self._service.workers.warm()
-        self._service.model_loaded(model)
-        return model
-
-    def _start_canary(self, client: EngineClient) -> Canary | None:
-        interval = self._settings.canary_interval
-        if not interval:
-            return None
-        canary = Canary(client, self._service.recorder, interval)
-        self._canary = asyncio.create_task(canary.run())
-        return canary
-
-    def _announce(self, model: ServedModel, address: str) -> None:
-        about = (model.name, model.info, address, self._settings.ui)
-        fields = {BANNER: banner_lines(*about), **banner_fields(*about)}
-        logger.info("ready", extra=fields)
-
-
-def _generation_defaults(
-    source: ModelSource, settings: ServerSettings
-) -> tuple[SamplingDefaults, frozenset[int]]:
-    """The default sampling, and further ids that end a text.
-
-    Raises:
-        ModelError: the generation config cannot be read, or has a value that is out of range.
-    """
-    choice, override = settings.generation_config, settings.override_generation_config
-    config = read_generation_config(source, choice, override)
-    defaults = sampling_defaults(config.values)
-    logger.info("default sampling: %s (%s)", defaults, config.origin)
-    return defaults, end_token_ids(config)
+    def _announce(self, address: str) -> None:
+        for model in self._service.loaded_models:
+            about = (model.name, model.info, address, self._settings.ui)
+            fields = {BANNER: banner_lines(*about), **banner_fields(*about)}
+            logger.info("ready", extra=fields)
+        if not self._service.loaded_models:
+            logger.info("ready; every model is loaded on first use: %s/v1/models", address)
 
 
 def _fail(message: str) -> int:

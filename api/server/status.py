@@ -1,45 +1,77 @@
-"""Handlers of /v1/models, /health, /ping, /version and /metrics."""
+"""Handlers of /v1/models and below, /health, /ping, /version and /metrics."""
 
 from __future__ import annotations
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from prometheus_client import CollectorRegistry, generate_latest
 
-from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
+from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS, NotReady
 from chairlift.api.generate.answer import json_response
+from chairlift.api.http.version import VERSION
+from chairlift.api.models.entry import ModelEntry
 from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
-from chairlift.api.service import SERVICE, ServedModel
-from chairlift.api.version import VERSION
+from chairlift.api.service import SERVICE, Service
 
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """Lists the served model."""
-    return json_response(ModelList([_card(http.app[SERVICE].model())]))
+    """Lists the models with their states."""
+    service = http.app[SERVICE]
+    _check(service.entry())
+    return json_response(ModelList([_card(entry) for entry in service.models.entries]))
 
 
 async def get_model(http: web.Request) -> web.Response:
     """Describes a model by its id."""
-    return json_response(_card(http.app[SERVICE].model(http.match_info["id"])))
+    entry = http.app[SERVICE].entry(http.match_info["id"])
+    _check(entry)
+    return json_response(_card(entry))
+
+
+async def load_model(http: web.Request) -> web.Response:
+    """Loads a model, and replies when it is loaded."""
+    service = http.app[SERVICE]
+    entry = service.entry(http.match_info["id"])
+    await service.models.load(entry, service.settings.request_seconds)
+    return json_response(_card(entry))
+
+
+async def unload_model(http: web.Request) -> web.Response:
+    """Unloads a model that has no work, and replies when its memory is free."""
+    service = http.app[SERVICE]
+    entry = service.entry(http.match_info["id"])
+    await service.models.unload(entry)
+    return json_response(_card(entry))
 
 
 async def health(http: web.Request) -> web.Response:
     """Replies 200 if requests can be served, else 503 with the reason."""
     service = http.app[SERVICE]
     reason = service.unhealthy
+    states = service.model_states if len(service.models.entries) > 1 else UNSET
     if reason is None:
-        loaded = service.loaded
-        degraded = None if loaded is None else loaded.client.degraded
-        return json_response(HealthReply("ok", degraded=UNSET if degraded is None else degraded))
+        return json_response(HealthReply("ok", models=states, degraded=_degraded(service)))
     return web.Response(
         status=503,
-        body=msgspec.json.encode(HealthReply("unavailable", reason)),
+        body=msgspec.json.encode(HealthReply("unavailable", reason, states)),
         content_type="application/json",
         headers={"Retry-After": str(UNAVAILABLE_RETRY_SECONDS)},
     )
+
+
+def _degraded(service: Service) -> str | UnsetType:
+    """Which of several engines do not serve now, and why, for all loaded models."""
+    loaded = service.loaded_models
+    found = [(model.name, model.client.degraded) for model in loaded]
+    reasons = [(name, reason) for name, reason in found if reason is not None]
+    if not reasons:
+        return UNSET
+    if len(service.models.entries) == 1:
+        return reasons[0][1]
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons)
 
 
 async def version(http: web.Request) -> web.Response:
@@ -47,9 +79,26 @@ async def version(http: web.Request) -> web.Response:
     return json_response(VersionReply(VERSION))
 
 
-def _card(model: ServedModel) -> ModelCard:
-    context, root = model.info.max_context, model.root or model.name
-    return ModelCard(model.name, model.created, context, root, model.defaults)
+def _check(entry: ModelEntry) -> None:
+    """Raises NotReady if the engine of a loaded model is down."""
+    if entry.state == "loaded" and entry.model is not None and not entry.model.client.accepts:
+        raise NotReady(f"not ready: {entry.unhealthy}")
+
+
+def _card(entry: ModelEntry) -> ModelCard:
+    model = entry.last
+    card = ModelCard(
+        entry.name,
+        entry.created if model is None else model.created,
+        None if model is None else model.info.max_context,
+        (model and model.root) or entry.name,
+        None if model is None else model.defaults,
+        entry.state,
+        entry.plan.aliases,
+    )
+    if entry.state == "failed" and entry.failure is not None:
+        card.reason = entry.failure
+    return card
 
 
 async def metrics(http: web.Request) -> web.Response:

@@ -102,6 +102,7 @@ def _part(config: EngineConfig, number: int, sharing: int) -> EngineConfig:
     folder = config.prefix_cache_dir
     return replace(
         config,
+        memory_bytes=_divided(config.memory_bytes, sharing),
         kv_memory=_divided(config.kv_memory, sharing),
         prefix_cache_bytes=_divided(config.prefix_cache_bytes, sharing),
         prefix_cache_dir=None if folder is None else folder / f"replica-{number}",

@@ -79,7 +79,7 @@ def serve_loaded(
     planned = memory.plan_kv_memory(config, device, vocabulary, ranks.sharing)
     swap_bytes = memory.swap_bytes(config, device, ranks.sharing)
     kv_bytes, prefix_bytes, swap_bytes = ranks.smallest(*planned, swap_bytes)
-    memory.configure_mlx(device)
+    memory.configure_mlx(device, memory.part_bytes(config, ranks.sharing))
     try:
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:

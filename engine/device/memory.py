@@ -21,6 +21,9 @@ SWAP_SHARE = 1 / 8
 # they are changed, weights. 41 bytes were measured with all parameters in use.
 SAMPLER_BYTES = 42
 
+# With several engines, this share of what one engine's caches would leave free is left free, too.
+FREE_SHARE = 1 / 2
+
 
 class KVMemory(NamedTuple):
     """Bytes for the KV cache of rows and prompts, and for the prefix cache."""
@@ -73,22 +76,64 @@ def free_host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def configure_mlx(profile: DeviceProfile) -> None:
+class EngineMemory(NamedTuple):
+    """Bytes of an engine beside its weights, before it is started.
+
+    Attributes:
+        working: the memory of a step and of MLX's cache of buffers.
+        caches: KV and prefix cache together; None if no flag gives their sizes.
+    """
+
+    working: int
+    caches: int | None
+
+
+def models_budget(profile: DeviceProfile, memory_share: float | None) -> int:
+    """Bytes that the engines of several models may use together, if no flag gives them.
+
+    Without a configured share of all memory, a part of the memory that is free now stays free:
+    ``FREE_SHARE`` of what one engine would not use for its caches.
+    """
+    if memory_share is not None:
+        return int(total_memory() * memory_share)
+    return int(free_memory() * (1 - (1 - profile.kv_share) * FREE_SHARE))
+
+
+def engine_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> EngineMemory:
+    """The memory of one of several engines on a device, without its weights."""
+    working = step_bytes(config, profile, vocabulary)
+    if profile.unified_memory:
+        working += swap_bytes(config, profile)
+    if config.kv_memory is None:
+        return EngineMemory(working, None)
+    kv, prefix = _configured(config)
+    return EngineMemory(working + _buffers(profile, kv + prefix), kv + prefix)
+
+
+def configure_mlx(profile: DeviceProfile, memory_bytes: int | None = None) -> None:
     """Bounds MLX's cache of freed buffers. Call it once the weights are loaded.
+
+    ``memory_bytes`` is the engine's part of the memory, if it has one.
 
     On Metal it also wires the recommended working set, as mlx-lm does: otherwise macOS may page
     weights out between steps.
     """
-    mx.set_cache_limit(cache_bytes(profile))
+    mx.set_cache_limit(cache_bytes(profile, memory_bytes))
     if mx.metal.is_available():
         working_set = mx.device_info().get("max_recommended_working_set_size")
         if working_set is not None:
             mx.set_wired_limit(int(working_set))
 
 
-def cache_bytes(profile: DeviceProfile) -> int:
+def cache_bytes(profile: DeviceProfile, memory_bytes: int | None = None) -> int:
     """Bytes of freed buffers that MLX may keep. Call it once the weights are loaded."""
-    return min(profile.cache_bytes, int(free_memory() * profile.cache_share))
+    if memory_bytes is not None:
+        return _buffers(profile, max(0, memory_bytes - mx.get_active_memory()))
+    return _buffers(profile, free_memory())
+
+
+def _buffers(profile: DeviceProfile, free: int) -> int:
+    return min(profile.cache_bytes, int(free * profile.cache_share))
 
 
 def step_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) -> int:
@@ -105,7 +150,7 @@ def plan_kv_memory(
     Without a configured size, both get a share of the free memory, a quarter of it for the prefix
     cache. The memory of a step and of MLX's buffer cache stays free. On Metal the memory for
     preempted rows stays free, too, because it is taken from the same memory. With a configured
-    share of all memory, both get what the weights and these leave of it.
+    share of all memory, or a part of it in bytes, both get what the weights and these leave of it.
 
     Replicas on one device get equal parts. The first one measures before the others load their
     weights (``client.replicas``), so it leaves room for these.
@@ -114,34 +159,50 @@ def plan_kv_memory(
         sharing: the number of ranks that share this memory; each gets as much.
 
     Raises:
-        ModelError: they leave nothing of the configured share.
+        ModelError: they leave nothing of the configured share or part.
     """
     if config.kv_memory is not None:
-        prefix = config.prefix_cache_bytes
-        return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
+        return _configured(config)
     engines = config.device_engines
     free = max(0, free_memory() - (engines - 1) * mx.get_active_memory()) // engines // sharing
-    reserved = step_bytes(config, profile, vocabulary) + cache_bytes(profile)
+    part = part_bytes(config, sharing)
+    reserved = step_bytes(config, profile, vocabulary) + cache_bytes(profile, part)
     if profile.unified_memory:
         reserved += swap_bytes(config, profile, sharing)
-    if config.memory_share is None:
-        share = int(free * profile.kv_share)
+    if part is not None:
+        share = _left(part, reserved, "this model's part of --models-memory")
+    elif config.memory_share is not None:
+        share = _left(
+            int(total_memory() // (engines * sharing) * config.memory_share),
+            *(reserved, f"--gpu-memory-utilization {config.memory_share:g}"),
+        )
     else:
-        share = _left_of_share(config.memory_share, reserved, engines * sharing)
+        share = int(free * profile.kv_share)
     share = min(share, max(0, free - reserved))
     prefix = share // 4 if config.prefix_cache_bytes is None else config.prefix_cache_bytes
     return KVMemory(max(0, share - prefix), prefix)
 
 
-def _left_of_share(memory_share: float, reserved: int, sharing: int) -> int:
-    """What weights and ``reserved`` leave of an engine's part of the configured share."""
-    total, weights = total_memory() // sharing, mx.get_active_memory()
-    left = int(total * memory_share) - weights - reserved
+def part_bytes(config: EngineConfig, sharing: int) -> int | None:
+    """The part of ``memory_bytes`` of one of ``sharing`` ranks; None if there is no such limit."""
+    return None if config.memory_bytes is None else config.memory_bytes // sharing
+
+
+def _configured(config: EngineConfig) -> KVMemory:
+    """The sizes that ``kv_memory`` gives."""
+    assert config.kv_memory is not None, "the caller has checked it"
+    prefix = config.prefix_cache_bytes
+    return KVMemory(config.kv_memory, config.kv_memory // 3 if prefix is None else prefix)
+
+
+def _left(memory: int, reserved: int, named: str) -> int:
+    """What the weights and ``reserved`` leave of ``memory`` bytes, which ``named`` gives."""
+    weights = mx.get_active_memory()
+    left = memory - weights - reserved
     if left <= 0:
         raise ModelError(
-            f"--gpu-memory-utilization {memory_share:g} is {total * memory_share / 1e9:.1f} GB, "
-            f"which leaves nothing for the KV cache: the model takes {weights / 1e9:.1f} GB, a "
-            f"step and MLX's cache {reserved / 1e9:.1f} GB"
+            f"{named} is {memory / 1e9:.1f} GB, which leaves nothing for the KV cache: the model "
+            f"takes {weights / 1e9:.1f} GB, a step and MLX's cache {reserved / 1e9:.1f} GB"
         )
     return left
 

@@ -31,6 +31,8 @@ def value(recorder: Recorder, name: str, **labels: str) -> float | None:
 def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> None:
     recorder.record_step(step_stats())
     recorder.record_prompt(1, 5)
+    recorder.model_loaded("m", model_info(), seconds=1.5)
+    recorder.record_models_memory(1 << 20)
     recorder.record_http("/health", "GET", 200, 0.1)
     recorder.record_disconnect()
     recorder.record_rejected("invalid")
@@ -43,16 +45,16 @@ def test_every_metric_of_the_table_is_exposed_and_parses(recorder: Recorder) -> 
     recorder.record_batch_request("failed")
     recorder.record_batches_running(1)
     recorder.record_batch_requests_running(1)
-    families = {
-        family.name: family
-        for family in text_string_to_metric_families(generate_latest(recorder.registry).decode())
-    }
+    at_work = generate_latest(recorder.registry).decode()
+    recorder.model_unloaded("m", "idle")
+    assert value(recorder, "chairlift_model_unloads_total", model_name="m", reason="idle") == 1
+    families = {family.name: family for family in text_string_to_metric_families(at_work)}
     for metric in (*SERVER, *MODEL, *ENGINE):
         family = families[metric.name]
         assert family.type == metric.kind
         # The calls above moved every counter and histogram.
         total = sum(sample.value for sample in family.samples)
-        assert total > 0, metric.name
+        assert total > 0 or metric.key == "model_unloads", metric.name
 
 
 def test_counters_exist_at_zero_before_anything_happened(recorder: Recorder) -> None:

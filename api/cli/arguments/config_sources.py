@@ -10,7 +10,7 @@ import argparse
 import copy
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,10 @@ _Actions = Mapping[str, argparse.Action]
 
 class ConfigError(Exception):
     """A value in the environment or the file is wrong. The message is one line that names it."""
+
+
+class TablesAction(argparse._StoreAction):
+    """A list of texts on the command line, in which a file may also have tables."""
 
 
 class Resolved(NamedTuple):
@@ -125,7 +129,8 @@ def _from_flags(
     given = {
         key: Setting(key, values[action.dest], "flag")
         for key, action in actions.items()
-        if values[action.dest] is not None
+        # Without arguments, the value of a positional list is empty.
+        if values[action.dest] is not None and (action.nargs != "*" or values[action.dest])
     }
     names = {key: (*action.option_strings, key.upper())[0] for key, action in actions.items()}
     return _without_aliases(given, actions, names.__getitem__)
@@ -165,14 +170,47 @@ def _from_file(path: Path, actions: _Actions) -> dict[str, Setting]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     known = [key for key in _in_sources(actions) if key not in (CONFIG, PRINT_CONFIG)]
+    return _from_table(table, actions, known, str(path))
+
+
+def table_values(
+    parser: argparse.ArgumentParser, table: Mapping[str, object], known: Iterable[str], place: str
+) -> dict[str, Any]:
+    """The values of a table of flags, by their ``dest``, as argparse would return them.
+
+    Args:
+        parser: the parser of the flags.
+        table: the table of a file.
+        known: the keys that it may have; other names of these flags are accepted, too.
+        place: where it stands, for errors.
+
+    Raises:
+        ConfigError: a key is unknown, or its value is wrong.
+    """
+    actions = {_key(action): action for action in _actions(parser)}
+    keys = set(known)
+    keys |= {key for key, a in actions.items() if isinstance(a, AliasAction) and a.of in keys}
+    in_sources = [key for key in _in_sources(actions) if key in keys]
+    found = _from_table(table, actions, in_sources, place)
+    return {actions[key].dest: setting.value for key, setting in found.items()}
+
+
+def keys_of(actions: Iterable[argparse.Action]) -> list[str]:
+    """The names of flags in files."""
+    return [_key(action) for action in actions if action.dest not in ("help", "help_all")]
+
+
+def _from_table(
+    table: Mapping[str, object], actions: _Actions, known: Sequence[str], place: str
+) -> dict[str, Setting]:
     for key in table:
         if key not in known:
-            raise ConfigError(f"{path}: unknown key {key[:64]!r}{suggestion(key, known)}")
+            raise ConfigError(f"{place}: unknown key {key[:64]!r}{suggestion(key, known)}")
     found = {
-        key: Setting(key, _value(actions[key], given, f"{path}: {key}"), str(path))
+        key: Setting(key, _value(actions[key], given, f"{place}: {key}"), place)
         for key, given in table.items()
     }
-    return _without_aliases(found, actions, lambda key: f"{path}: {key}")
+    return _without_aliases(found, actions, lambda key: f"{place}: {key}")
 
 
 def _without_aliases(
@@ -211,7 +249,11 @@ def _value(action: argparse.Action, given: object, place: str) -> Any:
     if _repeats(action):
         if not isinstance(given, list):
             raise ConfigError(f"{place}: must be a list")
-        return [_single(action, item, place) for item in given]
+        takes_tables = isinstance(action, TablesAction)
+        return [
+            item if takes_tables and isinstance(item, dict) else _single(action, item, place)
+            for item in given
+        ]
     if isinstance(given, list) and _takes_lists(action):
         return [value for item in given for value in _single(action, item, place)]
     return _single(action, given, place)

@@ -62,7 +62,11 @@ def _toml_line(setting: Setting, chosen: Chosen | None) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{key} = {_toml(item)}" for key, item in value.items())
+        return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    # A JSON string is a valid TOML string: both escape the same characters in the same way.
-    return json.dumps(_PASSWORD.sub(MASK, str(value)), ensure_ascii=False)
+    # A JSON string is a valid TOML string, but for the one character that JSON does not escape.
+    text = json.dumps(_PASSWORD.sub(MASK, str(value)), ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
 
 import aiohttp
 
@@ -81,15 +82,33 @@ class ChatClient:
         Raises:
             ChatError: the server lists none or cannot be reached.
         """
+        return [str(model["id"]) for model in await self.models()]
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Returns the models that the server lists, at least one, each with an "id".
+
+        Raises:
+            ChatError: the server lists none or cannot be reached.
+        """
         async with self._request("GET", "v1/models", None) as response:
             body = await response.json()
-        try:
-            ids = [str(model["id"]) for model in body["data"]]
-        except (KeyError, TypeError) as error:
-            raise ChatError(f"{self.base_url} lists no model") from error
-        if not ids:
+        models = body.get("data") if isinstance(body, dict) else None
+        if not models or not isinstance(models, list) or not all(map(_has_id, models)):
             raise ChatError(f"{self.base_url} lists no model")
-        return ids
+        return models
+
+    async def change_model(self, name: str, action: Literal["load", "unload"]) -> dict[str, Any]:
+        """Loads or unloads a model; returns it as the server lists it.
+
+        Raises:
+            ChatError: the server cannot be reached, or refuses it.
+        """
+        path = f"v1/models/{quote(name)}/{action}"
+        async with self._request("POST", path, None) as response:
+            model = await response.json()
+        if not _has_id(model):
+            raise ChatError(f"{self.base_url} did not describe the model")
+        return dict(model)
 
     async def is_healthy(self) -> bool:
         """Whether the server answers and has loaded its model."""
@@ -145,6 +164,10 @@ class ChatClient:
             ) from error
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ChatError(f"{url}: {error or type(error).__name__}") from error
+
+
+def _has_id(model: object) -> bool:
+    return isinstance(model, dict) and "id" in model
 
 
 def _text_deltas(chunk: dict[str, Any], speed: Speed) -> list[TextDelta]:

@@ -20,10 +20,11 @@ function state(kind, text) {
 }
 
 function show(snapshot) {
-  const { status, reason, model } = snapshot;
+  const { status, reason, model, models } = snapshot;
   if (status === "ok") state("ok", "Serving");
   else state("waiting", reason[0].toUpperCase() + reason.slice(1));
-  if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
+  if (models.length > 1) put("model", models.map(({ name, state }) => `${name}: ${state}`).join(" · "));
+  else if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
   chairs.show(snapshot);
   gauges.show(snapshot);
   put("live-brief", element("summary").textContent);

@@ -305,9 +305,7 @@ async def test_a_batch_waits_for_a_server_of_its_model(tmp_path: Path) -> None:
         batch = await begin(server.openai, lines(*map(request, range(8))))
         await until(lambda: len(server.engine.submitted) >= 3)
     other = engine_replying("b")
-    async with running(other, **settings) as server:
-        assert server.service.loaded is not None
-        object.__setattr__(server.service.loaded, "name", "another")
+    async with running(other, name="another", **settings) as server:
         assert (await server.openai.batches.retrieve(batch.id)).status == "in_progress"
         await asyncio.sleep(1.5)
         assert other.submitted == []

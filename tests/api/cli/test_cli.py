@@ -16,9 +16,10 @@ from support.paths import ROOT
 
 from chairlift.api.cli import output_flags
 from chairlift.api.cli.arguments.parser import CommandParser
+from chairlift.api.cli.engine_settings import engine_config
 from chairlift.api.cli.flags import byte_size
 from chairlift.api.cli.main import main
-from chairlift.api.cli.serve import add_arguments, engine_config
+from chairlift.api.cli.serve import add_arguments
 from chairlift.engine.config import EngineConfig, decode_path, encode_path
 from chairlift.engine.device.limits import step_seconds
 from chairlift.engine.device.memory import swap_bytes

@@ -16,8 +16,9 @@ from chairlift.api.cli.arguments.config_sources import ConfigError, Resolved, re
 from chairlift.api.cli.arguments.openai_key import log_origin, with_openai_key
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.arguments.setting import as_toml
+from chairlift.api.cli.engine_settings import engine_config
 from chairlift.api.cli.main import main
-from chairlift.api.cli.serve import add_arguments, engine_config
+from chairlift.api.cli.serve import add_arguments
 from chairlift.loadtest.bench.flags import KEY_VARIABLES
 from chairlift.loadtest.bench.flags import add_arguments as bench_arguments
 from chairlift.loadtest.cli import config_from_args

@@ -57,7 +57,7 @@ def test_an_error_shows_one_line_of_usage(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main(["serve", "--port", "x"])
     usage, error = capsys.readouterr().err.splitlines()
-    assert usage == "usage: chairlift serve [MODEL] [flags]"
+    assert usage == "usage: chairlift serve [MODEL ...] [flags]"
     assert error.startswith("chairlift serve: error: argument --port")
 
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from opentelemetry.trace import SpanKind, StatusCode
-from support.api.api_server import CHAT, END, Running, ids, running
+from support.api.api_server import CHAT, END, Running, ids, running, until
 from support.api.fake_engine import FakeEngine, Scripted, model_info
 from support.tiny import tiny_model_dir
 
@@ -134,9 +134,12 @@ async def test_spans_of_refused_and_failed_requests(
     server.engine.refusal = QueueFull("full", 3)
     await server.post("/v1/completions", {"prompt": "x"})
     server.engine.refusal = None
-    server.engine.dead.set()
     # The status is sent before the engine dies.
-    await server.events("/v1/completions", {"prompt": "x"})
+    server.engine.step_seconds = 0.2
+    failing = asyncio.create_task(server.events("/v1/completions", {"prompt": "x"}))
+    await until(lambda: server.engine.submitted)
+    server.engine.dead.set()
+    await failing
     invalid, refused, failed = spans_of(exporter)["text_completion"]
     assert invalid.name == "text_completion"
     assert (invalid.attributes or {})["error.type"] == "400"
@@ -168,7 +171,7 @@ async def test_chunks_of_a_real_engine_reach_a_collector(tmp_path: Path) -> None
     try:
         async with running(FakeEngine(None, lambda request, index: Scripted([]))) as server:
             vocabulary = Vocabulary(load_tokenizer(source), info.vocab_size, server.service.workers)
-            server.service.model_loaded(ServedModel("tiny", client, vocabulary))
+            server.service.serve_loaded(ServedModel("tiny", client, vocabulary))
             tracing = server.service.tracing = Tracing(otlp_processor(endpoint))
             prompts = {**COMPLETION, "prompt": ["b" * 50, "c"]}
             assert (await server.post("/v1/completions", prompts))[0] == 200

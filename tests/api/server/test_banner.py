@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.api.fake_engine import model_info
 
+from chairlift.api.http.version import VERSION
 from chairlift.api.server.banner import MAX_LINES, banner_fields, banner_lines
 from chairlift.api.server.start_progress import StartProgress
 from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
-from chairlift.api.version import VERSION
 from chairlift.engine.logs.setup import BANNER, LOG_FORMATS, log_handler
 from chairlift.engine.messages import Loading
 

@@ -18,6 +18,7 @@ import pytest
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey
 from chairlift.api.cli.main import main
+from chairlift.api.models.spec import ModelsMemory, ModelSpec
 from chairlift.api.server import serve
 from chairlift.api.server.sockets import bind_all
 from chairlift.api.settings import ServerSettings
@@ -167,7 +168,8 @@ async def test_a_public_server_without_a_key_warns(
     # Only the loopback is bound.
     monkeypatch.setattr(serve, "is_loopback", lambda host: not public)
     settings = ServerSettings(port=0, keys=keys)
-    server = serve.Server(settings, EngineConfig(), Supervision(), bind_all(settings))
+    specs = [ModelSpec(EngineConfig(), settings)]
+    server = serve.Server(settings, specs, ModelsMemory(), Supervision(), bind_all(settings))
     async with AsyncExitStack() as stack:
         await server._listen(stack)
     assert any("there is no API key" in record.message for record in caplog.records) == warned

@@ -136,6 +136,7 @@ async def running(
     engine: FakeEngine,
     tokenizer: TokenizerWrapper = TOKENIZER,
     defaults: SamplingDefaults = NEUTRAL,
+    name: str = "org/tiny",
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Serves ``engine`` on the loopback.
@@ -144,6 +145,7 @@ async def running(
         engine: its ``info`` is None while the model loads.
         tokenizer: the model's.
         defaults: the model's default sampling.
+        name: the model's id.
         settings: further fields of ServerSettings.
     """
     # A folder that exists once a test uses it.
@@ -152,8 +154,13 @@ async def running(
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)
-        service.model_loaded(
-            ServedModel("org/tiny", engine, vocabulary, defaults=defaults, seeds=seeds)
+        service.serve_loaded(
+            ServedModel(
+                *(name, engine, vocabulary),
+                defaults=defaults,
+                pooling=service.settings.embedding_pooling,
+                seeds=seeds,
+            )
         )
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -1,0 +1,54 @@
+"""The engine's settings from the flags of ``serve``."""
+
+from __future__ import annotations
+
+import argparse
+
+from chairlift.engine.config import EngineConfig
+
+_ENGINE = EngineConfig()
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """The engine's settings from the flags of ``serve``.
+
+    Raises:
+        ValueError: a flag is given without another that it needs; the message names both.
+    """
+    dir_bytes, group_size = options.prefix_cache_dir_bytes, options.kv_group_size
+    if dir_bytes is not None and options.prefix_cache_dir is None:
+        raise ValueError("--prefix-cache-dir-bytes needs --prefix-cache-dir")
+    swap_dir_bytes = options.swap_dir_bytes
+    if swap_dir_bytes is not None and options.swap_dir is None:
+        raise ValueError("--swap-dir-bytes needs --swap-dir")
+    if group_size is not None and options.kv_bits is None:
+        raise ValueError("--kv-group-size needs --kv-bits")
+    if options.gpu_memory_utilization is not None and options.kv_memory is not None:
+        raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
+    return EngineConfig(
+        model=options.model,
+        revision=options.revision,
+        memory_share=options.gpu_memory_utilization,
+        dtype=options.dtype,
+        threads=options.threads,
+        max_rows=options.max_rows,
+        max_step_tokens=options.max_step_tokens,
+        max_step_ms=options.max_step_ms,
+        kv_memory=options.kv_memory,
+        max_queue=options.max_queue,
+        max_context=options.max_context,
+        priority_ageing=options.priority_ageing,
+        trust_remote_code=options.trust_remote_code,
+        prefix_cache_bytes=options.prefix_cache_bytes,
+        prefix_cache_dir=options.prefix_cache_dir,
+        prefix_cache_dir_bytes=_ENGINE.prefix_cache_dir_bytes if dir_bytes is None else dir_bytes,
+        swap_memory=options.swap_memory,
+        swap_dir=options.swap_dir,
+        swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
+        kv_bits=options.kv_bits,
+        replicas=options.replicas or len(options.devices) or 1,
+        devices=tuple(options.devices) or None,
+        tensor_parallel_size=options.tensor_parallel_size,
+        hostfile=options.hostfile,
+        kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
+    )

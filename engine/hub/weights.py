@@ -1,0 +1,108 @@
+"""What a model's weights will take in an engine's memory, from the headers of its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gguf.constants import GGMLQuantizationType
+
+from chairlift.engine.errors import ModelError
+from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.hub.folder_check import WEIGHTS, read_config
+from chairlift.engine.hub.source import ModelSource
+
+# Longer headers of safetensors files are damaged; the format's own limit.
+_MAX_HEADER = 100 << 20
+# Blocks that stay quantized on accelerators, by their bits: groups with a scale and a bias each.
+_KEPT_BITS = {
+    GGMLQuantizationType.Q4_0: 4,
+    GGMLQuantizationType.Q4_1: 4,
+    GGMLQuantizationType.Q8_0: 8,
+}
+_GROUP = 32
+_FLOATS = {"F16": 2, "BF16": 2, "F32": 4}
+
+
+class WeightSize(NamedTuple):
+    """The bytes of a model's weights in memory, and the width of its logits (0: not known)."""
+
+    bytes: int
+    vocabulary: int
+
+
+def weight_size(source: ModelSource, dtype: str, on_cpu: bool) -> WeightSize:
+    """The memory of the weights, before they are loaded.
+
+    It is an upper bound: on CPUs with bfloat16 units some weights take half of it.
+
+    Args:
+        source: the model on disk.
+        dtype: see ``EngineConfig.dtype``.
+        on_cpu: whether the engine computes on the CPU, where ``auto`` is float32.
+
+    Raises:
+        ModelError: the files cannot be read.
+    """
+    is_float32 = dtype == "float32" or (on_cpu and dtype == "auto")
+    if source.kind == "gguf":
+        file = GGUFFile(source.path)
+        types = {tensor.type for tensor in file.tensors.values()}
+        own = dtype == "auto" and types == {GGMLQuantizationType.F32}
+        return _gguf_size(file, 4 if is_float32 or own else 2, keeps_blocks=not on_cpu)
+    config = read_config(source.path)
+    width = None if dtype == "auto" and not on_cpu else 4 if is_float32 else 2
+    unpacked = on_cpu and is_float32
+    total = sum(
+        _tensor_bytes(tensor, width, config if unpacked else {})
+        for shard in sorted(source.path.glob(WEIGHTS))
+        for tensor in _tensors(shard)
+    )
+    return WeightSize(total, _vocabulary(config))
+
+
+def _gguf_size(file: GGUFFile, width: int, keeps_blocks: bool) -> WeightSize:
+    total = 0
+    for tensor in file.tensors.values():
+        values = math.prod(tensor.shape)
+        bits = _KEPT_BITS.get(tensor.type) if keeps_blocks else None
+        total += values * width if bits is None else values // _GROUP * (4 * bits + 2 * width)
+    return WeightSize(total, len(file.get("tokenizer.ggml.tokens", list, [])))
+
+
+def _tensor_bytes(tensor: Mapping[str, Any], width: int | None, packed: Mapping[str, Any]) -> int:
+    """The bytes of one tensor. ``packed`` is the configuration if weights are dequantized."""
+    start, end = tensor["data_offsets"]
+    stored = int(end) - int(start)
+    bits = (packed.get("quantization") or packed.get("quantization_config") or {}).get("bits")
+    if tensor["dtype"] == "U32" and isinstance(bits, int) and bits > 0:
+        return stored * 32 // bits
+    own = _FLOATS.get(tensor["dtype"])
+    return stored if width is None or own is None else stored // own * width
+
+
+def _tensors(shard: Path) -> Iterator[Mapping[str, Any]]:
+    """The entries of a safetensors file's header."""
+    try:
+        with shard.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _MAX_HEADER:
+                raise ValueError
+            header = json.loads(file.read(length))
+        yield from (entry for name, entry in header.items() if name != "__metadata__")
+    except OSError as error:
+        raise ModelError(f"{shard}: cannot be read: {error.strerror}") from error
+    except (ValueError, struct.error, AttributeError) as error:
+        raise ModelError(f"{shard}: damaged or truncated: it has no header") from error
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    for part in (config, config.get("text_config")):
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and size > 0:
+            return size
+    return 0
