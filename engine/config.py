@@ -50,6 +50,8 @@ class EngineConfig:
         swap_dir_bytes: upper bound of the files in ``swap_dir``.
         kv_bits: bits of a quantized KV cache. None keeps the model's type.
         kv_group_size: values that share a scale in a quantized KV cache.
+        max_loras: the maximum number of loaded LoRA adapters.
+        max_lora_rank: the maximum rank of each.
 
     Raises:
         ValueError: a value is out of range; the text names the command line's flag.
@@ -76,6 +78,8 @@ class EngineConfig:
     swap_dir_bytes: int = 10 << 30
     kv_bits: int | None = None
     kv_group_size: int = 64
+    max_loras: int = 8
+    max_lora_rank: int = 64
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:

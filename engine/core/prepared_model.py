@@ -9,12 +9,14 @@ from typing import Any
 from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapters
+from chairlift.engine.model.attention import score_heads
 from chairlift.engine.model.forward import (
     CacheFactories,
     Forward,
     hidden_size,
-    score_heads,
     select_forward,
+    trial_logits,
 )
 
 
@@ -29,6 +31,7 @@ class PreparedModel:
         vocabulary: the last dimension of the logits.
         hidden_size: the length of the last hidden states; None if they cannot be read.
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
+        adapters: the loaded LoRA adapters.
     """
 
     forward: Forward
@@ -37,6 +40,7 @@ class PreparedModel:
     vocabulary: int
     hidden_size: int | None
     eager: bool
+    adapters: Adapters
 
 
 def prepare_model(
@@ -47,6 +51,7 @@ def prepare_model(
     quantization: Quantization | None = None,
     layers: AttentionLayers = PLAIN,
     score_bytes: int | None = None,
+    adapter_limits: AdapterLimits = DEFAULT_LIMITS,
 ) -> PreparedModel:
     """Runs a few short trial steps to find the fastest way to call a model correctly.
 
@@ -73,4 +78,7 @@ def prepare_model(
         vocabulary=vocabulary,
         hidden_size=hidden_size(forward, make_cache),
         eager=eager,
+        adapters=Adapters(
+            *(model, forward.routing, partial(trial_logits, forward, caches), adapter_limits)
+        ),
     )

@@ -1,0 +1,103 @@
+"""Makes a model's linear layers add the products of adapters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.engine.cpu.bf16_linear import Bf16Linear, Products, is_small_batch
+from chairlift.engine.lora.host import HostAddition
+from chairlift.engine.lora.low_rank import LowRank, is_linear
+from chairlift.engine.lora.routing import Routing
+
+
+class AdaptedLayers:
+    """The layers of a model that have adapters, by name.
+
+    A layer is changed when its first adapter is loaded, and stays changed. While a model call has
+    no adapter, a changed layer computes exactly what it did before.
+
+    Attributes:
+        targets: the layers that may have adapters, by name.
+    """
+
+    def __init__(self, model: Any, routing: Routing) -> None:
+        self._model = model
+        self._routing = routing
+        self._low_ranks: dict[str, LowRank] = {}
+        self._additions: list[HostAddition] = []
+        self.targets: dict[str, Any] = {
+            name: layer
+            for name, layer in model.named_modules()
+            # The output layer computes selected positions only; see ``engine.model.head``.
+            if is_linear(layer) and name.rpartition(".")[2] != "lm_head"
+        }
+
+    def adapt(self, names: Iterable[str]) -> None:
+        """Changes those of these layers that are not changed yet."""
+        new = [name for name in names if name not in self._low_ranks]
+        for name in new:
+            layer = self.targets[name]
+            layer.low_rank = self._low_ranks[name] = LowRank(name, layer, self._routing)
+            layer.__class__ = _adapted(type(layer))
+        if new:
+            self._call_plainly()
+            self._add_on_host()
+
+    def fill(self, slots: int) -> None:
+        """Call this after the ``factors`` of layers have changed; ``slots`` adapters are loaded."""
+        for low_rank in self:
+            low_rank.fill(low_rank.factors, slots)
+        for addition in self._additions:
+            addition.clear()
+
+    def __iter__(self) -> Any:
+        return iter(self._low_ranks.values())
+
+    def __getitem__(self, name: str) -> LowRank:
+        """The adapters of a changed layer."""
+        return self._low_ranks[name]
+
+    def _call_plainly(self) -> None:
+        """Lets fused blocks call their linear layers while a call has adapters."""
+        for module in self._model.modules():
+            plain = getattr(type(module), "unfused", None)
+            changed = any(hasattr(part, "low_rank") for part in module.modules())
+            if plain is not None and changed:
+                module.__class__ = _plain_with_adapters(type(module), plain, self._routing)
+
+    def _add_on_host(self) -> None:
+        groups: defaultdict[int, list[Bf16Linear]] = defaultdict(list)
+        for layer in self._model.modules():
+            if isinstance(layer, Bf16Linear):
+                groups[id(layer.products)].append(layer)
+        self._additions = []
+        for layers in groups.values():
+            layers.sort(key=lambda layer: layer.index)
+            members = [getattr(layer, "low_rank", None) for layer in layers]
+            if any(members):
+                products: Products = layers[0].products
+                addition = HostAddition(members, products.matrix.stops, self._routing)
+                products.addition = addition
+                self._additions.append(addition)
+
+
+def _adapted(base: Any) -> Any:
+    def call(layer: Any, x: mx.array) -> mx.array:
+        y: mx.array = base.__call__(layer, x)
+        if isinstance(layer, Bf16Linear) and is_small_batch(x):
+            return y  # its group's products have been added
+        result: mx.array = layer.low_rank.added(y, x)
+        return result
+
+    return type(base.__name__, (base,), {"__call__": call})
+
+
+def _plain_with_adapters(fused: Any, plain: Any, routing: Routing) -> Any:
+    def call(module: Any, *args: Any, **more: Any) -> Any:
+        return (fused.__call__ if routing.call is None else plain)(module, *args, **more)
+
+    return type(fused.__name__, (fused,), {"__call__": call, "unfused": None})
