@@ -21,7 +21,7 @@ from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
-from chairlift.engine.lora.routing import Slot
+from chairlift.engine.model.lora_routing import Slot
 from chairlift.scheduler.scheduler import NO_WORK, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 

@@ -15,7 +15,7 @@ from chairlift.engine.errors import AdapterError
 from chairlift.engine.lora.files import AdapterFiles, Shape, read_adapter
 from chairlift.engine.lora.layers import AdaptedLayers
 from chairlift.engine.lora.low_rank import Factors, LowRankError, dimensions
-from chairlift.engine.lora.routing import Routing, Slot
+from chairlift.engine.model.lora_routing import Routing, Slot
 
 log = logging.getLogger(__name__)
 

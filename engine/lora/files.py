@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -22,7 +22,11 @@ _MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[ab])")
 _PEFT_NAME = re.compile(
     r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(\.default)?\.weight"
 )
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_DTYPES: dict[object, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 
 
 class Shape(NamedTuple):
@@ -98,7 +102,7 @@ def _tensors(data: bytes) -> dict[str, mx.array]:
         AdapterError: the file is damaged, or has values that are not finite floating-point numbers.
     """
     try:
-        parts = deserialize(data)
+        parts: list[tuple[str, Any]] = deserialize(data)  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError) as error:
         raise AdapterError(f"damaged or truncated: {str(error).splitlines()[0]}") from error
     tensors = {}
@@ -106,7 +110,7 @@ def _tensors(data: bytes) -> dict[str, mx.array]:
         dtype = _DTYPES.get(part["dtype"])
         if dtype is None:
             raise AdapterError(f"{_named(name)} has the type {part['dtype']}, not F32, F16 or BF16")
-        array = mx.array(np.frombuffer(part["data"], dtype).reshape(part["shape"]))
+        array = mx.array(np.frombuffer(part["data"], dtype=dtype).reshape(part["shape"]))
         array = array.view(mx.bfloat16) if part["dtype"] == "BF16" else array
         tensors[name] = array.astype(mx.float32)
         if not mx.isfinite(tensors[name]).all().item():

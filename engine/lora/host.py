@@ -13,7 +13,7 @@ import numpy as np
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.lora.low_rank import LowRank
-from chairlift.engine.lora.routing import Routing
+from chairlift.engine.model.lora_routing import Routing
 
 
 class HostAddition:

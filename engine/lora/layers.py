@@ -11,7 +11,7 @@ import mlx.core as mx
 from chairlift.engine.cpu.bf16_linear import Bf16Linear, Products, is_small_batch
 from chairlift.engine.lora.host import HostAddition
 from chairlift.engine.lora.low_rank import LowRank, is_linear
-from chairlift.engine.lora.routing import Routing
+from chairlift.engine.model.lora_routing import Routing
 
 
 class AdaptedLayers:

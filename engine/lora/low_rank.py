@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from chairlift.engine.lora.routing import Call, Part, Routing
+from chairlift.engine.model.lora_routing import Call, Part, Routing
 
 
 class LowRankError(ValueError):

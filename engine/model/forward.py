@@ -15,9 +15,9 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.lora.routing import Routing, Run, Slot
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.head import Head
+from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
