@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from chairlift.api.admission.accounts import Accounts
@@ -19,6 +20,7 @@ from chairlift.api.observe.live import Live
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.settings import ServerSettings
 from chairlift.api.version import VERSION
+from chairlift.engine.client.adapters import Adapter, AdapterTable
 from chairlift.engine.client.interface import EngineClient, TokenStream
 from chairlift.engine.messages import ModelInfo, StepStats, Submit
 from chairlift.engine.workers.pool import Workers
@@ -53,6 +55,9 @@ class ServedModel:
         defaults: the sampling of requests that give no value of their own.
         created: the time of loading, in Unix seconds.
         seeds: draws the seeds of requests that give none.
+        adapters: its LoRA adapters; None if its engine takes none.
+        adapter: the LoRA adapter that ``name`` stands for; None for the model itself.
+        base: the model that ``adapter`` changes; None for the model itself.
     """
 
     name: str
@@ -63,6 +68,9 @@ class ServedModel:
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
     seeds: random.Random = field(default_factory=random.Random)
+    adapters: AdapterTable | None = None
+    adapter: Adapter | None = None
+    base: ServedModel | None = None
 
     @property
     def info(self) -> ModelInfo:
@@ -72,7 +80,30 @@ class ServedModel:
 
     def submit(self, request: Submit) -> TokenStream:
         """Submits a user's request, through the canary if there is one."""
+        if self.adapter is not None:
+            request = msgspec.structs.replace(request, adapter=self.adapter.key)
         return (self.canary or self.client).submit(request)
+
+    @property
+    def parent(self) -> str | None:
+        """The name of the model that its adapter changes; None for the model itself."""
+        return None if self.base is None else self.base.name
+
+    @property
+    def adapted(self) -> list[ServedModel]:
+        """This model with each of its LoRA adapters, as a model of its own."""
+        loaded = () if self.adapters is None else self.adapters.loaded.values()
+        return [
+            replace(self, name=one.name, adapter=one, base=self, created=one.created)
+            for one in loaded
+        ]
+
+    def find(self, name: str) -> ServedModel | None:
+        """The model of this name: this one, or with the adapter "adapter" or "model:adapter"."""
+        if name == self.name:
+            return self
+        names = (name, name.removeprefix(f"{self.name}:"))
+        return next((model for model in self.adapted if model.name in names), None)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -81,6 +112,7 @@ class ServedModel:
         facts = (
             *(VERSION, self.name, info.architecture, info.dtype, info.device),
             *(info.kv_bits, info.kv_group_size, self.defaults),
+            self.adapter and self.adapter.digest,
         )
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
@@ -149,9 +181,11 @@ class Service:
         """
         if self._model is None or not self._model.client.accepts:
             raise NotReady(f"not ready: {self.unhealthy}")
-        if name is not None and name != self._model.name:
+        model = self._model if name is None else self._model.find(name)
+        if model is None:
+            assert name is not None
             raise UnknownModel(f"the model {name[:200]!r} does not exist", "model")
-        return self._model
+        return model
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

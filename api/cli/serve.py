@@ -115,6 +115,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         served_model_name=options.served_model_name,
         **model_flags.generation_settings(options),
+        **model_flags.adapter_settings(options),
         **network_flags.network_settings(options, limit_flags.key_limits(options)),
         **limit_flags.limit_settings(options),
         **file_flags.file_settings(options),
@@ -160,5 +161,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         swap_dir=options.swap_dir,
         swap_dir_bytes=_ENGINE.swap_dir_bytes if swap_dir_bytes is None else swap_dir_bytes,
         kv_bits=options.kv_bits,
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )

@@ -203,7 +203,8 @@ class EmbeddingList(Struct):
 class ModelCard(Struct):
     """``root`` is the model's own name, like a hub id; clients find its tokenizer by it.
 
-    ``default_sampling_params`` is the sampling of requests that give no value of their own.
+    ``default_sampling_params`` is the sampling of requests that give no value of their own. Of a
+    LoRA adapter, ``root`` is the folder of its files and ``parent`` the model that it changes.
     """
 
     id: str
@@ -213,6 +214,13 @@ class ModelCard(Struct):
     default_sampling_params: SamplingDefaults
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
+    parent: str | None = None
+
+
+class UnloadedAdapter(Struct):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: bool = True
 
 
 class ModelList(Struct):

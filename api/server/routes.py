@@ -23,6 +23,7 @@ from chairlift.api.ollama import models as ollama_models
 from chairlift.api.ollama import replies as ollama_replies
 from chairlift.api.ollama import request as ollama_request
 from chairlift.api.ollama.errors import OLLAMA_ERRORS
+from chairlift.api.openai import adapters
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings
@@ -277,26 +278,23 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models", list_models, "List the models", replies.ModelList),
     Route("GET", "/v1/models/{id}", get_model, "Describe a model", replies.ModelCard),
     Route(
-        "POST",
-        "/tokenize",
-        tokenize,
-        "Tokenize a text or a conversation",
-        replies.TokenizeReply,
-        schemas.TokenizeRequest,
+        *("POST", "/v1/load_lora_adapter", adapters.load_lora_adapter, "Load a LoRA adapter"),
+        *(replies.ModelCard, adapters.LoadAdapterRequest),
     ),
     Route(
-        "POST",
-        "/detokenize",
-        detokenize,
-        "Convert tokens to text",
-        replies.DetokenizeReply,
-        schemas.DetokenizeRequest,
+        *("POST", "/v1/unload_lora_adapter", adapters.unload_lora_adapter, "Unload an adapter"),
+        *(replies.UnloadedAdapter, adapters.UnloadAdapterRequest),
     ),
     Route(
-        "GET",
-        "/tokenizer_info",
-        tokenizer_info,
-        "Get the tokenizer's special tokens",
+        *("POST", "/tokenize", tokenize, "Tokenize a text or a conversation"),
+        *(replies.TokenizeReply, schemas.TokenizeRequest),
+    ),
+    Route(
+        *("POST", "/detokenize", detokenize, "Convert tokens to text"),
+        *(replies.DetokenizeReply, schemas.DetokenizeRequest),
+    ),
+    Route(
+        *("GET", "/tokenizer_info", tokenizer_info, "Get the tokenizer's special tokens"),
         replies.TokenizerInfo,
     ),
     Route(

@@ -14,6 +14,7 @@ import uvloop
 
 from chairlift.api.batches.storage import STORAGE
 from chairlift.api.observe.canary import Canary
+from chairlift.api.openai.adapters import load_adapter
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults, sampling_defaults
 from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
@@ -29,7 +30,7 @@ from chairlift.engine.client.interface import EngineClient
 from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.errors import EngineDead, ModelError
+from chairlift.engine.errors import AdapterError, EngineDead, ModelError
 from chairlift.engine.hub.folder_check import check_directory, read_config
 from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
@@ -144,7 +145,7 @@ class Server:
             return 0
         try:
             model = loading.result()
-        except (ModelError, EngineDead) as error:
+        except (ModelError, AdapterError, EngineDead) as error:
             return _fail(str(error))
         except Exception as error:
             # Files of a model can be damaged in ways that only a library finds, with any exception.
@@ -201,7 +202,10 @@ class Server:
         model = ServedModel(
             *(name, client, vocabulary, canary, source.name, defaults),
             seeds=random.Random(self._settings.seed),
+            adapters=client.adapters,
         )
+        for lora in self._settings.loras:
+            await load_adapter(model, client.adapters, *lora)
         # Exempt loaded objects from garbage collection, which would block all streams for 45 ms.
         gc.collect()
         gc.freeze()

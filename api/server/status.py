@@ -8,21 +8,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS
 from chairlift.api.generate.answer import json_response
-from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
-from chairlift.api.service import SERVICE, ServedModel
+from chairlift.api.openai.adapters import model_card
+from chairlift.api.schemas.replies import HealthReply, ModelList, VersionReply
+from chairlift.api.service import SERVICE
 from chairlift.api.version import VERSION
 
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """Lists the served model."""
-    return json_response(ModelList([_card(http.app[SERVICE].model())]))
+    """Lists the served model and its LoRA adapters."""
+    model = http.app[SERVICE].model()
+    return json_response(ModelList([model_card(one) for one in (model, *model.adapted)]))
 
 
 async def get_model(http: web.Request) -> web.Response:
     """Describes a model by its id."""
-    return json_response(_card(http.app[SERVICE].model(http.match_info["id"])))
+    return json_response(model_card(http.app[SERVICE].model(http.match_info["id"])))
 
 
 async def health(http: web.Request) -> web.Response:
@@ -41,11 +43,6 @@ async def health(http: web.Request) -> web.Response:
 async def version(http: web.Request) -> web.Response:
     """Returns Chairlift's version."""
     return json_response(VersionReply(VERSION))
-
-
-def _card(model: ServedModel) -> ModelCard:
-    context, root = model.info.max_context, model.root or model.name
-    return ModelCard(model.name, model.created, context, root, model.defaults)
 
 
 async def metrics(http: web.Request) -> web.Response:

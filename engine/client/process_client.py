@@ -263,6 +263,7 @@ class ProcessClient(BaseEngineClient):
             stream.scheduled = stream.scheduled or scheduled[stream.request_id]
         for stream in self._streams.values():
             stream.admitted = False
+        self.adapters.fail_loading("the engine ended while it loaded the adapter")
         guilty = self._quarantine.crashed(computing, killed)
         self.record(StepStats(waiting=self.unfinished))
         if guilty is not None:
@@ -279,6 +280,7 @@ class ProcessClient(BaseEngineClient):
                     f"request may need {stream.tokens}"
                 )
         self._ready.set()
+        self.adapters.restore()
         self._admit_all()
 
     def _arrange(self) -> None:

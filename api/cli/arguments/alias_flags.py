@@ -9,7 +9,7 @@ from typing import Any
 from chairlift.api.cli.arguments.aliases import AliasAction
 from chairlift.api.cli.arguments.list_types import origins
 from chairlift.api.cli.arguments.parser_names import TOOL_PARSERS, reasoning_tags, tool_parser
-from chairlift.api.cli.flags import byte_size_or_zero, positive, token_count
+from chairlift.api.cli.flags import byte_size_or_zero, lora, positive, token_count
 
 _KV_DTYPES = {"auto": None, "int8": 8, "q8_0": 8, "int4": 4, "q4_0": 4}
 
@@ -50,6 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="auto: the type of the activations; int8 or q8_0: --kv-bits 8; int4 or q4_0: "
         "--kv-bits 4",
+    )
+    add(
+        "--lora-modules",
+        of="lora",
+        type=lora,
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help="the same as --lora, for one adapter or several",
+    )
+    add(
+        "--enable-lora",
+        of=None,
+        is_switch=True,
+        help="accepted without effect: adapters need no switch",
     )
     _add_output(add)
 

@@ -228,7 +228,7 @@ def test_fused_layers_of_the_cpu_add_adapters(tmp_path: Path) -> None:
 
     model = wide()
     pairs = [matrices(model, n, 3 + n, ("proj",) if n else ("v_proj",)) for n in range(3)]
-    eager, layers = accelerate(model)
+    eager = accelerate(model).eager
     assert eager
     bench = Bench(model, eager=eager, tokens=200)
     _load(bench, [write_mlx(tmp_path / str(n), one) for n, one in enumerate(pairs)])

@@ -22,7 +22,7 @@ def matrices(
     is_changed: Callable[[str], bool] = lambda name: True,
     size: float = 0.5,
 ) -> dict[str, tuple[mx.array, mx.array]]:
-    """Random matrices A ``[inputs, rank]`` and B ``[rank, outputs]``, large enough for other tokens.
+    """Random matrices A ``[inputs, rank]`` and B ``[rank, outputs]`` that change the tokens.
 
     Args:
         suffixes: the last parts of the names of the layers that are changed.
@@ -44,7 +44,9 @@ def write_mlx(
     folder: Path, pairs: dict[str, tuple[mx.array, mx.array]], scale: float = 1.0, **config: Any
 ) -> Path:
     """Writes what ``mlx_lm.lora`` writes; ``config`` replaces fields of the configuration."""
-    tensors = {f"{name}.lora_{m}": t for name, ab in pairs.items() for m, t in zip("ab", ab)}
+    tensors = {
+        f"{name}.lora_{m}": t for name, ab in pairs.items() for m, t in zip("ab", ab, strict=True)
+    }
     rank = next(iter(pairs.values()))[0].shape[1]
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": sorted(_keys(pairs))}
     whole = {"fine_tune_type": "lora", "num_layers": 64, "lora_parameters": parameters}
@@ -59,7 +61,7 @@ def write_peft(
     tensors = {
         f"base_model.model.{name}.lora_{m}.weight": mx.contiguous(t.T)
         for name, ab in pairs.items()
-        for m, t in zip("AB", ab)
+        for m, t in zip("AB", ab, strict=True)
     }
     whole = {
         **{"peft_type": "LORA", "r": rank, "lora_alpha": alpha or rank, "bias": "none"},
