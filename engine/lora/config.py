@@ -105,9 +105,9 @@ def _rank(name: str, value: object) -> int:
 
 
 def _number(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not abs(float(value)) <= _MAX_SCALE:  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _MAX_SCALE:
         raise AdapterError(f"{name} is {_shown(value)}, not a number up to {_MAX_SCALE:g}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _shown(value: object) -> str:

@@ -42,7 +42,8 @@ class AdaptedLayers:
         for name in new:
             layer = self.targets[name]
             layer.low_rank = self._low_ranks[name] = LowRank(name, layer, self._routing)
-            layer.__class__ = _adapted(type(layer))
+            if not hasattr(type(layer), "is_adapted"):  # by an engine before this one
+                layer.__class__ = _adapted(type(layer))
         if new:
             self._call_plainly()
             self._add_on_host()
@@ -66,8 +67,11 @@ class AdaptedLayers:
         for module in self._model.modules():
             plain = getattr(type(module), "unfused", None)
             changed = any(hasattr(part, "low_rank") for part in module.modules())
-            if plain is not None and changed:
-                module.__class__ = _plain_with_adapters(type(module), plain, self._routing)
+            if not changed or plain is None:
+                continue
+            module.routing = self._routing
+            if not hasattr(type(module), "is_adapted"):
+                module.__class__ = _plain_with_adapters(type(module), plain)
 
     def _add_on_host(self) -> None:
         groups: defaultdict[int, list[Bf16Linear]] = defaultdict(list)
@@ -93,11 +97,12 @@ def _adapted(base: Any) -> Any:
         result: mx.array = layer.low_rank.added(y, x)
         return result
 
-    return type(base.__name__, (base,), {"__call__": call})
+    return type(base.__name__, (base,), {"__call__": call, "is_adapted": True})
 
 
-def _plain_with_adapters(fused: Any, plain: Any, routing: Routing) -> Any:
+def _plain_with_adapters(fused: Any, plain: Any) -> Any:
     def call(module: Any, *args: Any, **more: Any) -> Any:
-        return (fused.__call__ if routing.call is None else plain)(module, *args, **more)
+        call_fused = module.routing.call is None
+        return (fused.__call__ if call_fused else plain)(module, *args, **more)
 
-    return type(fused.__name__, (fused,), {"__call__": call, "unfused": None})
+    return type(fused.__name__, (fused,), {"__call__": call, "is_adapted": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from typing import Any
 
@@ -54,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--lora-modules",
         of="lora",
-        type=lora,
+        type=_lora_module,
         nargs="+",
         default=[],
         metavar="NAME=PATH",
-        help="the same as --lora, for one adapter or several",
+        help="the same as --lora, for one adapter or several, also as JSON with name and path",
     )
     add(
         "--enable-lora",
@@ -106,6 +107,17 @@ def _prefix_cache_bytes(enabled: bool) -> int | None:
 
 def _both_on_or_off(one: int | None, other: int | None) -> bool:
     return (one == 0) == (other == 0)
+
+
+def _lora_module(text: str) -> str:
+    """Parses NAME=PATH, or a JSON object like {"name": …, "path": …}."""
+    if not text.lstrip().startswith("{"):
+        return lora(text)
+    try:
+        module = json.loads(text)
+        return lora(f"{module['name']}={module['path']}")
+    except (ValueError, RecursionError, KeyError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} has no name and path") from error
 
 
 def _kv_dtype(text: str) -> str:
