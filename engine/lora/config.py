@@ -105,7 +105,11 @@ def _rank(name: str, value: object) -> int:
 
 
 def _number(name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _MAX_SCALE:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not abs(value) <= _MAX_SCALE
+    ):
         raise AdapterError(f"{name} is {_shown(value)}, not a number up to {_MAX_SCALE:g}")
     return float(value)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,26 @@ from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
 from chairlift.engine.lora.low_rank import LowRank
 from chairlift.engine.model.lora_routing import Routing
+
+
+class _Member(NamedTuple):
+    """A layer of a group that some adapter changes, and its columns in the group's product."""
+
+    low_rank: LowRank
+    columns: slice
+
+
+class _Stack(NamedTuple):
+    """The matrices of some adapters.
+
+    Attributes:
+        a: ``[adapters, inputs, rank of all members together]``.
+        members: for each member its columns of ``a``, its columns of the product, and its matrices
+            ``[adapters, rank, outputs]``.
+    """
+
+    a: Floats
+    members: list[tuple[slice, slice, Floats]]
 
 
 class HostAddition:
@@ -28,14 +49,14 @@ class HostAddition:
         self, members: Sequence[LowRank | None], stops: Sequence[int], routing: Routing
     ) -> None:
         self._members = [
-            (member, start, stop)
-            for member, (start, stop) in zip(members, pairwise(stops), strict=True)
-            if member is not None
+            _Member(low_rank, slice(*columns))
+            for low_rank, columns in zip(members, pairwise(stops), strict=True)
+            if low_rank is not None
         ]
         self._routing = routing
+        # Of the adapters of the last call, which are mostly those of the next one.
         self._slots: tuple[int, ...] = ()
-        self._start, self._stop = 0, stops[-1]
-        self._a = self._b = np.zeros((0, 0, 0), np.float32)
+        self._stack = _Stack(np.zeros((0, 0, 0), np.float32), [])
 
     def clear(self) -> None:
         """Forgets the stacked matrices, because the layers' adapters have changed."""
@@ -53,39 +74,37 @@ class HostAddition:
         slots = tuple(slot for slot in sorted(call.slots) if self._changes(slot))
         if not slots:
             return
-        for member, _, _ in self._members:
-            member.check_tokens(call, len(x))
+        for member in self._members:
+            member.low_rank.check_tokens(call, len(x))
         if slots != self._slots:
-            self._stack(slots)
+            self._slots, self._stack = slots, self._stacked(slots)
         groups = call.groups(slots)
+        rows = slice(None) if len(groups.rows) == len(x) else groups.rows
         with np.errstate(all="ignore"):  # a row's infinite numbers stay in that row
-            narrow = np.matmul(x[groups.tokens], self._a)
-            wide = np.matmul(narrow, self._b).reshape(-1, self._b.shape[2])[groups.places]
-            columns = product[:, self._start : self._stop]
-            if len(groups.rows) == len(x):
-                columns += wide
-            else:
-                columns[groups.rows] += wide
+            narrow = np.matmul(x[groups.tokens], self._stack.a)
+            for own, columns, b in self._stack.members:
+                wide = np.matmul(narrow[:, :, own], b).reshape(-1, b.shape[2])
+                product[rows, columns] += wide[groups.places]
 
     def _changes(self, slot: int) -> bool:
-        return any(slot in member.factors for member, _, _ in self._members)
+        return any(slot in member.low_rank.factors for member in self._members)
 
-    def _stack(self, slots: tuple[int, ...]) -> None:
-        """Stacks the matrices of some adapters: ``[adapters, inputs, rank]``, and the others.
-
-        Each layer has its own columns of the first, and rows and columns of the second.
-        """
-        members = [(m, start, stop) for m, start, stop in self._members if m.factors]
-        self._start, self._stop = members[0][1], members[-1][2]
-        ranks = [max(one.a.shape[1] for one in m.factors.values()) for m, _, _ in members]
-        a = np.zeros((len(slots), members[0][0].inputs, sum(ranks)), np.float32)
-        b = np.zeros((len(slots), sum(ranks), self._stop - self._start), np.float32)
+    def _stacked(self, slots: tuple[int, ...]) -> _Stack:
+        members = []
+        parts = []
         at = 0
-        for (member, start, stop), rank in zip(members, ranks, strict=True):
+        for low_rank, columns in self._members:
+            factors = low_rank.factors
+            rank = max((one.a.shape[1] for one in factors.values()), default=0)
+            # The BLAS reads narrow matrices faster by their columns.
+            a = np.zeros((len(slots), rank, low_rank.inputs), np.float32)
+            b = np.zeros((len(slots), rank, low_rank.outputs), np.float32)
             for number, slot in enumerate(slots):
-                if (one := member.factors.get(slot)) is not None:
-                    own = slice(at, at + one.a.shape[1])
-                    a[number, :, own] = view(one.a)
-                    b[number, own, start - self._start : stop - self._start] = view(one.b)
-            at += rank
-        self._a, self._b, self._slots = a, b, slots
+                if (one := factors.get(slot)) is not None:
+                    a[number, : one.a.shape[1]] = view(one.a).T
+                    b[number, : one.a.shape[1]] = view(one.b)
+            if rank:
+                parts.append(a)
+                members.append((slice(at, at + rank), columns, b))
+                at += rank
+        return _Stack(np.concatenate(parts, axis=1).swapaxes(1, 2), members)

@@ -80,10 +80,15 @@ class LowRank:
         if call is None or call.slots.isdisjoint(self.factors):
             return y
         self.check_tokens(call, x.size // self.inputs)
-        flat = x.reshape(-1, self.inputs)
-        products = [self._product(flat, call, part) for part in call.parts]
-        product = products[0] if len(products) == 1 else mx.concatenate(products)
-        return y + product.reshape(y.shape)
+        flat, outputs = x.reshape(-1, self.inputs), y.reshape(-1, self.outputs)
+        parts = call.parts
+        if len(parts) > 1:
+            sums = [
+                self._sum(outputs[part.start : part.stop], flat[part.start : part.stop], call, part)
+                for part in parts
+            ]
+            return mx.concatenate(sums).reshape(y.shape)
+        return self._sum(outputs, flat, call, parts[0]).reshape(y.shape)
 
     def check_tokens(self, call: Call, tokens: int) -> None:
         """Raises LowRankError if these are not the call's tokens; else the layer is ``seen``."""
@@ -91,17 +96,15 @@ class LowRank:
             raise LowRankError(f"{self.name} computes {tokens} of {call.tokens} tokens")
         self.seen = True
 
-    def _product(self, flat: mx.array, call: Call, part: Part) -> mx.array:
-        x = flat[part.start : part.stop] if len(call.parts) > 1 else flat
+    def _sum(self, y: mx.array, x: mx.array, call: Call, part: Part) -> mx.array:
+        """Adds the products for the tokens of one part to ``y``, their ``[tokens, outputs]``."""
         if len(part.slots) == 1:
             one = self.factors.get(-1 if part.slots[0] is None else part.slots[0])
-            if one is None:
-                return mx.zeros((part.stop - part.start, self.outputs), self.dtype)
-            return (x @ one.a) @ one.b
+            return y if one is None else mx.addmm(y, x @ one.a, one.b)
         narrow = x @ self._a
         # Not a product with zeros: another adapter's numbers may have become infinite.
         own = mx.where(call.mask(part, self._slots, self._rank), narrow, 0)
-        return own @ self._b
+        return mx.addmm(y, own, self._b)
 
 
 def dimensions(layer: Any) -> tuple[int, int]:
