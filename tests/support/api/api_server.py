@@ -153,7 +153,12 @@ async def running(
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)
         service.model_loaded(
-            ServedModel("org/tiny", engine, vocabulary, defaults=defaults, seeds=seeds)
+            ServedModel(
+                *("org/tiny", engine, vocabulary),
+                defaults=defaults,
+                seeds=seeds,
+                adapters=engine.adapters,
+            )
         )
     runner = await listen(service, bind(service.settings.host, 0), None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
