@@ -11,13 +11,15 @@ from __future__ import annotations
 import gc
 import json
 import math
-import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from chairlift.engine.cpu.blas import load_fast_blas
@@ -36,10 +38,18 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
+from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model.probe import Probed, probe
 from chairlift.loadtest.bench.engine_flags import engine_parser
-from chairlift.loadtest.shapes import SHAPES, config_of, random_model
+from chairlift.loadtest.shapes import (
+    SHAPES,
+    BenchRequest,
+    config_of,
+    random_adapter,
+    random_model,
+    random_requests,
+)
 from chairlift.loadtest.timeline import Timeline, record
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -48,13 +58,6 @@ TIMED, WARM = 30, 10
 PROGRESS_SECONDS = 30.0
 # More steps than any engine computes in a second.
 MAX_STEPS_PER_SECOND = 2000
-
-
-class BenchRequest(NamedTuple):
-    """A prompt's token ids, and the number of tokens to generate."""
-
-    prompt: list[int]
-    output: int
 
 
 class StepResult(NamedTuple):
@@ -82,7 +85,10 @@ class Engine(Protocol):
 
 
 class Ours:
-    """Chairlift's engine without a prefix cache; ``paced`` limits the time of its steps."""
+    """Chairlift's engine without a prefix cache; ``paced`` limits the time of its steps.
+
+    Successive requests have successive ``adapters``.
+    """
 
     def __init__(
         self,
@@ -92,6 +98,7 @@ class Ours:
         kv_bytes: int,
         rows: int,
         paced: bool,
+        adapters: Seq[Path] = (),
     ) -> None:
         config = EngineConfig(max_rows=rows, kv_memory=kv_bytes, prefix_cache_bytes=0)
         geometry, vocabulary, _ = probed
@@ -99,15 +106,24 @@ class Ours:
         if not paced:
             limits = replace(limits, step_seconds=math.inf)
         eager, layers = acceleration
-        prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, layers=layers)
+        prepared = prepare_model(
+            *(model, vocabulary, limits.chunk_multiple, eager),
+            layers=layers,
+            adapter_limits=AdapterLimits(max_loras=len(adapters)),
+        )
         self._core = EngineCore(prepared, limits)
+        self._adapters = [folder.name for folder in adapters] or [""]
+        for folder in adapters:
+            prepared.adapters.load(folder.name, folder)
         self._added = 0
         self.reserved = 0
 
     def add(self, requests: list[BenchRequest]) -> None:
         for request in requests:
             params = SamplingParams(max_tokens=request.output, seed=0, temperature=0.0)
-            self._core.submit(Submit(str(self._added), request.prompt, params))
+            adapter = self._adapters[self._added % len(self._adapters)]
+            submit = Submit(str(self._added), request.prompt, params, adapter=adapter)
+            self._core.submit(submit)
             self._added += 1
 
     def step(self) -> StepResult:
@@ -208,7 +224,7 @@ class Decode(NamedTuple):
 def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
     """Times pure decode steps of ``rows`` rows with prompts of ``context`` tokens."""
     output = WARM + TIMED + (MAX_STEPS_PER_SECOND if timeline else 200)
-    requests = list(_requests(rows, (context, context), (output, output), vocabulary, 1))
+    requests = list(random_requests(rows, (context, context), (output, output), vocabulary, 1))
     engine.add(requests)
     while engine.step().tokens < rows:
         pass
@@ -219,6 +235,23 @@ def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeli
         if step >= WARM:
             times.append((time.perf_counter() - start) * 1e3)
     return Decode(statistics.median(times), record(engine.step) if timeline else None)
+
+
+def adapter_steps(engines: Seq[Engine], rows: int, context: int, vocabulary: int) -> list[float]:
+    """The median milliseconds of a decode step of each engine; the engines take turns."""
+    times: list[list[float]] = [[] for _ in engines]
+    output = 2 * (WARM + TIMED)
+    for engine in engines:
+        engine.add(list(random_requests(rows, (context, context), (output, output), vocabulary, 1)))
+        while engine.step().tokens < rows:
+            pass
+    for step in range(WARM + TIMED):
+        for engine, own in zip(engines, times, strict=True):
+            start = time.perf_counter()
+            assert engine.step().tokens == rows
+            if step >= WARM:
+                own.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(own) for own in times]
 
 
 class Device(NamedTuple):
@@ -232,15 +265,6 @@ class Device(NamedTuple):
         memory = (weights + geometry.used([context] * rows)) / self.bandwidth
         arithmetic = 2 * rows * (weights / 2) / self.flops
         return max(memory, arithmetic) * 1e3
-
-
-def _requests(
-    count: int, prompt: tuple[int, int], output: tuple[int, int], vocabulary: int, seed: int
-) -> Iterator[BenchRequest]:
-    random_ = random.Random(seed)
-    for _ in range(count):
-        tokens = [random_.randrange(vocabulary) for _ in range(random_.randint(*prompt))]
-        yield BenchRequest(tokens, random_.randint(*output))
 
 
 def _free_memory() -> None:
@@ -293,7 +317,7 @@ def main() -> int:
             _free_memory()
         if options.requests:
             requests = list(
-                _requests(
+                random_requests(
                     options.requests,
                     options.prompt_tokens,
                     options.output_tokens,
@@ -307,6 +331,16 @@ def main() -> int:
                 print(f"{name:8} {key:26} {value:10.2f}", flush=True)
             _free_memory()
         report[name] = figures
+    with TemporaryDirectory() as folder:
+        numbers = range(options.adapters)
+        adapters = [random_adapter(model, Path(folder, f"a{n}"), 8, n) for n in numbers]
+        for rows in options.decode if adapters else ():
+            make = partial(engines["ours"], rows=rows, paced=False)
+            pair = [make(), make(adapters=adapters)]
+            plain, adapted = adapter_steps(pair, rows, options.context, probed.vocabulary)
+            ratio = report[f"adapters_{rows}_rows"] = plain / adapted
+            print(f"adapters {rows:4} rows: {plain:.2f} / {adapted:.2f} ms a step = {ratio:.3f}")
+            del pair
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""Models with random weights, in the shapes of well-known models.
+"""Random models in the shapes of well-known ones, random adapters, and random requests.
 
 Speed does not depend on the values of the weights, so an engine can be measured without access to a
 model hub.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten, tree_unflatten
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -98,3 +101,38 @@ def random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int = 0) -> Any:
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def random_adapter(model: Any, folder: Path, rank: int, seed: int) -> Path:
+    """Writes a LoRA adapter of all linear layers but the output layer, in mlx-lm's format."""
+    folder.mkdir()
+    key = mx.random.key(seed)
+    tensors = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and not name.endswith("lm_head"):
+            outputs, inputs = layer.weight.shape
+            for matrix, shape in (("a", (inputs, rank)), ("b", (rank, outputs))):
+                key, sub = mx.random.split(key)
+                noise = mx.random.normal(shape, layer.weight.dtype, key=sub)
+                tensors[f"{name}.lora_{matrix}"] = noise * shape[0] ** -0.5
+    mx.save_safetensors(str(folder / "adapters.safetensors"), tensors)
+    config = {"fine_tune_type": "lora", "lora_parameters": {"rank": rank, "scale": 0.1}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class BenchRequest(NamedTuple):
+    """A prompt's token ids, and the number of tokens to generate."""
+
+    prompt: list[int]
+    output: int
+
+
+def random_requests(
+    count: int, prompt: tuple[int, int], output: tuple[int, int], vocabulary: int, seed: int
+) -> Iterator[BenchRequest]:
+    """Requests of random tokens, with lengths from these ranges."""
+    random_ = random.Random(seed)
+    for _ in range(count):
+        tokens = [random_.randrange(vocabulary) for _ in range(random_.randint(*prompt))]
+        yield BenchRequest(tokens, random_.randint(*output))

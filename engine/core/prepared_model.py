@@ -79,6 +79,7 @@ def prepare_model(
         hidden_size=hidden_size(forward, make_cache),
         eager=eager,
         adapters=Adapters(
-            *(model, forward.routing, partial(trial_logits, forward, caches), adapter_limits)
+            *(model, forward.routing, partial(trial_logits, forward, caches), adapter_limits),
+            on_host=eager,
         ),
     )

@@ -34,7 +34,7 @@ SAMPLE_ROWS = 16
 # Share of the free memory that the copies may take.
 SHARE = 0.25
 # Layers that read the same input, by their names in mlx-lm's model files.
-_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _TRIAL = Trial(elementwise(1e-3), log, error="an MLP is of another form: %s")
 
@@ -156,7 +156,7 @@ def _exact(weight: mx.array) -> bool:
 
 
 def _group(layer: Any) -> None:
-    for names in _GROUPS:
+    for names in GROUPS:
         children = layer.children()
         group = [children.get(name) for name in names]
         if all(type(member) is Bf16Linear for member in group):

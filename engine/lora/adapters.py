@@ -47,6 +47,7 @@ class Adapters:
     Args:
         model: the model, with the device's faster layers.
         routing: gets the adapter of each token of a model call.
+        on_host: compute the products for few tokens in NumPy; the model has to be eager.
         trial: computes a few tokens with the adapter of a slot, and returns their logits.
     """
 
@@ -56,8 +57,9 @@ class Adapters:
         routing: Routing,
         trial: Callable[[Slot], mx.array],
         limits: AdapterLimits,
+        on_host: bool = False,
     ) -> None:
-        self._layers = AdaptedLayers(model, routing)
+        self._layers = AdaptedLayers(model, routing, on_host)
         self._trial = trial
         self._limits = limits
         # In the order of their slots; the matrices have the types of their layers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.linear import Linear
@@ -27,6 +27,14 @@ class Factors(NamedTuple):
     b: mx.array
 
 
+class HostProducts(Protocol):
+    """Computes a layer's products without MLX; see ``engine.lora.host``."""
+
+    def added(self, y: mx.array, x: mx.array, low_rank: LowRank) -> mx.array:
+        """See ``LowRank.added``; ``low_rank`` is the layer's."""
+        ...
+
+
 class LowRank:
     """The matrices of all adapters of one linear layer, side by side.
 
@@ -37,6 +45,7 @@ class LowRank:
         name: the layer's path in the model.
         factors: the adapters that change this layer, by slot.
         seen: whether the layer has been computed with an adapter.
+        host: computes the products for few tokens; None: MLX does.
     """
 
     def __init__(self, name: str, layer: Any, routing: Routing) -> None:
@@ -45,6 +54,7 @@ class LowRank:
         self.dtype: mx.Dtype = layer.get("scales", layer.weight).dtype
         self.factors: dict[int, Factors] = {}
         self.seen = False
+        self.host: HostProducts | None = None
         self._routing = routing
         self._slots = self._rank = 0
         self._a = self._b = mx.zeros((0, 0))
@@ -80,6 +90,7 @@ class LowRank:
         if call is None or call.slots.isdisjoint(self.factors):
             return y
         self.check_tokens(call, x.size // self.inputs)
+        self.seen = True
         flat, outputs = x.reshape(-1, self.inputs), y.reshape(-1, self.outputs)
         parts = call.parts
         if len(parts) > 1:
@@ -91,10 +102,9 @@ class LowRank:
         return self._sum(outputs, flat, call, parts[0]).reshape(y.shape)
 
     def check_tokens(self, call: Call, tokens: int) -> None:
-        """Raises LowRankError if these are not the call's tokens; else the layer is ``seen``."""
+        """Raises LowRankError if these are not the call's tokens."""
         if tokens != call.tokens:
             raise LowRankError(f"{self.name} computes {tokens} of {call.tokens} tokens")
-        self.seen = True
 
     def _sum(self, y: mx.array, x: mx.array, call: Call, part: Part) -> mx.array:
         """Adds the products for the tokens of one part to ``y``, their ``[tokens, outputs]``."""

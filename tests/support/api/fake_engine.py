@@ -270,6 +270,7 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         rows=4,
         running=3,
         waiting=2,
+        adapters_running=1,
         prefill_tokens=10,
         decode_tokens=3,
         ended_prefill_tokens=8,
