@@ -19,7 +19,7 @@ from support.tiny import TinyKind, tiny_config, tiny_model
 
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu import bf16_matmul
-from chairlift.engine.messages import Abort, AdapterLoaded, LoadAdapter
+from chairlift.engine.messages import Abort, AdapterFailed, AdapterLoaded, LoadAdapter
 
 ADAPTERS = 8
 KINDS: list[TinyKind] = ["llama", "qwen3", "gemma3", "lfm2"]
@@ -252,3 +252,53 @@ def test_the_cpus_faster_layers_add_adapters(fused: bool, tmp_path: Path) -> Non
     bench.drain()
     for turn in range(2):
         assert [bench.tokens(f"{turn}{n}") for n in range(len(prompts))] == expected
+
+
+def test_fused_blocks_compute_steps_without_adapters_only(tmp_path: Path) -> None:
+    """As on CUDA, where a block's class has the unfused call as well."""
+    model = _model("llama")
+    expected = _expected(tmp_path, "llama", False, [[5, 6, 7]], 6)[0]
+    plain = solo_tokens(model, [5, 6, 7], 6)
+    calls = 0
+    for block in model.layers:
+        original: Any = type(block)
+
+        def fused(self: Any, *args: Any, original: Any = original, **more: Any) -> mx.array:
+            nonlocal calls
+            calls += 1
+            result: mx.array = original.__call__(self, *args, **more)
+            return result
+
+        names = {"__call__": fused, "unfused": original.__call__}
+        block.__class__ = type(original.__name__, (original,), names)
+    bench = Bench(model)
+    _load(bench, _folders(tmp_path, model, 1))
+    for name, adapter, tokens in (("with", "a0", expected), ("without", "", plain)):
+        calls = 0
+        bench.submit(name, [5, 6, 7], 6, reading={"adapter": adapter})
+        bench.drain()
+        assert bench.tokens(name) == tokens
+        assert (calls > 0) == (name == "without")
+
+
+def test_a_layer_that_does_not_compute_all_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    model = _model("llama")
+    (first, *_) = model.layers
+    original: Any = type(first.mlp)
+
+    def skips(self: Any, x: mx.array) -> mx.array:
+        self.up_proj(x[:, :1])
+        result: mx.array = original.__call__(self, x)
+        return result
+
+    first.mlp.__class__ = type(original.__name__, (original,), {"__call__": skips})
+    bench = Bench(model)
+    # Rows and chunks are one token each in packed calls, so only a plain call shows the fault.
+    bench.core.pipeline.forward.packs = False
+    folder = write_mlx(tmp_path, matrices(model, 1))
+    failed = bench.core.load_adapter(LoadAdapter("x", str(folder)))
+    assert isinstance(failed, AdapterFailed)
+    assert "layers.0.mlp.up_proj" in failed.message
+    bench.submit("still serves", [5, 6, 7], 4)
+    bench.drain()
+    assert len(bench.tokens("still serves")) == 4
