@@ -47,8 +47,8 @@ class Adapters:
     Args:
         model: the model, with the device's faster layers.
         routing: gets the adapter of each token of a model call.
-        on_host: compute the products for few tokens in NumPy; the model has to be eager.
         trial: computes a few tokens with the adapter of a slot, and returns their logits.
+        on_host: compute the products for few tokens in NumPy; the model has to be eager.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Adapters:
         files = read_adapter(folder, shapes, self._limits.max_rank, room)
         if digest and files.digest != digest:
             raise AdapterError(f"{folder}: its files have changed since it was loaded")
-        self._layers.adapt(files.factors)
-        self._loaded[key] = files._replace(
-            factors={name: self._cast(name, *both) for name, both in files.factors.items()}
-        )
-        self._fill()
         try:
+            self._layers.adapt(files.factors)
+            self._loaded[key] = files._replace(
+                factors={name: self._cast(name, *both) for name, both in files.factors.items()}
+            )
+            self._fill()
             self._try(key, folder)
-        except AdapterError:
+        except Exception:  # of any type, like a lack of memory
             self.unload(key)
             raise
         log.info("adapter %s: %d layers, rank %d", key, len(files.factors), files.rank)
