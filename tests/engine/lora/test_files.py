@@ -17,6 +17,7 @@ from support.engine.bench import Bench
 from support.engine.reference import solo_logprobs
 from support.tiny import TinyKind, tiny_model
 
+from chairlift.api.schemas.schemas import MAX_SALT_CHARS
 from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 
@@ -236,3 +237,14 @@ def test_no_more_adapters_than_allowed(bench: Bench, tmp_path: Path) -> None:
         bench.core.unload_adapter(str(number))
     assert isinstance(failed, AdapterFailed)
     assert "--max-loras" in failed.message
+
+
+def test_no_client_can_name_the_prefixes_of_an_adapter(bench: Bench, tmp_path: Path) -> None:
+    loaded = _load(bench, write_peft(tmp_path, _pairs()))
+    assert isinstance(loaded, AdapterLoaded)
+    adapters = bench.core.adapters
+    salts = ["", "a", " a", "a ", loaded.digest, "x" * MAX_SALT_CHARS]
+    own = [adapters.salt("x", salt) for salt in salts]
+    bench.core.unload_adapter("x")
+    assert len({*own, *salts}) == len(own) + len(salts)
+    assert min(map(len, own)) > MAX_SALT_CHARS
