@@ -106,7 +106,7 @@ def _tensors(data: bytes) -> dict[str, mx.array]:
     except (SafetensorError, ValueError) as error:
         raise AdapterError(f"damaged or truncated: {str(error).splitlines()[0]}") from error
     tensors = {}
-    for name, part in parts:
+    for name, part in sorted(parts, key=lambda one: one[0]):
         dtype = _DTYPES.get(part["dtype"])
         if dtype is None:
             raise AdapterError(f"{_named(name)} has the type {part['dtype']}, not F32, F16 or BF16")

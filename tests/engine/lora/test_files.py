@@ -60,8 +60,9 @@ def _config(change: Change) -> Callable[[Path], object]:
     return changed
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("llama", mx.float32), ("qwen2", mx.float16), ("gemma3", mx.bfloat16)]
+)
 def test_both_formats_give_the_logprobs_of_mlx_lm(
     kind: TinyKind, dtype: mx.Dtype, tmp_path: Path
 ) -> None:
@@ -125,7 +126,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a later field": (_config(lambda c: c.update(use_new_math=1)), "use_new_math"),
     "another kind": (_config(lambda c: c.update(peft_type="IA3")), "IA3"),
     "no rank": (_config(lambda c: c.pop("r")), "r is None"),
-    "a wrong rank": (_config(lambda c: c.update(r=5)), "need 64 x 5"),
+    "a wrong rank": (_config(lambda c: c.update(r=5)), "need 128 x 5"),
     "a large rank": (_config(lambda c: c.update(r=4096)), "--max-lora-rank"),
     "a rank of true": (_config(lambda c: c.update(r=True)), "r is True"),
     "infinite": (_config(lambda c: c.update(lora_alpha=math.inf)), "lora_alpha"),
@@ -197,7 +198,7 @@ def test_damaged_bytes_never_crash(bench: Bench, tmp_path: Path) -> None:
     folder = write_peft(tmp_path, _pairs(suffixes=("v_proj",)))
     path = folder / "adapter_model.safetensors"
     whole, random_ = path.read_bytes(), random.Random(3)
-    for _ in range(60):
+    for _ in range(40):
         data = bytearray(whole[: random_.choice([len(whole), random_.randrange(len(whole))])])
         for _ in range(random_.randrange(4)):
             # The header has the names, types, shapes and offsets.
