@@ -14,7 +14,14 @@ import pydantic
 from aiohttp import web
 
 from chairlift.api.schemas.replies import ErrorDetail, ErrorReply
-from chairlift.engine.errors import ContextOverflow, EngineDead, Overflow, QueueFull, RequestError
+from chairlift.engine.errors import (
+    AdapterError,
+    ContextOverflow,
+    EngineDead,
+    Overflow,
+    QueueFull,
+    RequestError,
+)
 
 # Nobody knows how long a model loads or an engine is down, so clients should retry soon.
 UNAVAILABLE_RETRY_SECONDS = 5
@@ -22,6 +29,10 @@ UNAVAILABLE_RETRY_SECONDS = 5
 
 class UnknownModel(RequestError):
     """The request names a model that this server does not serve."""
+
+
+class NotAllowed(RequestError):
+    """The server's settings forbid what the request asks for."""
 
 
 class UnknownResponse(RequestError):
@@ -171,6 +182,10 @@ def problem_of(error: BaseException) -> Problem:
     match error:
         case UnknownModel():
             return Problem(404, str(error), param=error.param, code="model_not_found")
+        case NotAllowed():
+            return Problem(403, str(error), code="not_allowed", rejected="invalid")
+        case AdapterError():
+            return Problem(400, str(error), param="lora_path", rejected="invalid")
         case UnknownResponse():
             return Problem(404, str(error), param=error.param, code="response_not_found")
         case UnknownPrevious():

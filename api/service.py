@@ -149,6 +149,8 @@ class Service:
     def model(self, name: str | None = None) -> ServedModel:
         """The model that a request names, which has a lease; ``name`` None means the first.
 
+        The name of a LoRA adapter stands for its model with the adapter.
+
         Raises:
             NotReady: the model is not loaded, or its engine cannot serve.
             UnknownModel: the server has no model of that name.
@@ -157,7 +159,7 @@ class Service:
         if entry.model is None or not entry.model.client.accepts:
             reason = entry.unhealthy or f"the model {entry.name!r} is {entry.state}"
             raise NotReady(f"not ready: {reason}")
-        return entry.model
+        return entry.model if name is None else entry.adapted(name) or entry.model
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits
 from chairlift.api.text.chat_format import ThinkTags
 from chairlift.engine.logs.setup import LogFormat
 from chairlift.engine.messages import Pooling
+
+
+class LoraSource(NamedTuple):
+    """An adapter's name in the API, and the folder of its files."""
+
+    name: str
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,8 @@ class ServerSettings:
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
         served_model_name: the model's id in the API; None means the model's own name.
+        loras: the LoRA adapters that are loaded at the start.
+        lora_dir: requests may load adapters from below this folder; None forbids that.
         generation_config: the source of the default sampling: "auto" is the model, "none" nothing,
             and else it is the path of a generation_config.json or its folder.
         override_generation_config: values that replace those of the generation config.
@@ -66,6 +75,8 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
+    loras: tuple[LoraSource, ...] = ()
+    lora_dir: Path | None = None
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 16 << 20

@@ -63,6 +63,8 @@ class EngineConfig:
         device_engines: those of them that share this engine's device.
         tensor_parallel_size: ranks that compute the model together, each on a device of its own.
         hostfile: lists the hosts of the ranks, in mlx.launch's format. None: all on this machine.
+        max_loras: the maximum number of loaded LoRA adapters.
+        max_lora_rank: the maximum rank of each.
 
     Raises:
         ValueError: a value is out of range; the text names the command line's flag.
@@ -96,6 +98,8 @@ class EngineConfig:
     device_engines: int = 1
     tensor_parallel_size: int = 1
     hostfile: Path | None = None
+    max_loras: int = 8
+    max_lora_rank: int = 64
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
@@ -152,6 +156,11 @@ class EngineConfig:
                 if getattr(self, name) is not None:
                     flag = name.replace("_", "-")
                     raise ValueError(f"{flag} does not work with tensor-parallel-size above 1")
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether LoRA adapters can be loaded: only into one engine that is not divided."""
+        return self.replicas == 1 and self.tensor_parallel_size == 1
 
 
 def cache_dir() -> Path:

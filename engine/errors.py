@@ -3,6 +3,7 @@
 ChairliftError
 ├── ModelError          the model cannot be loaded: missing, broken, truncated
 │   └── UnsupportedModel    the model is intact, but Chairlift cannot serve it
+├── AdapterError        the adapter cannot be loaded: damaged, foreign, too many, unsupported
 ├── RequestError        this request can never be served; the client must change it
 │   └── ContextOverflow     it does not fit the context or the KV memory
 │       └── PromptTooLong       its prompt alone does not fit
@@ -27,6 +28,10 @@ class ModelError(ChairliftError):
 
 class UnsupportedModel(ModelError):
     """The model is intact, but its architecture, cache kind or format is not supported."""
+
+
+class AdapterError(ChairliftError):
+    """The LoRA adapter cannot be loaded; the model and its other adapters are not affected."""
 
 
 class RequestError(ChairliftError):

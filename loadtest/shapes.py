@@ -1,4 +1,4 @@
-"""Models with random weights, in the shapes of well-known models.
+"""Random models in the shapes of well-known ones, random adapters, and random requests.
 
 Speed does not depend on the values of the weights, so an engine can be measured without access to a
 model hub.
@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import mlx.core as mx
+from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten, tree_unflatten
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -115,3 +116,21 @@ def random_model(
     model.update(tree_unflatten(weights))
     model.eval()
     return model
+
+
+def random_adapter(model: Any, folder: Path, rank: int, seed: int) -> Path:
+    """Writes a LoRA adapter of all linear layers but the output layer, in mlx-lm's format."""
+    folder.mkdir()
+    key = mx.random.key(seed)
+    tensors = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and not name.endswith("lm_head"):
+            outputs, inputs = layer.weight.shape
+            for matrix, shape in (("a", (inputs, rank)), ("b", (rank, outputs))):
+                key, sub = mx.random.split(key)
+                noise = mx.random.normal(shape, layer.weight.dtype, key=sub)
+                tensors[f"{name}.lora_{matrix}"] = noise * shape[0] ** -0.5
+    mx.save_safetensors(str(folder / "adapters.safetensors"), tensors)
+    config = {"fine_tune_type": "lora", "lora_parameters": {"rank": rank, "scale": 0.1}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

@@ -87,6 +87,13 @@ ENGINE: tuple[Metric, ...] = (
         fields=("resumed",),
     ),
     Metric(
+        "adapters_running",
+        "chairlift_num_adapter_requests_running",
+        "gauge",
+        "Choices with a LoRA adapter that have a row; vLLM's gauge has them, too.",
+        fields=("adapters_running",),
+    ),
+    Metric(
         "swapped_bytes",
         "chairlift_swapped_bytes",
         "gauge",

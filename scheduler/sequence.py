@@ -31,6 +31,7 @@ class Sequence:
         in_flight: tokens that were sampled but not read back yet. They count in ``num_tokens``
             although their ids are still unknown.
         cache_salt: sequences share prefixes only within one salt.
+        adapter: the key of its LoRA adapter; "" is none. Its salt depends on it.
         cached: tokens that were cached when it was first scheduled; None before that.
         shared: prompt tokens that other prompts are known to begin with as well.
         match: the version of the prefix cache at its last look-up, and the tokens found.
@@ -64,6 +65,7 @@ class Sequence:
     computed: int = 0
     in_flight: int = 0
     cache_salt: str = ""
+    adapter: str = ""
     cached: int | None = None
     shared: int = 0
     match: tuple[int, int] = (-1, 0)

@@ -25,7 +25,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         raise ValueError("--kv-group-size needs --kv-bits")
     if options.gpu_memory_utilization is not None and options.kv_memory is not None:
         raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
-    return EngineConfig(
+    config = EngineConfig(
         model=options.model,
         revision=options.revision,
         memory_share=options.gpu_memory_utilization,
@@ -50,5 +50,12 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         devices=tuple(options.devices) or None,
         tensor_parallel_size=options.tensor_parallel_size,
         hostfile=options.hostfile,
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank,
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )
+    if not config.takes_adapters and (options.lora or options.lora_dir is not None):
+        raise ValueError(
+            "--lora and --lora-dir do not work with --replicas or --tensor-parallel-size above 1"
+        )
+    return config

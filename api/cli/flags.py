@@ -120,6 +120,14 @@ def generation_config(text: str) -> str:
     return text
 
 
+def lora(text: str) -> str:
+    """Checks that a text is NAME=PATH."""
+    name, _, path = text.partition("=")
+    if not (name.strip() and path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    return f"{name.strip()}={path}"
+
+
 def json_object(text: str) -> str:
     """Checks that a text is a JSON object."""
     try:

@@ -119,6 +119,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         served_model_name=options.served_model_name,
         **model_flags.generation_settings(options),
+        **model_flags.adapter_settings(options),
         **network_flags.network_settings(options, limit_flags.key_limits(options)),
         **limit_flags.limit_settings(options),
         **file_flags.file_settings(options),

@@ -20,7 +20,7 @@ from chairlift.engine.client.interface import EngineClient
 from chairlift.engine.client.process_client import RestartReason
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.errors import EngineDead, ModelError
+from chairlift.engine.errors import AdapterError, EngineDead, ModelError
 from chairlift.engine.hub.folder_check import read_config
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
@@ -86,7 +86,8 @@ class EngineLoader:
         """Starts an engine, and loads the vocabulary the first time.
 
         Raises:
-            ModelError, EngineDead: the model cannot be served. The message is one line.
+            ModelError, AdapterError, EngineDead: the model cannot be served. The message is one
+                line.
         """
         log_level = logging.getLevelName(logger.getEffectiveLevel())
         client = make_client(
@@ -97,7 +98,8 @@ class EngineLoader:
             return await self._load(client, on_progress)
         except BaseException as error:
             await client.stop()
-            if isinstance(error, ModelError | EngineDead) or not isinstance(error, Exception):
+            known = isinstance(error, ModelError | AdapterError | EngineDead)
+            if known or not isinstance(error, Exception):
                 raise
             # Files of a model can be damaged in ways that only a library finds, with any exception.
             logger.debug("the load has failed: %s", redacted_traceback(error))
@@ -124,13 +126,17 @@ class EngineLoader:
             starting.cancel()
             raise
         vocabulary, defaults = self._text
-        return ServedModel(
+        model = ServedModel(
             *(self._name, client, vocabulary, self._start_canary(client)),
             root=self._source.name,
             defaults=defaults,
             pooling=self._settings.embedding_pooling,
             seeds=self._seeds,
+            adapters=client.adapters if self._config.takes_adapters else None,
         )
+        for name, folder in self._settings.loras:
+            await model.load_adapter(name, folder)
+        return model
 
     async def _load_text(
         self, starting: asyncio.Task[ModelInfo]

@@ -42,6 +42,7 @@ class ModelPlan:
         keep_alive: seconds without a request after which it is unloaded; None: it stays.
         max_waiting: the maximum number of requests that wait for its load.
         memory: bytes that its engine takes of the budget.
+        adapters: the names of the LoRA adapters that each load of it loads, too.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelPlan:
     keep_alive: float | None = None
     max_waiting: int = 256
     memory: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 class Lease:
@@ -124,6 +126,24 @@ class ModelEntry:
     def name(self) -> str:
         """The model's id in the API."""
         return self.plan.name
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether ``name`` is that of one of its LoRA adapters, as "adapter" or "model:adapter".
+
+        While it is not loaded, it has those that its load will load.
+        """
+        if self.model is not None:
+            return self.adapted(name) is not None
+        return not self._adapter_names(name).isdisjoint(self.plan.adapters)
+
+    def adapted(self, name: str) -> ServedModel | None:
+        """The loaded model with the LoRA adapter of this name; None if there is none."""
+        return None if self.model is None else self.model.with_adapter(self._adapter_names(name))
+
+    def _adapter_names(self, name: str) -> frozenset[str]:
+        """What an adapter may be called that a request names so."""
+        own = (self.name, *self.plan.aliases)
+        return frozenset((name, *(name.removeprefix(f"{each}:") for each in own)))
 
     @property
     def is_ready(self) -> bool:

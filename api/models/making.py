@@ -55,7 +55,7 @@ async def make_pool(
             config = replace(config, memory_bytes=part, memory_share=None)
         plan = ModelPlan(
             *(name, spec.aliases, spec.load == "eager", spec.keep_alive),
-            *(spec.config.max_queue, part),
+            *(spec.config.max_queue, part, tuple(lora.name for lora in spec.settings.loras)),
         )
         entries.append(ModelEntry(plan, EngineLoader(name, spec, config, source, tools)))
     return ModelPool(entries, budget, listener)

@@ -42,12 +42,17 @@ class ModelPool:
     def find(self, name: str | None) -> ModelEntry:
         """The model of that name or alias, with or without Ollama's tag; None: the first model.
 
+        The name may also be that of one of its LoRA adapters, as "adapter" or "model:adapter".
+
         Raises:
             UnknownModel: there is none.
         """
         if name is None:
             return self.entries[0]
         entry = self._names.get(name) or self._names.get(name.removesuffix(LATEST))
+        if entry is None:
+            adapted = (entry for entry in self.entries if entry.has_adapter(name))
+            entry = next(adapted, None)
         if entry is None:
             known = ", ".join(repr(entry.name) for entry in self.entries)
             raise UnknownModel(

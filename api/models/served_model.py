@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from chairlift.api.http.version import VERSION
 from chairlift.api.observe.canary import Canary
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
+from chairlift.engine.client.adapters import Adapter, AdapterTable
 from chairlift.engine.client.interface import EngineClient, TokenStream
+from chairlift.engine.errors import AdapterError
 from chairlift.engine.messages import ModelInfo, Pooling, Submit
 
 if TYPE_CHECKING:
@@ -34,6 +40,9 @@ class ServedModel:
         pooling: the pooling of embeddings for requests that name none.
         created: the time of loading, in Unix seconds.
         seeds: draws the seeds of requests that give none.
+        adapters: its LoRA adapters; None if its engine takes none.
+        adapter: the LoRA adapter that ``name`` stands for; None for the model itself.
+        base: the model that ``adapter`` changes; None for the model itself.
     """
 
     name: str
@@ -45,6 +54,9 @@ class ServedModel:
     pooling: Pooling = "mean"
     created: int = field(default_factory=lambda: int(time.time()))
     seeds: random.Random = field(default_factory=random.Random)
+    adapters: AdapterTable | None = None
+    adapter: Adapter | None = None
+    base: ServedModel | None = None
 
     @property
     def info(self) -> ModelInfo:
@@ -54,7 +66,41 @@ class ServedModel:
 
     def submit(self, request: Submit) -> TokenStream:
         """Submits a user's request, through the canary if there is one."""
+        if self.adapter is not None:
+            request = msgspec.structs.replace(request, adapter=self.adapter.key)
         return (self.canary or self.client).submit(request)
+
+    @property
+    def adapted(self) -> list[ServedModel]:
+        """This model with each of its LoRA adapters, as a model of its own."""
+        loaded = () if self.adapters is None else self.adapters.loaded.values()
+        return [
+            replace(self, name=one.name, adapter=one, base=self, created=one.created)
+            for one in loaded
+        ]
+
+    def with_adapter(self, names: Container[str]) -> ServedModel | None:
+        """This model with its first adapter that has one of these names; None if none has."""
+        return next((model for model in self.adapted if model.name in names), None)
+
+    async def load_adapter(self, name: str, folder: Path, replace: bool = False) -> ServedModel:
+        """Loads an adapter under a name of its own; returns the model with it.
+
+        Args:
+            replace: another adapter of that name is replaced.
+
+        Raises:
+            AdapterError: the name is taken, or the adapter cannot be loaded.
+        """
+        if self.adapters is None:
+            raise AdapterError(f"the engine of {self.name!r} takes no adapters")
+        if name == self.name:
+            raise AdapterError(f"the model itself has the name {name!r}")
+        await self.adapters.load(name, str(folder), replace)
+        adapted = self.with_adapter((name,))
+        if adapted is None:
+            raise AdapterError(f"the adapter {name!r} was unloaded at once")
+        return adapted
 
     @cached_property
     def fingerprint(self) -> str:
@@ -63,5 +109,6 @@ class ServedModel:
         facts = (
             *(VERSION, self.name, info.architecture, info.dtype, info.device),
             *(info.kv_bits, info.kv_group_size, self.defaults),
+            self.adapter and self.adapter.digest,
         )
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -60,6 +60,7 @@ class FinishedRow(NamedTuple):
             cache_salt=f"canary-{name}",
             priority=MAX_PRIORITY,
             replay=True,
+            adapter=self.request.adapter,
         )
 
     def divergence(self, tokens: list[int]) -> int | None:

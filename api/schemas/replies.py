@@ -206,7 +206,8 @@ class ModelCard(Struct):
 
     ``default_sampling_params`` is the sampling of requests that give no value of their own. Both it
     and ``max_model_len`` are null until the model was loaded once. ``reason`` is why a failed model
-    cannot be served.
+    cannot be served. Of a LoRA adapter, ``root`` is the folder of its files and ``parent`` the
+    model that it changes.
     """
 
     id: str
@@ -219,6 +220,13 @@ class ModelCard(Struct):
     reason: str | UnsetType = UNSET
     object: Literal["model"] = "model"
     owned_by: str = "chairlift"
+    parent: str | None = None
+
+
+class UnloadedAdapter(Struct):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: bool = True
 
 
 class ModelList(Struct):

@@ -19,6 +19,7 @@ from chairlift.api.llamacpp.prompts import apply_template, infill
 from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
 from chairlift.api.llamacpp.status import llama_props, llama_slots
 from chairlift.api.ollama.errors import OLLAMA_ERRORS
+from chairlift.api.openai import adapters
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings
@@ -204,26 +205,23 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/models/{id}/load", load_model, "Load a model", replies.ModelCard),
     Route("POST", "/v1/models/{id}/unload", unload_model, "Unload a model", replies.ModelCard),
     Route(
-        "POST",
-        "/tokenize",
-        tokenize,
-        "Tokenize a text or a conversation",
-        replies.TokenizeReply,
-        schemas.TokenizeRequest,
+        *("POST", "/v1/load_lora_adapter", adapters.load_lora_adapter, "Load a LoRA adapter"),
+        *(replies.ModelCard, adapters.LoadAdapterRequest),
     ),
     Route(
-        "POST",
-        "/detokenize",
-        detokenize,
-        "Convert tokens to text",
-        replies.DetokenizeReply,
-        schemas.DetokenizeRequest,
+        *("POST", "/v1/unload_lora_adapter", adapters.unload_lora_adapter, "Unload an adapter"),
+        *(replies.UnloadedAdapter, adapters.UnloadAdapterRequest),
     ),
     Route(
-        "GET",
-        "/tokenizer_info",
-        tokenizer_info,
-        "Get the tokenizer's special tokens",
+        *("POST", "/tokenize", tokenize, "Tokenize a text or a conversation"),
+        *(replies.TokenizeReply, schemas.TokenizeRequest),
+    ),
+    Route(
+        *("POST", "/detokenize", detokenize, "Convert tokens to text"),
+        *(replies.DetokenizeReply, schemas.DetokenizeRequest),
+    ),
+    Route(
+        *("GET", "/tokenizer_info", tokenizer_info, "Get the tokenizer's special tokens"),
         replies.TokenizerInfo,
     ),
     Route(

@@ -11,6 +11,7 @@ from chairlift.api.errors import UNAVAILABLE_RETRY_SECONDS, NotReady
 from chairlift.api.generate.answer import json_response
 from chairlift.api.http.version import VERSION
 from chairlift.api.models.entry import ModelEntry
+from chairlift.api.openai.adapters import adapter_card
 from chairlift.api.schemas.replies import HealthReply, ModelCard, ModelList, VersionReply
 from chairlift.api.service import SERVICE, Service
 
@@ -18,17 +19,21 @@ _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 async def list_models(http: web.Request) -> web.Response:
-    """Lists the models with their states."""
+    """Lists the models with their states, and the LoRA adapters of those that are loaded."""
     service = http.app[SERVICE]
     _check(service.entry())
-    return json_response(ModelList([_card(entry) for entry in service.models.entries]))
+    cards = [_card(entry) for entry in service.models.entries]
+    adapted = [one for model in service.loaded_models for one in model.adapted]
+    return json_response(ModelList([*cards, *map(adapter_card, adapted)]))
 
 
 async def get_model(http: web.Request) -> web.Response:
     """Describes a model by its id."""
-    entry = http.app[SERVICE].entry(http.match_info["id"])
+    name = http.match_info["id"]
+    entry = http.app[SERVICE].entry(name)
     _check(entry)
-    return json_response(_card(entry))
+    adapted = entry.adapted(name)
+    return json_response(_card(entry) if adapted is None else adapter_card(adapted))
 
 
 async def load_model(http: web.Request) -> web.Response:

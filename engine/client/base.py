@@ -8,11 +8,14 @@ import math
 import time
 from collections.abc import Callable
 
+from chairlift.engine.client.adapters import AdapterTable
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.errors import EngineDead, ModelError, Overflow, PromptTooLong, QueueFull
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     Abort,
+    AdapterFailed,
+    AdapterLoaded,
     FinishedChoice,
     FromEngine,
     Loading,
@@ -40,6 +43,9 @@ class BaseEngineClient:
     """An engine client without a transport: subclasses implement ``send`` and call ``receive``.
 
     Everything runs in one event loop.
+
+    Attributes:
+        adapters: the engine's LoRA adapters.
     """
 
     def __init__(self) -> None:
@@ -53,6 +59,10 @@ class BaseEngineClient:
         self.last_step = time.monotonic()
         self.forecast = Forecast()
         self._unreported: list[FinishedChoice] = []
+        self.adapters = AdapterTable(
+            lambda message: self.send(message),
+            lambda: [stream.adapter for stream in self._streams.values()],
+        )
 
     def send(self, message: ToEngine) -> None:
         """Sends a message to the engine; does nothing once it is dead."""
@@ -152,6 +162,7 @@ class BaseEngineClient:
     def forget(self, request_id: str) -> None:
         """Removes a request that has ended."""
         self._streams.pop(request_id, None)
+        self.adapters.release()
 
     async def died(self) -> str:
         """See ``interface.EngineClient.died``."""
@@ -173,6 +184,8 @@ class BaseEngineClient:
                 self.info = message
                 if not self._started.done():
                     self._started.set_result(message)
+            case AdapterLoaded() | AdapterFailed():
+                self.adapters.receive(message)
             case StartFailed():
                 if not self._started.done():
                     self._started.set_exception(ModelError(message.message))
@@ -197,6 +210,7 @@ class BaseEngineClient:
         for stream in list(self._streams.values()):
             stream.fail(EngineDead(why))
         self._streams.clear()
+        self.adapters.fail_loading(why)
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         """Gives each output to its stream. A stream that fails is ended; the others continue."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from chairlift.engine.client.adapters import AdapterTable
 from chairlift.engine.messages import ModelInfo, OnProgress, StepStats, Submit, TokenOutput
 
 
@@ -62,6 +63,11 @@ class EngineClient(Protocol):
     @property
     def accepts(self) -> bool:
         """Whether ``submit`` accepts requests. While ``unhealthy``, accepted requests wait."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterTable | None:
+        """The engine's LoRA adapters; None if it takes none."""
         ...
 
     @property

@@ -19,7 +19,7 @@ BLOCK = 64
 MAX_BLOCKS = 1 << 17
 _HASH_BYTES = 8
 # A request that differs in one of these shares no prefix in the engine's cache.
-_KEY_FIELDS = ("cache_salt",)
+_KEY_FIELDS = ("cache_salt", "adapter")
 
 
 def block_hashes(request: Submit) -> list[bytes]:

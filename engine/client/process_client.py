@@ -268,6 +268,7 @@ class ProcessClient(BaseEngineClient):
             stream.scheduled = stream.scheduled or scheduled[stream.request_id]
         for stream in self._streams.values():
             stream.admitted = False
+        self.adapters.fail_loading("the engine ended while it loaded the adapter")
         self._resolve_crash(computing, killed)
 
     def _resolve_crash(self, computing: list[Stream], killed: bool) -> None:
@@ -287,6 +288,7 @@ class ProcessClient(BaseEngineClient):
                     f"request may need {stream.tokens}"
                 )
         self._ready.set()
+        self.adapters.restore()
         self._admit_all()
 
     def _arrange(self) -> None:

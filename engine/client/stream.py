@@ -70,6 +70,11 @@ class Stream:
         return len(self._request.prompt) + self._request.params.max_tokens
 
     @property
+    def adapter(self) -> str:
+        """The key of the request's LoRA adapter; "" is none."""
+        return self._request.adapter
+
+    @property
     def replay(self) -> bool:
         """Whether the server's canary submitted it."""
         return self._request.replay

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from pathlib import Path
 
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
@@ -21,12 +23,22 @@ from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars
-from chairlift.engine.messages import Abort, StepOutput, Submit
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
+from chairlift.engine.messages import (
+    Abort,
+    AdapterFailed,
+    AdapterLoaded,
+    LoadAdapter,
+    StepOutput,
+    Submit,
+)
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -59,7 +71,8 @@ class EngineCore:
         self._journal: Journal = NoJournal() if journal is None else journal
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
-        self.requests = Requests(model.vocabulary)
+        self.adapters = model.adapters
+        self.requests = Requests(model.vocabulary, model.adapters)
         self.prefixes = PrefixCache(model.kinds, prefix_bytes, store)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
@@ -75,7 +88,9 @@ class EngineCore:
         )
         cached = self.prefixes.cached if prefix_bytes else None
         self.scheduler = Scheduler(limits, cached, self._is_awaited, self.swap.covers)
-        self.prefill = PrefillBatch(model.caches.prompts, self.prefixes, self.swap, limits)
+        self.prefill = PrefillBatch(
+            *(model.caches.prompts, self.prefixes, self.swap, limits, model.adapters)
+        )
         self.prompt_outputs = PromptOutputs()
         self.batch = DecodeBatch(
             [model.caches.rows() for _ in range(limits.bands)],
@@ -149,6 +164,22 @@ class EngineCore:
         """Removes a request without reporting it. Ignores unknown ids."""
         for sequence in self.scheduler.sequences_of(request_id):
             self.outputs.remove(sequence)
+
+    def load_adapter(self, message: LoadAdapter) -> AdapterLoaded | AdapterFailed:
+        """Loads a LoRA adapter. If that fails, nothing has changed."""
+        try:
+            files = self.adapters.load(message.key, Path(message.path), message.digest)
+        except Exception as error:  # of any type: the cause is this adapter
+            log.debug("an adapter cannot be loaded: %s", redacted_traceback(error))
+            return AdapterFailed(message.key, " ".join(str(error).split()))
+        return AdapterLoaded(message.key, files.digest, files.rank)
+
+    def unload_adapter(self, key: str) -> None:
+        """Removes a LoRA adapter, unless a request still uses it."""
+        if self.requests.uses(key):
+            log.error("the adapter %s is in use and stays loaded", key)
+        else:
+            self.adapters.unload(key)
 
     def step(self) -> StepOutput:
         """Plans and launches a step, and returns the tokens of the previous step."""

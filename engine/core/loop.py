@@ -16,10 +16,12 @@ from chairlift.engine.logs.redacted_traceback import redacted_traceback
 from chairlift.engine.messages import (
     Abort,
     FromEngine,
+    LoadAdapter,
     Shutdown,
     StartFailed,
     Submit,
     ToEngine,
+    UnloadAdapter,
     Withdraw,
 )
 from chairlift.engine.parallel.ranks import ALONE, Ranks
@@ -96,6 +98,10 @@ def turn(core: EngineCore, inbox: Inbox, send: Callable[[FromEngine], None]) -> 
                     core.abort(message)
                 case Withdraw():
                     core.withdraw(message.request_id)
+                case LoadAdapter():
+                    send(core.load_adapter(message))
+                case UnloadAdapter():
+                    core.unload_adapter(message.key)
                 case Shutdown():
                     return
         if not core.idle:

@@ -22,6 +22,7 @@ from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
+from chairlift.engine.model.lora_routing import Slot
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.scheduler import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
@@ -60,6 +61,7 @@ class Pipeline:
         learn: Callable[[Work, float], None],
     ) -> None:
         self.forward = model.forward
+        self._adapters = model.adapters
         self._batch = batch
         self._prefill = prefill
         self._prompt_outputs = prompt_outputs
@@ -168,7 +170,7 @@ class Pipeline:
                     prefixes.keep(sequence, band, row)
         before_dispatch = self._move_rows(plan)
         self._constraints.join(plan.joins)
-        outcome = self.forward(batch.bands, batch.tokens, chunks)
+        outcome = self.forward(batch.bands, batch.tokens, chunks, self._row_adapters())
         logits = outcome.logits
         prompt_arrays = self._prompt_outputs.take(plan, chunks, outcome)
         batch.joining = self._prefill.states(plan)
@@ -190,6 +192,13 @@ class Pipeline:
             prompt_only=list(plan.ends),
             prompt_outputs=self._prompt_outputs.ended(plan),
         )
+
+    def _row_adapters(self) -> list[Slot]:
+        """The slot of the adapter of each row in the caches; empty if no adapter is loaded."""
+        if not len(self._adapters):
+            return []
+        rows = self._batch.rows[: self._batch.cached_rows]
+        return [self._adapters.slot(sequence.adapter) for sequence in rows]
 
     def _move_rows(self, plan: Plan) -> list[mx.array]:
         """Changes the batch's rows to a plan's; returns arrays to evaluate before the dispatch."""

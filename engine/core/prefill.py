@@ -10,6 +10,7 @@ from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.prefix_cache import PrefixCache
+from chairlift.engine.lora.adapters import Adapters
 from chairlift.engine.model.forward import Chunk
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan
@@ -24,6 +25,7 @@ class PrefillBatch:
         prefixes: provides cached prefixes, and gets the computed ones.
         swap: provides the states of preempted sequences.
         limits: determine the size of each cache.
+        adapters: know the slot of each sequence's adapter.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class PrefillBatch:
         prefixes: PrefixCache,
         swap: Swap[Sequence],
         limits: Limits,
+        adapters: Adapters,
     ) -> None:
         self._make_cache = make_cache
         self._limits = limits
+        self._adapters = adapters
         self._prefixes = prefixes
         self._swap = swap
         self._caches: dict[Sequence, BatchCache] = {}
@@ -68,6 +72,7 @@ class PrefillBatch:
                     choices[sequence],
                     _scored(sequence, start, tokens),
                     sequence.pooling is not None,
+                    self._adapters.slot(sequence.adapter),
                 )
             )
         return chunks

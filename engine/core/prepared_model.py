@@ -12,12 +12,14 @@ import mlx.core as mx
 from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapters
+from chairlift.engine.model.attention import score_heads
 from chairlift.engine.model.forward import (
     CacheFactories,
     Forward,
     hidden_size,
-    score_heads,
     select_forward,
+    trial_logits,
 )
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 
@@ -33,6 +35,7 @@ class PreparedModel:
         vocabulary: the last dimension of the logits.
         hidden_size: the length of the last hidden states; None if they cannot be read.
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
+        adapters: the loaded LoRA adapters.
         agree: see ``parallel.ranks.Ranks.agree``.
     """
 
@@ -42,6 +45,7 @@ class PreparedModel:
     vocabulary: int
     hidden_size: int | None
     eager: bool
+    adapters: Adapters
     agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
 
 
@@ -54,6 +58,7 @@ def prepare_model(
     layers: AttentionLayers = PLAIN,
     score_bytes: int | None = None,
     ranks: Ranks = ALONE,
+    adapter_limits: AdapterLimits = DEFAULT_LIMITS,
 ) -> PreparedModel:
     """Runs a few short trial steps to find the fastest way to call a model correctly.
 
@@ -83,5 +88,9 @@ def prepare_model(
         vocabulary=vocabulary,
         hidden_size=hidden_size(forward, make_cache),
         eager=eager,
+        adapters=Adapters(
+            *(model, forward.routing, partial(trial_logits, forward, caches), adapter_limits),
+            on_host=eager,
+        ),
         agree=ranks.agree,
     )

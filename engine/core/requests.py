@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 
 from chairlift.engine.core.checks import check_submit
 from chairlift.engine.grammar.constraint import Constraint
+from chairlift.engine.lora.adapters import Adapters
 from chairlift.engine.messages import FinishedChoice, FinishReason, Resumed, Submit
 from chairlift.engine.sampling.sampler import SamplerRow, check_row
 from chairlift.scheduler.sequence import Sequence
@@ -67,10 +68,12 @@ class Requests:
 
     Args:
         vocabulary: the last dimension of the logits; token ids are below it.
+        adapters: the loaded LoRA adapters.
     """
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, adapters: Adapters) -> None:
         self.vocabulary = vocabulary
+        self._adapters = adapters
         self._requests: dict[str, ActiveRequest] = {}
         self._choices: dict[str, int] = {}
 
@@ -84,10 +87,11 @@ class Requests:
         computed. A resumed request has one sequence for each choice.
 
         Raises:
-            ValueError: a number in it is out of its range.
+            ValueError: a number in it is out of its range, or its adapter is not loaded.
             Exception: of any type; its part of a step cannot be built.
         """
         check_submit(submit, self.vocabulary)
+        self._adapters.check(submit.adapter)
         request = ActiveRequest(submit, frozenset(submit.params.stop_token_ids))
         sequence = Sequence(
             request_id=submit.request_id,
@@ -96,7 +100,8 @@ class Requests:
             n=submit.n,
             arrival=submit.arrival,
             priority=submit.priority,
-            cache_salt=submit.cache_salt,
+            cache_salt=self._adapters.salt(submit.adapter, submit.cache_salt),
+            adapter=submit.adapter,
             replay=submit.replay,
             prompt_logprobs=submit.prompt_logprobs,
             pooling=submit.pooling,
@@ -115,6 +120,10 @@ class Requests:
     def request_for(self, sequence: Sequence) -> ActiveRequest:
         """The request that a sequence belongs to."""
         return self._requests[sequence.request_id]
+
+    def uses(self, adapter: str) -> bool:
+        """Whether an unfinished request has this adapter."""
+        return any(request.submit.adapter == adapter for request in self._requests.values())
 
     def end(self, sequence: Sequence) -> None:
         """Counts a sequence's choices as finished."""

@@ -25,6 +25,7 @@ from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
 from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
 from chairlift.engine.model.probe import probe
@@ -89,6 +90,7 @@ def serve_loaded(
         *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers),
         score_bytes=device.attention_bytes,
         ranks=ranks,
+        adapter_limits=AdapterLimits(config.max_loras, config.max_lora_rank),
     )
     info = ModelInfo(
         architecture=loaded.architecture,

@@ -66,6 +66,7 @@ class StepRecorder:
         active = users((*scheduler.running, *scheduler.prefilling))
         stats.running = sum(len(s.choices) for s in active)
         stats.waiting = scheduler.waiting.choices
+        stats.adapters_running = sum(len(s.choices) for s in active if s.adapter)
         stats.prefill_tokens = sum(plan.chunks[s] for s in users(plan.chunks))
         stats.decode_tokens = len(users(plan.decode))
         stats.preemptions = len(users(plan.preempted))

@@ -8,7 +8,7 @@ graph is built, so such a model is eager; see ``kernels`` and ``bf16_matmul``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -34,24 +34,37 @@ SAMPLE_ROWS = 16
 # Share of the free memory that the copies may take.
 SHARE = 0.25
 # Layers that read the same input, by their names in mlx-lm's model files.
-_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _TRIAL = Trial(elementwise(1e-3), log, error="an MLP is of another form: %s")
 
 
 class Products:
-    """The products of one input with several layers, computed when the first layer asks."""
+    """The products of one input with several layers, computed when the first layer asks.
+
+    Attributes:
+        matrix: the layers' weights.
+        addition: adds to the products, ``[tokens, outputs of all layers]``, what something else
+            computes from the input; see ``engine.lora``.
+    """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.matrix = Matrix([layer.weight for layer in layers])
+        self.addition: Callable[[Floats, Floats], None] | None = None
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
+
+    def __call__(self, x: Floats) -> Floats:
+        """``[tokens, inputs]`` → ``[tokens, outputs of all layers]``; see ``Matrix``."""
+        product = self.matrix(x)
+        if self.addition is not None:
+            self.addition(x, product)
+        return product
 
     def take(self, x: mx.array, index: int) -> mx.array:
         """The product of ``x``, ``[..., inputs]``, with one layer's weights."""
         if self._input is not x or index not in self._left:
-            product = self.matrix(_tokens(x))
-            parts = self.matrix.apart(product)
+            parts = self.matrix.apart(self(_tokens(x)))
             self._left = {i: _array(part, x) for i, part in enumerate(parts)}
         taken = self._left.pop(index)
         self._input = x if self._left else None
@@ -62,10 +75,10 @@ class _Grouped(Module):
     """A layer whose product is computed together with those of its group."""
 
     products: Products
-    _index: int
+    index: int
 
     def _join(self, products: Products, index: int) -> None:
-        self.products, self._index = products, index
+        self.products, self.index = products, index
 
 
 class Bf16Linear(_Grouped, Linear):
@@ -75,7 +88,7 @@ class Bf16Linear(_Grouped, Linear):
         if not is_small_batch(x):
             product: mx.array = Linear.__call__(self, x)
             return product
-        product = self.products.take(x, self._index)
+        product = self.products.take(x, self.index)
         return product + self.bias if "bias" in self else product
 
 
@@ -87,7 +100,7 @@ class Bf16Embedding(_Grouped, Embedding):
         if not is_small_batch(x):
             product: mx.array = Embedding.as_linear(self, x)
             return product
-        return self.products.take(x, self._index)
+        return self.products.take(x, self.index)
 
 
 _KINDS: dict[type, type] = {Linear: Bf16Linear, Embedding: Bf16Embedding}
@@ -143,7 +156,7 @@ def _exact(weight: mx.array) -> bool:
 
 
 def _group(layer: Any) -> None:
-    for names in _GROUPS:
+    for names in GROUPS:
         children = layer.children()
         group = [children.get(name) for name in names]
         if all(type(member) is Bf16Linear for member in group):
@@ -165,9 +178,9 @@ def _fuse(layer: Any) -> bool:
         if not is_small_batch(x):
             result: mx.array = base.__call__(layer, x)
             return result
-        matrix = layer.gate_proj.products.matrix
-        mixed = swiglu(*matrix.apart(matrix(_tokens(x))))
-        return _array(layer.down_proj.products.matrix(mixed), x)
+        products = layer.gate_proj.products
+        mixed = swiglu(*products.matrix.apart(products(_tokens(x))))
+        return _array(layer.down_proj.products(mixed), x)
 
     x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
     if not _TRIAL.passes(lambda: layer(x), lambda: fused(layer, x)):

@@ -63,9 +63,9 @@ def _replace(layer: Any) -> bool:
 def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
     rows, _, width = x.shape
     dim = layer.rope.dims
-    matrix = layer.q_proj.products.matrix
-    product = matrix(view(x).reshape(rows, width))
-    queries, _, values = matrix.apart(product)
+    products = layer.q_proj.products
+    product = products(view(x).reshape(rows, width))
+    queries, _, values = products.matrix.apart(product)
     heads, key_heads = queries.shape[1] // dim, values.shape[1] // dim
     queries_keys = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
     rotated = layer.rope.rotate(queries_keys, cache.offset)
@@ -74,7 +74,7 @@ def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -
     mx.eval(seen, [] if mask is None else mask)
     grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
     mixed = attended(grouped, *seen, mask, 1, layer.scale)
-    result: mx.array = mx.array(layer.o_proj.products.matrix(mixed.reshape(rows, -1)))
+    result: mx.array = mx.array(layer.o_proj.products(mixed.reshape(rows, -1)))
     return result[:, None]
 
 

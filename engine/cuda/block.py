@@ -81,7 +81,9 @@ def _replace(block: Any) -> bool:
             return result
         return mlp.down.added(swiglu(mlp.both(second(x))), x)
 
-    block.__class__ = type(original.__name__, (original,), {"__call__": fused})
+    # Layers with adapters need a call of their own; see ``engine.lora.layers``.
+    names = {"__call__": fused, "unfused": original.__call__}
+    block.__class__ = type(original.__name__, (original,), names)
     return True
 
 

@@ -18,15 +18,19 @@ from chairlift.engine.messages.requests import (
     MAX_PRIORITY,
     Abort,
     Grammar,
+    LoadAdapter,
     Pooling,
     Resumed,
     SamplingParams,
     Shutdown,
     Submit,
     Thinking,
+    UnloadAdapter,
     Withdraw,
 )
 from chairlift.engine.messages.startup import (
+    AdapterFailed,
+    AdapterLoaded,
     Loading,
     ModelInfo,
     OnProgress,
@@ -35,17 +39,20 @@ from chairlift.engine.messages.startup import (
 )
 from chairlift.engine.messages.stats import FinishedChoice, StepOutput, StepStats
 
-ToEngine = Submit | Abort | Withdraw | Shutdown
-FromEngine = StepOutput | Loading | ModelInfo | StartFailed
+ToEngine = Submit | Abort | Withdraw | LoadAdapter | UnloadAdapter | Shutdown
+FromEngine = StepOutput | Loading | ModelInfo | StartFailed | AdapterLoaded | AdapterFailed
 
 __all__ = [
     "MAX_PRIORITY",
     "MAX_TOP_LOGPROBS",
     "Abort",
+    "AdapterFailed",
+    "AdapterLoaded",
     "FinishReason",
     "FinishedChoice",
     "FromEngine",
     "Grammar",
+    "LoadAdapter",
     "Loading",
     "ModelInfo",
     "OnProgress",
@@ -63,6 +70,7 @@ __all__ = [
     "ToEngine",
     "TokenLogprobs",
     "TokenOutput",
+    "UnloadAdapter",
     "Withdraw",
     "silent",
 ]

@@ -111,6 +111,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
         cache_salt: separates tenants. A prefix is shared only between requests with the same salt;
             the empty salt is one of them.
         priority: lower is served earlier.
+        adapter: the key of a loaded LoRA adapter; "" is none.
         replay: the server's canary repeats a request. No user's metric counts it, and the prefix
             cache keeps nothing of it.
         resumed: the choices still to be finished; empty for a new request.
@@ -130,6 +131,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     resumed: tuple[Resumed, ...] = ()
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
+    adapter: str = ""
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -149,6 +151,25 @@ class Withdraw(msgspec.Struct, tag=True, frozen=True):
     """Removes a request without reporting it, because another engine will resume it."""
 
     request_id: str
+
+
+class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Loads a LoRA adapter, which requests name by ``key``.
+
+    Attributes:
+        path: the folder of its files.
+        digest: the required digest of its files; "" accepts any.
+    """
+
+    key: str
+    path: str
+    digest: str = ""
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Removes a LoRA adapter that no unfinished request has."""
+
+    key: str
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):

@@ -1,4 +1,4 @@
-"""Messages of a starting engine: its progress, then the model that it serves, or a failure."""
+"""What an engine has loaded: its progress, the model, LoRA adapters; or why that failed."""
 
 from __future__ import annotations
 
@@ -78,6 +78,26 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
         if self.limits.max_context > self.max_context or tokens <= self.max_context:
             return None
         return self.limits.shortage(tokens)
+
+
+class AdapterLoaded(msgspec.Struct, tag=True, frozen=True):
+    """Requests may name the LoRA adapter ``key`` from now on.
+
+    Attributes:
+        digest: SHA-256 of its files.
+        rank: the width of its matrices.
+    """
+
+    key: str
+    digest: str
+    rank: int
+
+
+class AdapterFailed(msgspec.Struct, tag=True, frozen=True):
+    """The LoRA adapter ``key`` cannot be loaded; ``message`` is one line."""
+
+    key: str
+    message: str
 
 
 class StartFailed(msgspec.Struct, tag=True, frozen=True):

@@ -40,6 +40,7 @@ class StepStats(msgspec.Struct):
             tokens and finishing choices).
         rows: computed rows.
         running, waiting: choices.
+        adapters_running: those of ``running`` that have a LoRA adapter.
         prefill_tokens: computed prompt tokens, including those of preempted sequences that are
             computed again.
         decode_tokens: other computed tokens.
@@ -82,6 +83,7 @@ class StepStats(msgspec.Struct):
     rows: int = 0
     running: int = 0
     waiting: int = 0
+    adapters_running: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     ended_prefill_tokens: int = 0

@@ -16,6 +16,8 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer, PackedMask, Part
 
 _NAME = "scaled_dot_product_attention"
+# Attributes in which mlx-lm's attention layers keep the number of their query heads.
+_HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
 
 
 class Attend(Protocol):
@@ -103,3 +105,19 @@ def _with_caches(
 
     attention.replaces = original  # type: ignore[attr-defined]
     return attention
+
+
+def score_heads(model: Any) -> int | None:
+    """The largest number of query heads of a layer that keeps its scores; None if none does.
+
+    These are the layers of model files that do not call mlx-lm's attention function, and multi-head
+    latent attention, which passes a part of its scores to that function as a mask.
+    """
+    counts = [
+        count
+        for layer in model.modules()
+        for name in _HEAD_COUNTS
+        if isinstance(count := getattr(layer, name, None), int)
+        and (hasattr(layer, "qk_rope_head_dim") or not calls_attention(layer))
+    ]
+    return max(counts, default=None)

@@ -15,17 +15,15 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.model.attention import calls_attention
 from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.head import Head
+from chairlift.engine.model.lora_routing import Routing, Run, Slot
 from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
 # As a share of the largest logit. bfloat16 has two digits; wrong logits differ by much more.
 TOLERANCE = 0.05
-# Attributes in which mlx-lm's attention layers keep the number of their query heads.
-_HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
 _TRIAL = Trial(within_largest(TOLERANCE), log, error="a model call of another form fails: %s")
 
 
@@ -38,6 +36,7 @@ class Chunk(NamedTuple):
             with this chunk.
         scored: the logits of this many first tokens are needed as well, for prompt logprobs.
         pooled: the hidden states of all tokens are needed.
+        adapter: the slot of its adapter.
     """
 
     cache: BatchCache
@@ -45,6 +44,7 @@ class Chunk(NamedTuple):
     choices: int
     scored: int = 0
     pooled: bool = False
+    adapter: Slot = None
 
 
 class Outcome(NamedTuple):
@@ -76,6 +76,9 @@ class Forward:
             take several calls. Packed calls need no bound: they use the engine's attention.
         chained: each model call of a step waits for the call before. Ranks that compute a model
             together need the same order of all calls, and MLX may choose any.
+
+    Attributes:
+        routing: the adapters of the tokens of each model call.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Forward:
         self._rows = CompiledSteps(model)
         self._head = head
         self.packs = packs
+        self.routing = Routing()
         self._multiple = multiple
         self._max_pairs = max_pairs
         self._chained = chained
@@ -100,26 +104,38 @@ class Forward:
         """Whether logits are computed at the needed positions only."""
         return self._head is not None
 
-    def __call__(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
+    def __call__(
+        self,
+        bands: Seq[BatchCache],
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        adapters: Seq[Slot] = (),
+    ) -> Outcome:
         """Computes the next logits of all rows and chunks.
 
         Args:
             bands: the caches of decode rows. Empty ones are ignored.
             tokens: ``[rows]``, the next token of each row, one band after the other.
             chunks: the next tokens of prompts.
+            adapters: the slot of each row's adapter; empty if no row has one.
         """
         bands = [band for band in bands if len(band)]
         if self.packs and (chunks or len(bands) > 1):
-            return self._packed_call(bands, tokens, chunks)
+            return self._packed_call(bands, tokens, chunks, adapters)
         logits = []
         scored: dict[int, mx.array] = {}
         hidden: dict[int, mx.array] = {}
         start = 0
         last: mx.array | None = None
         for band in bands:
-            fed, start = tokens[start : start + len(band), None], start + len(band)
-            with band.step(1):
-                logits.append(self._rows(band, self._after(last, fed))[:, -1])
+            rows = slice(start, start + len(band))
+            fed, start = tokens[rows, None], rows.stop
+            with band.step(1), self.routing.of([Run(slot, 1) for slot in adapters[rows]]):
+                fed = self._after(last, fed)
+                # A compiled step is one without adapters.
+                compiled = self.routing.call is None
+                result = self._rows(band, fed) if compiled else self._model(fed, cache=band.layers)
+                logits.append(result[:, -1])
             last = logits[-1]
         for number, chunk in enumerate(chunks):
             result, inputs = self._chunk_call(chunk, last)
@@ -158,7 +174,12 @@ class Forward:
             is_last = start + size >= count
             if is_last or not positions:
                 positions.append(len(part) - 1)
-            with chunk.cache.step(len(part)), self._select(positions, axis=1) as seen:
+            run = Run(chunk.adapter, len(part))
+            with (
+                chunk.cache.step(len(part)),
+                self._select(positions, axis=1) as seen,
+                self.routing.of([run]),
+            ):
                 tokens = self._after(last, mx.array([part], mx.int32))
                 last = result = self._model(tokens, cache=chunk.cache.layers)
             result = result[0] if seen else result[0, mx.array(positions)]
@@ -178,8 +199,15 @@ class Forward:
             return count
         return min(count, max(1, self._max_pairs // (chunk.cache.offsets[0] + count)))
 
-    def _packed_call(self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
+    def _packed_call(
+        self,
+        bands: Seq[BatchCache],
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        adapters: Seq[Slot],
+    ) -> Outcome:
         new: list[int] = []
+        runs = [Run(slot, 1) for slot in adapters] or [Run(None, tokens.shape[0])]
         steps = [BatchStep(band, 1, 1) for band in bands]
         rows = tokens.shape[0]
         sampled = list(range(rows))
@@ -191,13 +219,18 @@ class Forward:
             sampled += [places[-1].stop - 1] * chunk.choices
             new += [*chunk.tokens, *[0] * (step - real)]
             steps.append(BatchStep(chunk.cache, step, real))
+            runs.append(Run(chunk.adapter, step))
         positions, parts = list(sampled), {}
         for number, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
             if chunk.scored:
                 parts[number] = slice(len(positions), len(positions) + chunk.scored)
                 positions += range(place.start, place.start + chunk.scored)
         fed = mx.concatenate([tokens, mx.array(new, mx.int32)])[:, None]
-        with packed(steps) as layers, self._select(positions, axis=0) as inputs:
+        with (
+            packed(steps) as layers,
+            self._select(positions, axis=0) as inputs,
+            self.routing.of(runs),
+        ):
             logits = self._model(fed, cache=layers)
         logits = logits[:, -1] if inputs else logits[mx.array(positions, mx.int32), -1]
         return Outcome(
@@ -254,7 +287,7 @@ def select_forward(
     """
     plain = Forward(model, None, packs=False, max_pairs=max_pairs, chained=chained)
     both = CacheFactories(make_cache, make_cache)
-    expected = _trial_logits(plain, both)
+    expected = trial_logits(plain, both)
     head = Head(model)
     forms = [(head, True), (None, True), (head, False), (None, False)]
     choices = (preferred, both) if preferred.rows().queued else (both,)
@@ -262,7 +295,7 @@ def select_forward(
         if packs and not make_cache().pads:
             continue  # a recurrent state has to see one token after the other
         forward = Forward(model, head_or_none, packs, multiple, max_pairs, chained)
-        if _TRIAL.passes(lambda: expected, partial(_trial_logits, forward, caches)):
+        if _TRIAL.passes(lambda: expected, partial(trial_logits, forward, caches)):
             return _log_choice(SelectedForward(forward, caches))
     return _log_choice(SelectedForward(plain, both))
 
@@ -277,8 +310,8 @@ def _log_choice(fit: SelectedForward) -> SelectedForward:
     return fit
 
 
-def _trial_logits(forward: Forward, caches: CacheFactories) -> mx.array:
-    """The logits of a short run of two steps.
+def trial_logits(forward: Forward, caches: CacheFactories, adapter: Slot = None) -> mx.array:
+    """The logits of a short run of two steps, in which all tokens have this adapter.
 
     Two prompts, one of them in two chunks, end in the first step. In the second step they decode in
     two bands, beside a third prompt.
@@ -287,16 +320,20 @@ def _trial_logits(forward: Forward, caches: CacheFactories) -> mx.array:
     prompts = [caches.prompts() for _ in range(3)]
     for prompt in prompts:
         prompt.join(columns=4)
+
+    def chunk(prompt: int, tokens: list[int], choices: int) -> Chunk:
+        return Chunk(prompts[prompt], tokens, choices, adapter=adapter)
+
     no_rows = mx.zeros((0,), mx.int32)
-    forward(bands, no_rows, [Chunk(prompts[1], [4, 2], 0)])
+    forward(bands, no_rows, [chunk(1, [4, 2], 0)])
     mx.eval([prompt.state for prompt in prompts])
-    first = forward(bands, no_rows, [Chunk(prompts[0], [1, 5, 2], 2), Chunk(prompts[1], [3], 1)])
+    first = forward(bands, no_rows, [chunk(0, [1, 5, 2], 2), chunk(1, [3], 1)])
     mx.eval(first.logits, *(prompt.state for prompt in prompts))
     for band, prompt in ((one, prompts[0]), (two, prompts[1]), (two, prompts[0])):
         band.join(prompt.extract(0))
     mx.eval([(band.take_moves(), band.state) for band in bands])
     tokens = mx.array([6, 7, 6], mx.int32)
-    second = forward(bands, tokens, [Chunk(prompts[2], [2, 6, 1, 3], 1)])
+    second = forward(bands, tokens, [chunk(2, [2, 6, 1, 3], 1)], [adapter] * 3)
     assert first.logits is not None
     assert second.logits is not None
     return mx.concatenate([first.logits, second.logits]).astype(mx.float32)
@@ -314,19 +351,3 @@ def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int |
         log.debug("a model's hidden states cannot be read: %s", error)
         return None
     return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None
-
-
-def score_heads(model: Any) -> int | None:
-    """The largest number of query heads of a layer that keeps its scores; None if none does.
-
-    These are the layers of model files that do not call mlx-lm's attention function, and multi-head
-    latent attention, which passes a part of its scores to that function as a mask.
-    """
-    counts = [
-        count
-        for layer in model.modules()
-        for name in _HEAD_COUNTS
-        if isinstance(count := getattr(layer, name, None), int)
-        and (hasattr(layer, "qk_rope_head_dim") or not calls_attention(layer))
-    ]
-    return max(counts, default=None)

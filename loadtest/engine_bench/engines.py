@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mlx_lm.generate import BatchGenerator
@@ -15,6 +17,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
+from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model.probe import Probed
 from chairlift.engine.parallel.ranks import Ranks
@@ -60,8 +63,17 @@ class MeasuredModel(NamedTuple):
     kv_bytes: int
     ranks: Ranks
 
-    def make_core(self, rows: int, paced: bool, *background: Background) -> EngineCore:
-        """An engine without a prefix cache; ``paced`` limits the time of its steps."""
+    def make_core(
+        self,
+        rows: int,
+        paced: bool,
+        *background: Background,
+        adapters: Sequence[Path] = (),
+    ) -> EngineCore:
+        """An engine without a prefix cache; ``paced`` limits the time of its steps.
+
+        It loads the ``adapters`` from their folders, with the folders' names as keys.
+        """
         kv_bytes, ranks = self.kv_bytes, self.ranks
         config = EngineConfig(max_rows=rows, kv_memory=kv_bytes, prefix_cache_bytes=0)
         geometry, vocabulary, _ = self.probed
@@ -70,23 +82,33 @@ class MeasuredModel(NamedTuple):
             limits = replace(limits, step_seconds=math.inf)
         eager, layers = self.acceleration
         prepared = prepare_model(
-            *(self.model, vocabulary, limits.chunk_multiple, eager), layers=layers, ranks=ranks
+            *(self.model, vocabulary, limits.chunk_multiple, eager),
+            layers=layers,
+            ranks=ranks,
+            adapter_limits=AdapterLimits(max_loras=len(adapters)),
         )
+        for folder in adapters:
+            prepared.adapters.load(folder.name, folder)
         return EngineCore(prepared, limits, background=background, journal=ranks.journal)
 
 
 class Ours:
-    """Chairlift's engine."""
+    """Chairlift's engine. Successive requests have successive ``adapters``."""
 
-    def __init__(self, model: MeasuredModel, rows: int, paced: bool) -> None:
-        self._core = model.make_core(rows, paced)
+    def __init__(
+        self, model: MeasuredModel, rows: int, paced: bool, adapters: Sequence[Path] = ()
+    ) -> None:
+        self._core = model.make_core(rows, paced, adapters=adapters)
+        self._adapters = [folder.name for folder in adapters] or [""]
         self._added = 0
         self.reserved = 0
 
     def add(self, requests: list[BenchRequest]) -> None:
         for request in requests:
             params = SamplingParams(max_tokens=request.output, seed=0, temperature=0.0)
-            self._core.submit(Submit(str(self._added), request.prompt, params))
+            adapter = self._adapters[self._added % len(self._adapters)]
+            submit = Submit(str(self._added), request.prompt, params, adapter=adapter)
+            self._core.submit(submit)
             self._added += 1
 
     def step(self) -> StepResult:

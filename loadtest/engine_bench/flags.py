@@ -69,6 +69,14 @@ def engine_parser(
         "--timeline", type=int, nargs="*", default=[], help="values of --decode to record a second"
     )
     parser.add_argument(
+        "--adapters",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also compare decode steps of --decode with and without N LoRA adapters of rank 8, "
+        "step by step in turn (default: %(default)s)",
+    )
+    parser.add_argument(
         "--only", choices=("ours", "mlx-lm"), help="measure one engine (default: both)"
     )
     parser.add_argument(

@@ -6,7 +6,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -104,6 +104,25 @@ def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeli
         if step >= WARM:
             times.append((time.perf_counter() - start) * 1e3)
     return Decode(statistics.median(times), record(engine.step) if timeline else None)
+
+
+def steps_in_turn(
+    engines: Sequence[Engine], rows: int, context: int, vocabulary: int
+) -> list[float]:
+    """The median milliseconds of a decode step of each engine; the engines take turns."""
+    times: list[list[float]] = [[] for _ in engines]
+    output = 2 * (WARM + TIMED)
+    for engine in engines:
+        engine.add(list(random_requests(rows, (context, context), (output, output), vocabulary, 1)))
+        while engine.step().tokens < rows:
+            pass
+    for step in range(WARM + TIMED):
+        for engine, own in zip(engines, times, strict=True):
+            start = time.perf_counter()
+            assert engine.step().tokens == rows
+            if step >= WARM:
+                own.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(own) for own in times]
 
 
 class Device(NamedTuple):

@@ -8,6 +8,8 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
@@ -23,9 +25,15 @@ from chairlift.engine.process.follower import Follower
 from chairlift.engine.process.rank_process import follow
 from chairlift.loadtest.engine_bench.engines import Engine, MeasuredModel, Ours, Peer
 from chairlift.loadtest.engine_bench.flags import engine_parser
-from chairlift.loadtest.engine_bench.measure import Device, decode_step, mixed, random_requests
+from chairlift.loadtest.engine_bench.measure import (
+    Device,
+    decode_step,
+    mixed,
+    random_requests,
+    steps_in_turn,
+)
 from chairlift.loadtest.engine_bench.ranks import Leader
-from chairlift.loadtest.shapes import SHAPES, config_of, random_model
+from chairlift.loadtest.shapes import SHAPES, config_of, random_adapter, random_model
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -37,6 +45,9 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
         leader: the other ranks of the engine, if there are any.
     """
     options = _parser().parse_args(arguments)
+    if options.adapters and options.tensor_parallel_size > 1:
+        print("engine_bench: --adapters needs a --tensor-parallel-size of 1", file=sys.stderr)
+        return 2
     ranks: Ranks = leader.join() if leader else ALONE
     with ThreadWatch(blas_threads(), ranks.threads(None)):
         try:
@@ -135,8 +146,30 @@ def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader |
             del engine
             _free_memory()
         report[name] = figures
+    if options.adapters:
+        report["adapters"] = _compare_adapters(options, model)
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _compare_adapters(options: argparse.Namespace, model: MeasuredModel) -> dict[int, float]:
+    """A step's time without adapters as a part of that with them, by the number of rows."""
+    ratios = {}
+    with TemporaryDirectory() as folder:
+        numbers = range(options.adapters)
+        adapters = [random_adapter(model.model, Path(folder, f"a{n}"), 8, n) for n in numbers]
+        for rows in options.decode:
+            pair = [Ours(model, rows, False), Ours(model, rows, False, adapters)]
+            plain, adapted = steps_in_turn(pair, rows, options.context, model.probed.vocabulary)
+            ratios[rows] = plain / adapted
+            print(
+                f"adapters {rows:4} rows: {plain:.2f} / {adapted:.2f} ms a step = "
+                f"{ratios[rows]:.3f}",
+                flush=True,
+            )
+            del pair
+            _free_memory()
+    return ratios
 
 
 def _free_memory() -> None:

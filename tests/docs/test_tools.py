@@ -36,9 +36,11 @@ TOOLS = _tools()
 
 
 def test_the_scan_finds_the_tools() -> None:
-    assert {"chairlift.engine", "chairlift.engine.join_cost", "chairlift.loadtest.faults"} <= {
-        *TOOLS
-    }
+    assert {
+        "chairlift.engine",
+        "chairlift.engine.device.join_cost",
+        "chairlift.loadtest.faults",
+    } <= {*TOOLS}
 
 
 @pytest.mark.parametrize("tool", TOOLS)

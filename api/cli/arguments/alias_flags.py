@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from typing import Any
 
 from chairlift.api.cli.arguments.aliases import AliasAction
 from chairlift.api.cli.arguments.list_types import origins
 from chairlift.api.cli.arguments.parser_names import TOOL_PARSERS, reasoning_tags, tool_parser
-from chairlift.api.cli.flags import byte_size_or_zero, positive, token_count
+from chairlift.api.cli.flags import byte_size_or_zero, lora, positive, token_count
 
 _KV_DTYPES = {"auto": None, "int8": 8, "q8_0": 8, "int4": 4, "q4_0": 4}
 
@@ -52,6 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: the type of the activations; int8 or q8_0: --kv-bits 8; int4 or q4_0: "
         "--kv-bits 4",
     )
+    add(
+        "--lora-modules",
+        of="lora",
+        type=_lora_module,
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help="the same as --lora, for one adapter or several, also as JSON with name and path",
+    )
+    add(
+        "--enable-lora",
+        of=None,
+        is_switch=True,
+        help="accepted without effect: adapters need no switch",
+    )
     _add_output(add)
 
 
@@ -92,6 +108,17 @@ def _prefix_cache_bytes(enabled: bool) -> int | None:
 
 def _both_on_or_off(one: int | None, other: int | None) -> bool:
     return (one == 0) == (other == 0)
+
+
+def _lora_module(text: str) -> str:
+    """Parses NAME=PATH, or a JSON object like {"name": …, "path": …}."""
+    if not text.lstrip().startswith("{"):
+        return lora(text)
+    try:
+        module = json.loads(text)
+        return lora(f"{module['name']}={module['path']}")
+    except (ValueError, RecursionError, KeyError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} has no name and path") from error
 
 
 def _kv_dtype(text: str) -> str:

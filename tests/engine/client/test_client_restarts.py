@@ -17,13 +17,17 @@ from chairlift.engine.client.process_client import ProcessClient
 from chairlift.engine.client.stream import Stream
 from chairlift.engine.client.supervision import Supervision
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.errors import AdapterError
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import (
+    AdapterLoaded,
+    LoadAdapter,
     SamplingParams,
     StepOutput,
     StepStats,
     Submit,
     TokenOutput,
+    UnloadAdapter,
 )
 from chairlift.metrics.recorder import Recorder
 
@@ -80,6 +84,40 @@ async def test_a_request_too_large_for_the_next_engine_fails(client: ProcessClie
     for stream in streams:
         ((output,),) = [arrived async for arrived in stream]
         assert "room for 20 tokens" in str(output.error)
+
+
+async def test_adapters_are_loaded_again_before_the_requests_that_have_them(
+    client: ProcessClient,
+) -> None:
+    loading = [asyncio.create_task(client.adapters.load(name, f"/{name}")) for name in "ab"]
+    await until(lambda: len(Process.started[0].sent) == 2)
+    for key in ("a#1", "b#2"):
+        client.receive(AdapterLoaded(key, f"digest of {key}", 4))
+    await asyncio.gather(*loading)
+    params = SamplingParams(max_tokens=40, seed=0)
+    stream = client.submit(Submit("one", [1, 2, 3], params, adapter="b#2"))
+    client.adapters.unload("b")  # the request keeps it
+    engine = await crash("one")
+    engine.receive(model_info())
+    *loads, submit = engine.sent
+    assert loads == [
+        LoadAdapter("a#1", "/a", "digest of a#1"),
+        LoadAdapter("b#2", "/b", "digest of b#2"),
+    ]
+    assert isinstance(submit, Submit)
+    assert submit.adapter == "b#2"
+    stream.close()
+    assert engine.sent[-1] == UnloadAdapter("b#2")
+
+
+async def test_an_adapter_that_ends_the_engine_is_not_loaded_again(client: ProcessClient) -> None:
+    loading = asyncio.create_task(client.adapters.load("bad", "/bad"))
+    await until(lambda: Process.started[0].sent)
+    engine = await crash()
+    engine.receive(model_info())
+    with pytest.raises(AdapterError, match="the engine ended"):
+        await loading
+    assert engine.sent == []
 
 
 async def test_requests_that_arrive_during_the_restart_count_as_waiting(

@@ -160,6 +160,7 @@ async def running(
                 defaults=defaults,
                 pooling=service.settings.embedding_pooling,
                 seeds=seeds,
+                adapters=engine.adapters,
             )
         )
     runner = await listen(service, bind(service.settings.host, 0), None)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.engine.client.adapters import AdapterTable
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.messages import (
     FinishedChoice,
@@ -116,6 +117,7 @@ class FakeEngine:
         submitted: all requests.
         stopped: request id and index of choices that the API stopped.
         closed: ids of the requests that the API closed before their end.
+        adapters: the engine's LoRA adapters; None if it takes none.
     """
 
     info: ModelInfo | None
@@ -133,6 +135,7 @@ class FakeEngine:
     stopped: list[tuple[str, int]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     dead: asyncio.Event = field(default_factory=asyncio.Event)
+    adapters: AdapterTable | None = None
 
     @property
     def accepts(self) -> bool:
@@ -268,6 +271,7 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         rows=4,
         running=3,
         waiting=2,
+        adapters_running=1,
         prefill_tokens=10,
         decode_tokens=3,
         ended_prefill_tokens=8,

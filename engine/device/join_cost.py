@@ -1,8 +1,8 @@
 """Measures the time that a row needs to join a batch of few or many running rows.
 
-``python -m chairlift.engine.join_cost``. Layers, heads and dimensions are the default model's; each
-joining row has 100 tokens. Exit code 1 if joining 32 rows takes at least 1.5 times as long as
-joining 2.
+``python -m chairlift.engine.device.join_cost``. Layers, heads and dimensions are the default
+model's; each joining row has 100 tokens. Exit code 1 if joining 32 rows takes at least 1.5 times as
+long as joining 2.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def join_milliseconds(running: int) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints both costs and their ratio."""
     argparse.ArgumentParser(
-        prog="python -m chairlift.engine.join_cost", description=__doc__
+        prog="python -m chairlift.engine.device.join_cost", description=__doc__
     ).parse_args(argv)
     few, many = join_milliseconds(2), join_milliseconds(32)
     print(f"a row joins  2 running rows: {few:.2f} ms")

@@ -1,0 +1,49 @@
+"""Adapters of every linear layer, in architectures with experts, latent attention and states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance.weights import tiny_model
+from mlx_lm.tuner.utils import load_adapters
+from support.engine.adapters import matrices, write_mlx
+from support.engine.bench import Bench
+from support.engine.reference import solo_tokens
+
+from chairlift.engine.lora.low_rank import is_linear
+from chairlift.engine.messages import AdapterFailed, AdapterLoaded, LoadAdapter
+
+PROMPTS = [[5, 6, 7, 8, 9], [3, 4, 9, 11, 12, 1, 2], [7]]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "falcon_h1"])
+def test_mixed_rows_get_mlx_lms_tokens(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    linear = {key for key, layer in model.named_modules() if is_linear(layer)} - {"lm_head"}
+    pairs = matrices(model, 1, suffixes=("",), is_changed=linear.__contains__, size=0.1)
+    folder = write_mlx(tmp_path, pairs)
+    base = [solo_tokens(tiny_model(name), prompt, 5) for prompt in PROMPTS]
+    reference = load_adapters(tiny_model(name), str(folder))
+    adapted = [solo_tokens(reference, prompt, 5) for prompt in PROMPTS]
+    assert base != adapted
+    bench = Bench(model)
+    loaded = bench.core.load_adapter(LoadAdapter("a", str(folder)))
+    assert isinstance(loaded, AdapterLoaded), loaded
+    for number, prompt in enumerate(PROMPTS):
+        bench.submit(f"base {number}", prompt, 5)
+        bench.submit(f"adapted {number}", prompt, 5, reading={"adapter": "a"})
+    bench.drain()
+    assert [bench.tokens(f"base {number}") for number in range(len(PROMPTS))] == base
+    assert [bench.tokens(f"adapted {number}") for number in range(len(PROMPTS))] == adapted
+
+
+def test_layers_of_experts_and_the_output_layer_are_refused_by_name(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe")
+    bench = Bench(model)
+    pairs = matrices(tiny_model("llama"), 1, suffixes=("layers.0.self_attn.q_proj",))
+    for name in ("model.layers.0.mlp.switch_mlp.up_proj", "lm_head", "model.embed_tokens"):
+        folder = write_mlx(tmp_path / name, dict.fromkeys([name], next(iter(pairs.values()))))
+        failed = bench.core.load_adapter(LoadAdapter("a", str(folder)))
+        assert isinstance(failed, AdapterFailed)
+        assert f"no linear layer '{name}' that an adapter could change" in failed.message
