@@ -241,7 +241,7 @@ class Generation:
         for number, stream in enumerate(self._streams):
             stream.close()
             longest = max(choice.tokens for choice in self._choices_of(number))
-            self._recorder.record_prompt(self.n, longest, self.model.name)
+            self._recorder.record_prompt(self.n, longest, self.model.engine_name)
         self._streams = []
 
     def _choices_of(self, prompt: int) -> list[Choice]:

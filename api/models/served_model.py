@@ -71,6 +71,11 @@ class ServedModel:
         return (self.canary or self.client).submit(request)
 
     @property
+    def engine_name(self) -> str:
+        """The name of the model that the engine was started for, without an adapter."""
+        return self.name if self.base is None else self.base.name
+
+    @property
     def adapted(self) -> list[ServedModel]:
         """This model with each of its LoRA adapters, as a model of its own."""
         loaded = () if self.adapters is None else self.adapters.loaded.values()

@@ -105,11 +105,7 @@ class Forward:
         return self._head is not None
 
     def __call__(
-        self,
-        bands: Seq[BatchCache],
-        tokens: mx.array,
-        chunks: Seq[Chunk],
-        adapters: Seq[Slot] = (),
+        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
     ) -> Outcome:
         """Computes the next logits of all rows and chunks.
 
