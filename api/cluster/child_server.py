@@ -23,8 +23,6 @@ _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
 # What a server that works takes for /health and /metrics, with time to spare on a busy machine.
 _ANSWER_SECONDS = 20.0
-# Draining ends by itself; this much longer and the process hangs.
-_EXTRA_STOP_SECONDS = 10.0
 _KEPT_LINES = 5
 _LINE_BYTES = 1 << 16
 # The gauges that autoscaling reads, and their names there.
@@ -40,12 +38,12 @@ class ChildServer:
 
     Args:
         arguments: the arguments of ``chairlift serve``, without an address.
-        drain_seconds: the time that running requests get when it stops.
+        stop_seconds: the time that it gets to end by itself when it is stopped.
     """
 
-    def __init__(self, arguments: Sequence[str], drain_seconds: float) -> None:
+    def __init__(self, arguments: Sequence[str], stop_seconds: float) -> None:
         self._arguments = list(arguments)
-        self._stop_seconds = drain_seconds + _EXTRA_STOP_SECONDS
+        self._stop_seconds = stop_seconds
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._stopping = False
 

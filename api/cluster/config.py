@@ -33,6 +33,9 @@ _RESERVED: Mapping[str, str] = {
     "metrics-host": "replicas serve /metrics on their own port",
     "no-ui": "replicas never serve the page",
 }
+# What a server may take beyond its drain, for writing prefixes (docs/guides/operations.md), and a
+# little more for its processes to end.
+AFTER_DRAIN_SECONDS = 20.0
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 
 FlagValue = bool | int | float | str | list[str]
@@ -132,6 +135,11 @@ class ModelConfig(_Strict):
     def served_name(self) -> str:
         """The model's name in the API."""
         return self.model if self.name is None else self.name
+
+    @property
+    def stop_seconds(self) -> float:
+        """The time after which a replica that has not stopped is killed."""
+        return self.drain_seconds + AFTER_DRAIN_SECONDS
 
     @property
     def reserved_gpus(self) -> float:

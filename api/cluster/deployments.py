@@ -49,7 +49,7 @@ def application(config: ClusterConfig) -> Application:
         num_replicas=config.ingress.replicas,
         max_ongoing_requests=config.ingress.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
-        graceful_shutdown_timeout_s=max(model.drain_seconds for model in config.models),
+        graceful_shutdown_timeout_s=max(model.stop_seconds for model in config.models),
     )(serve.ingress()(_Ingress))
     return ingress.bind(config, backends)
 
@@ -107,7 +107,7 @@ def _engine(model: ModelConfig, index: int, config: ClusterConfig) -> Applicatio
         "name": _deployment_name(model.served_name, index),
         "max_ongoing_requests": model.max_ongoing_requests,
         "max_queued_requests": model.max_queued_requests,
-        "graceful_shutdown_timeout_s": model.drain_seconds,
+        "graceful_shutdown_timeout_s": model.stop_seconds,
         "ray_actor_options": {
             "num_cpus": model.num_cpus,
             "num_gpus": model.reserved_gpus,

@@ -28,7 +28,7 @@ class EngineReplica:
 
     async def __init__(self, model: ModelConfig, server_arguments: list[str]) -> None:
         arguments = [*model.serve_arguments(), *server_arguments]
-        self._server = ChildServer(arguments, model.drain_seconds)
+        self._server = ChildServer(arguments, model.stop_seconds)
         await self._server.start(model.start_seconds)
         self._healthy_at = time.monotonic()
         self._watch = asyncio.create_task(self._end_with_server())

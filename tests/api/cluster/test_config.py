@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from support.paths import ROOT
 
 from chairlift.api.cli.main import main
 from chairlift.api.cluster.config import ClusterConfigError, parse
@@ -91,3 +95,34 @@ def test_without_ray(
     monkeypatch.setattr("chairlift.api.cli.cluster.find_spec", lambda name: None)
     assert main(["cluster", "status"]) == 1
     assert "pip install 'chairlift[ray]'" in capsys.readouterr().err
+
+
+def test_manifest_of_kuberay() -> None:
+    """Its application is valid, and its pods outlive a replica's drain."""
+    manifest = yaml.safe_load((ROOT / "docs/deploy/rayservice.yaml").read_text())
+    spec = manifest["spec"]
+    [application] = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    module, _, name = application["import_path"].partition(":")
+    assert callable(getattr(import_module(module), name))
+    config = parse(application["args"])
+    [workers] = spec["rayClusterConfig"]["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    [container] = pod["containers"]
+    for model in config.models:
+        assert pod["terminationGracePeriodSeconds"] > model.stop_seconds
+        assert float(container["resources"]["limits"]["cpu"]) >= model.num_cpus
+    heads = spec["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    mounts = {mount["mountPath"] for each in (*heads, container) for mount in each["volumeMounts"]}
+    assert str(config.api_key_file).startswith(tuple(mounts))
+
+
+def test_examples_of_the_guide() -> None:
+    """Every YAML block that lists models is a valid configuration."""
+    page = (ROOT / "docs/guides/cluster.md").read_text()
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert len(blocks) == 3
+    for block in blocks:
+        if "autoscaling" in block:
+            block = {"models": [{**ONE, **block}]}
+        for args in [each["args"] for each in block.get("applications", [])] or [block]:
+            parse(args)

@@ -178,6 +178,7 @@ async def test_replicas_come_and_go_under_load(
     async with load.clients(CLIENTS):
         await _until(lambda: len(cluster.servers()) == 2)
         assert (load.failed, load.interrupted) == ([], [])
+        await _assert_same_prefix_stays_together(cluster, http)
 
         before = load.completed
         os.kill(first, signal.SIGKILL)
@@ -193,6 +194,21 @@ async def test_replicas_come_and_go_under_load(
     assert (load.failed, len(load.interrupted)) == ([], interrupted)
     said = await asyncio.to_thread(cluster.chairlift, "status")
     assert "tiny-0: " in said.stdout
+
+
+async def _assert_same_prefix_stays_together(
+    cluster: RayCluster, http: aiohttp.ClientSession
+) -> None:
+    """One replica computes a long prompt; the other never does."""
+    cached = []
+    for number in range(8):
+        content = "the same long beginning " * 25 + str(number)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+        url = cluster.url + "/v1/chat/completions"
+        async with http.post(url, json={**body, "max_tokens": 1}) as reply:
+            usage = (await reply.json())["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"] > 500)
+    assert cached == [False, *[True] * 7]
 
 
 async def _until(condition: Callable[[], bool]) -> None:
