@@ -35,6 +35,7 @@ class LoadPolicy:
         running, waiting, usage = (
             sum(metrics.get(name, {}).values()) for name in ("running", "waiting", "kv_usage")
         )
+        assert context.config is not None
         target = context.config.get_target_ongoing_requests()
         ratios = [
             context.total_num_requests / (replicas * target),

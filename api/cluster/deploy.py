@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +20,10 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from chairlift.api.cluster.config import ClusterConfig
 from chairlift.api.cluster.deployments import application
+from chairlift.api.cluster.reasons import failure_reason, one_line
 
 _POLL_SECONDS = 1.0
 _WORKING = (ApplicationStatus.NOT_STARTED, ApplicationStatus.DEPLOYING)
-# The last line of the exception by which a replica says why its server ended.
-_REASON = re.compile(r"^(?:[\w.]+\.)?(ReplicaLost|KeyFileError): (.+)$", re.MULTILINE)
-_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*Error|[A-Za-z_][\w.]*Exception): .+$", re.MULTILINE)
 
 
 class ClusterError(Exception):
@@ -63,7 +60,7 @@ def deploy(config: ClusterConfig, place: Place, say: Callable[[str], None]) -> N
             target = RunTarget(application(config), place.name, place.route_prefix)
             run_many([target], wait_for_applications_running=False)
         except (RayServeException, ValueError) as error:
-            raise ClusterError(_one_line(str(error))) from error
+            raise ClusterError(one_line(str(error))) from error
         said: list[str] = []
         while (state := serve.status().applications.get(place.name)) is not None:
             for line in _lines(state):
@@ -73,7 +70,8 @@ def deploy(config: ClusterConfig, place: Place, say: Callable[[str], None]) -> N
             if state.status == ApplicationStatus.RUNNING:
                 return
             if state.status not in _WORKING:
-                raise ClusterError(_failure(state))
+                messages = [state.message, *(each.message for each in state.deployments.values())]
+                raise ClusterError(failure_reason(messages))
             time.sleep(_POLL_SECONDS)
         raise ClusterError(f"the application {place.name!r} was deleted while it started")
 
@@ -108,7 +106,7 @@ def _connection(address: str) -> Iterator[None]:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"no Ray at {address}: {_one_line(str(error))}") from error
+        raise ClusterError(f"no Ray at {address}: {one_line(str(error))}") from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         yield
@@ -126,19 +124,3 @@ def _lines(state: ApplicationStatusOverview) -> list[str]:
         replicas = ", ".join(f"{number} {kind}" for kind, number in counts.items())
         lines.append(f"{name}: {deployment.status.value.lower()} ({replicas or 'no replica'})")
     return lines
-
-
-def _failure(state: ApplicationStatusOverview) -> str:
-    """The reason for which an application does not run, without Ray's traceback."""
-    texts = [state.message, *(each.message for each in state.deployments.values())]
-    for text in texts:
-        if found := _REASON.findall(text):
-            return str(found[-1][1])
-    for text in texts:
-        if found := _ERROR.findall(text):
-            return str(found[-1])
-    return _one_line(state.message)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

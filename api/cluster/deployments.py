@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from chairlift.api.admission.accounts import Accounts
 from chairlift.api.admission.keys import (
@@ -57,7 +58,7 @@ def application(config: ClusterConfig) -> Application:
 class _Ingress:
     """The ingress's deployment class."""
 
-    def __init__(self, config: ClusterConfig, handles: Mapping[str, DeploymentHandle]) -> None:
+    def __init__(self, config: ClusterConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         self._config = config
         self._handles = handles
 
@@ -73,12 +74,13 @@ class _Ingress:
 class _HandleBackend:
     """The replicas of one model, behind a handle of its deployment."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._forward = handle.options(method_name="forward", stream=True)
 
     async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ReplyHead | bytes, None]:
         """Passes a request to a replica, as ``Backend.forward``."""
         response = self._forward.remote(request)
+        assert isinstance(response, DeploymentResponseGenerator)
         try:
             async for piece in response:
                 yield piece
@@ -86,6 +88,9 @@ class _HandleBackend:
             raise QueueFull(str(error), _RETRY_SECONDS) from error
         except DeploymentUnavailableError as error:
             raise NotReady("the model's replicas cannot start") from error
+        except TaskCancelledError as error:
+            # Serve cancels what a client has left; nobody waits for another attempt.
+            raise asyncio.CancelledError from error
         except (RayError, ReplicaLost) as error:
             if _is_loss(error):
                 raise ReplicaLost(str(error).strip().splitlines()[-1]) from error
@@ -124,13 +129,14 @@ def _engine(model: ModelConfig, index: int, config: ClusterConfig) -> Applicatio
     else:
         options["autoscaling_config"] = _autoscaling(model.autoscaling)
     if model.routing == "prefix":
-        options["request_router_config"] = RequestRouterConfig(
-            request_router_class=_PREFIX_ROUTER,
-            request_router_kwargs={
+        router: dict[str, Any] = {
+            "request_router_class": _PREFIX_ROUTER,
+            "request_router_kwargs": {
                 "imbalanced_threshold": max(1.0, model.max_ongoing_requests * _IMBALANCE),
                 "do_eviction": True,
             },
-        )
+        }
+        options["request_router_config"] = RequestRouterConfig(**router)
     return serve.deployment(**options)(EngineReplica).bind(model, config.server_arguments())
 
 

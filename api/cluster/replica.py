@@ -26,7 +26,10 @@ class EngineReplica:
         server_arguments: the arguments of ``chairlift serve`` that all models share.
     """
 
-    async def __init__(self, model: ModelConfig, server_arguments: list[str]) -> None:
+    # Ray awaits it, and sends requests only then.
+    async def __init__(  # type: ignore[misc]
+        self, model: ModelConfig, server_arguments: list[str]
+    ) -> None:
         arguments = [*model.serve_arguments(), *server_arguments]
         self._server = ChildServer(arguments, model.stop_seconds)
         await self._server.start(model.start_seconds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import (
     # NOTE: the public name, in ray.serve.llm, needs the extra ``llm`` and so vLLM.
     PrefixCacheAffinityRouter,
@@ -10,7 +12,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 
 
-class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
+class PrefixRouter(PrefixCacheAffinityRouter):
     """Ray's router, which leaves out replicas that it does not know, or not any more.
 
     All ingress replicas share one tree of prompts. It may name a replica that this router has not
@@ -21,11 +23,8 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
-    ) -> list[list[RunningReplica]]:
+    ) -> Any:  # Ray's annotation is a list of replicas, its value a list of ranked lists.
         try:
-            chosen: list[list[RunningReplica]] = await super().choose_replicas(
-                candidate_replicas, pending_request
-            )
+            return await super().choose_replicas(candidate_replicas, pending_request)
         except KeyError:
             return [candidate_replicas]
-        return chosen

@@ -115,7 +115,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     members = procfs.tree(process.pid)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(20)
+        process.wait(5)
     for pid in members:
         if not ended(pid):
             with suppress(ProcessLookupError):
