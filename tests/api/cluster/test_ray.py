@@ -95,8 +95,10 @@ async def test_streams_of_all_apis(cluster: RayCluster, http: aiohttp.ClientSess
         async with http.post(cluster.url + path, json=body) as reply:
             assert reply.status == 200, path
             text = await reply.text()
-        assert end in text.splitlines()[-2:][0] + text.splitlines()[-1], (path, text)
-        assert len([line for line in text.splitlines() if line]) >= 4, path
+        lines = [line for line in text.splitlines() if line]
+        assert end in lines[-1], (path, text)
+        # The pieces of a random model's text are rarely complete characters.
+        assert len(lines) >= 2, path
     async with http.get(cluster.url + "/v1/models") as reply:
         assert [card["id"] for card in (await reply.json())["data"]] == ["tiny"]
 

@@ -27,6 +27,8 @@ _ENVIRONMENT = {
     # Ray's ports are open to other machines.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    # Ray would start a process for each CPU before any is needed.
+    "RAY_enable_worker_prestart": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -83,7 +85,7 @@ def ray_cluster(folder: Path) -> Iterator[RayCluster]:
             process = subprocess.Popen(
                 [
                     *(_RAY, "start", "--head", "--block", "--include-dashboard=false"),
-                    *("--num-cpus=16", "--node-ip-address=127.0.0.1"),
+                    *("--num-cpus=4", "--node-ip-address=127.0.0.1"),
                     *(f"--temp-dir={temporary}", "--object-store-memory=100000000"),
                     *(f"--{name}={value}" for name, value in ports.items()),
                 ],
