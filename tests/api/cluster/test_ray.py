@@ -20,8 +20,11 @@ from support.tiny import tiny_model_dir
 pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.system
 
-# Each replica should have 2 requests.
-CLIENTS = 6
+# The clients pause between requests to leave some of the machine to other tests. On a fast one they
+# still keep more than a request running, and the one of the last phase less than this many.
+CLIENTS = 4
+TARGET_REQUESTS = 0.4
+PAUSE_SECONDS = 0.7
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "tiny", "messages": MESSAGES, "stream": True, "ignore_eos": True}
 # Path, body, and what the last bytes of the stream contain.
@@ -73,7 +76,7 @@ def _config(model: Path) -> dict[str, Any]:
     scaling = {
         "min_replicas": 1,
         "max_replicas": 2,
-        "target_ongoing_requests": 2,
+        "target_ongoing_requests": TARGET_REQUESTS,
         "upscale_delay_s": 0,
         "downscale_delay_s": 4,
         "look_back_period_s": 3,
@@ -138,22 +141,22 @@ class Load:
     failed: list[str] = field(default_factory=list)
 
     @asynccontextmanager
-    async def clients(self, number: int) -> AsyncIterator[None]:
+    async def clients(self, number: int, max_tokens: int) -> AsyncIterator[None]:
         """So many clients; at the end they finish their requests."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for each in range(number):
-                tasks.create_task(self._client(each, stop))
+                tasks.create_task(self._client(each, max_tokens, stop))
             try:
                 yield
             finally:
                 stop.set()
 
-    async def _client(self, number: int, stop: asyncio.Event) -> None:
+    async def _client(self, number: int, max_tokens: int, stop: asyncio.Event) -> None:
         while not stop.is_set():
             messages = [{"role": "user", "content": f"client {number}: {self.completed}"}]
-            await self._request({**CHAT, "messages": messages, "max_tokens": 60})
-            await asyncio.sleep(0.1)
+            await self._request({**CHAT, "messages": messages, "max_tokens": max_tokens})
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _request(self, body: dict[str, Any]) -> None:
         try:
@@ -177,7 +180,7 @@ async def test_replicas_come_and_go_under_load(
     """Scaling up and down fails no request; a killed server costs its streams at most."""
     load = Load(cluster.url, http)
     [first] = cluster.servers()
-    async with load.clients(CLIENTS):
+    async with load.clients(CLIENTS, 40):
         await _until(lambda: len(cluster.servers()) == 2)
         assert (load.failed, load.interrupted) == ([], [])
         await _assert_same_prefix_stays_together(cluster, http)
@@ -191,7 +194,7 @@ async def test_replicas_come_and_go_under_load(
     assert all('"code":"unavailable"' in event for event in load.interrupted)
 
     interrupted = len(load.interrupted)
-    async with load.clients(1):
+    async with load.clients(1, 1):
         await _until(lambda: len(cluster.servers()) == 1)
     assert (load.failed, len(load.interrupted)) == ([], interrupted)
     said = await asyncio.to_thread(cluster.chairlift, "status")
