@@ -4,7 +4,7 @@ An ingress passes every request of Chairlift's APIs to a replica of the model th
 replica is a complete ``chairlift serve`` in a child process of a Ray actor. Discovery, restarts,
 scaling and dashboards are Ray's.
 
-NOTE: only ``replica``, ``deployments``, ``router`` and ``deploy`` import Ray, which takes seconds.
+NOTE: only ``deployments``, ``router`` and ``deploy`` import Ray, which takes seconds.
 """
 
 from __future__ import annotations
