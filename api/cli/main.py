@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": _Command(
         "chairlift.api.cli.doctor", "check whether this machine can serve, and how fast"
     ),
+    "cluster": _Command("chairlift.api.cli.cluster", "deploy models to a Ray cluster"),
     "fetch": _Command("chairlift.api.cli.fetch", "download a model and verify its checksums"),
     "completion": _Command("chairlift.api.cli.completion", "print a shell's completion script"),
 }

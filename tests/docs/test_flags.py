@@ -20,8 +20,8 @@ PAGES = [
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 BENCHMARKS = {"--minutes", "--out", "--rate", "--requests", "--restart", "--size", "--step-ms"}
 BENCHMARKS |= {"--decode", "--only", "--trace"}
-PIP = {"--force-reinstall", "--no-deps", "--yes"}
-OTHERS = {"--build-arg", "--init", "--now", "--signal", "--stop-timeout", "--tasks"}
+PIP = {"--force-reinstall", "--no-cache-dir", "--no-deps", "--yes"}
+OTHERS = {"--build-arg", "--head", "--init", "--now", "--signal", "--stop-timeout", "--tasks"}
 
 
 def commands_flags() -> set[str]:
