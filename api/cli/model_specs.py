@@ -7,7 +7,6 @@ import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 
-from chairlift.api.cli import batching_flags, model_flags, output_flags
 from chairlift.api.cli.arguments.config_sources import (
     ConfigError,
     TablesAction,
@@ -17,6 +16,7 @@ from chairlift.api.cli.arguments.config_sources import (
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.arguments.setting import Setting
 from chairlift.api.cli.engine_settings import engine_config
+from chairlift.api.cli.serve_flags import batching_flags, model_flags, output_flags
 from chairlift.api.models.spec import ModelSpec
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import EngineConfig

@@ -8,15 +8,6 @@ import os
 import sys
 
 from chairlift.api.admission.keys import KeyFileError
-from chairlift.api.cli import (
-    batching_flags,
-    file_flags,
-    limit_flags,
-    model_flags,
-    network_flags,
-    observability_flags,
-    output_flags,
-)
 from chairlift.api.cli.arguments import alias_flags, config_sources
 from chairlift.api.cli.arguments.config_sources import ConfigError
 from chairlift.api.cli.arguments.device_values import chosen
@@ -25,6 +16,15 @@ from chairlift.api.cli.arguments.setting import as_toml
 from chairlift.api.cli.arguments.short_help import add_help_all
 from chairlift.api.cli.engine_settings import engine_config
 from chairlift.api.cli.model_specs import model_specs
+from chairlift.api.cli.serve_flags import (
+    batching_flags,
+    file_flags,
+    limit_flags,
+    model_flags,
+    network_flags,
+    observability_flags,
+    output_flags,
+)
 from chairlift.api.models.spec import ModelsMemory
 from chairlift.api.server import signals, standard_streams
 from chairlift.api.server.sockets import bind_all

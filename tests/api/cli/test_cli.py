@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from support.paths import ROOT
 
-from chairlift.api.cli import output_flags
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.engine_settings import engine_config
 from chairlift.api.cli.flags import byte_size
 from chairlift.api.cli.main import main
 from chairlift.api.cli.serve import add_arguments
+from chairlift.api.cli.serve_flags import output_flags
 from chairlift.engine.config import EngineConfig, decode_path, encode_path
 from chairlift.engine.device.limits import step_seconds
 from chairlift.engine.device.memory import swap_bytes

@@ -19,7 +19,7 @@ from support.api.api_server import CHAT, Running, ending, engine_replying, runni
 from support.api.fake_engine import FakeEngine, step_stats
 
 from chairlift.api.admission.keys import NO_LIMITS, ApiKey, KeyLimits, digest_of
-from chairlift.api.cli.network_flags import add_arguments, network_settings
+from chairlift.api.cli.serve_flags.network_flags import add_arguments, network_settings
 from chairlift.api.observe import live, page
 
 UI = Path(page.__file__).resolve().parent / "ui"
