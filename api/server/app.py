@@ -13,8 +13,6 @@ from aiohttp import hdrs, web
 
 from chairlift.api.admission.admission import Access, add_limit_headers, admission
 from chairlift.api.admission.cors import allow_origins
-from chairlift.api.batches.runner import BATCH_RUNNER, BatchRunner, batches_running
-from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.errors import problem_of
 from chairlift.api.generate.answer import log_failure
 from chairlift.api.generate.model_lease import release_model
@@ -26,6 +24,8 @@ from chairlift.api.observe.live import history_recording
 from chairlift.api.observe.page import EVENTS, PAGE_PATHS, add_page
 from chairlift.api.observe.request_record import RequestRecord
 from chairlift.api.ollama.models import ollama_running
+from chairlift.api.openai.batches.runner import BATCH_RUNNER, BatchRunner, batches_running
+from chairlift.api.openai.batches.storage import STORAGE, Storage
 from chairlift.api.responses.background import (
     BACKGROUND,
     BackgroundResponses,

@@ -6,10 +6,6 @@ from chairlift.api.anthropic import handlers as anthropic
 from chairlift.api.anthropic import replies as anthropic_replies
 from chairlift.api.anthropic.errors import ANTHROPIC_ERRORS
 from chairlift.api.anthropic.request import CountTokensRequest, MessagesRequest
-from chairlift.api.batches import batch_handlers as batches
-from chairlift.api.batches import file_handlers as files
-from chairlift.api.batches import replies as batch_replies
-from chairlift.api.batches.request import BatchRequest
 from chairlift.api.errors import OPENAI_ERRORS, ErrorFormat
 from chairlift.api.http.requests import Handler
 from chairlift.api.http.sse import MESSAGES, RESPONSES
@@ -20,6 +16,10 @@ from chairlift.api.llamacpp.request import ApplyTemplateRequest, InfillRequest
 from chairlift.api.llamacpp.status import llama_props, llama_slots
 from chairlift.api.ollama.errors import OLLAMA_ERRORS
 from chairlift.api.openai import adapters
+from chairlift.api.openai.batches import batch_handlers as batches
+from chairlift.api.openai.batches import file_handlers as files
+from chairlift.api.openai.batches import replies as batch_replies
+from chairlift.api.openai.batches.request import BatchRequest
 from chairlift.api.openai.chat import chat_completions
 from chairlift.api.openai.completions import completions
 from chairlift.api.openai.embeddings import embeddings

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
-from chairlift.api.batches.storage import STORAGE
 from chairlift.api.models.engine_loader import LoaderTools
 from chairlift.api.models.making import make_pool
 from chairlift.api.models.spec import ModelsMemory, ModelSpec
+from chairlift.api.openai.batches.storage import STORAGE
 from chairlift.api.server.banner import banner_fields, banner_lines
 from chairlift.api.server.listen import address_of, is_loopback, listen, listen_for_scrapes
 from chairlift.api.server.reload import Reloader

@@ -16,9 +16,9 @@ from support.api.api_server import MESSAGES, Running, engine_replying, running, 
 from support.api.credentials import ALICE, alice_and_bob
 
 from chairlift.api.admission.keys import ApiKey
-from chairlift.api.batches import batch_run, runner
-from chairlift.api.batches.batch_table import BatchTable, Result
-from chairlift.api.batches.slots import Slots
+from chairlift.api.openai.batches import batch_run, runner
+from chairlift.api.openai.batches.batch_table import BatchTable, Result
+from chairlift.api.openai.batches.slots import Slots
 
 URL = "/v1/chat/completions"
 

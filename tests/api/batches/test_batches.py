@@ -218,7 +218,9 @@ async def test_cancelling_keeps_the_results_so_far() -> None:
 
 
 async def test_a_batch_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.api.batches.batch_handlers.window_seconds", lambda window: 2)
+    monkeypatch.setattr(
+        "chairlift.api.openai.batches.batch_handlers.window_seconds", lambda window: 2
+    )
     engine = engine_replying("Hello", first_step_seconds=0.4)
     async with running(engine, batch_concurrency=1) as server:
         batch = await begin(server.openai, lines(*map(request, range(30))))

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from chairlift.api.batches.batch_table import BatchTable, Result
-from chairlift.api.batches.file_table import FileLimits, FileTable
-from chairlift.api.batches.folder import Folder
-from chairlift.api.batches.lines import LineResponse, result_line
-from chairlift.api.batches.replies import Batch, RequestCounts
 from chairlift.api.errors import UnknownBatch, UnknownFile
+from chairlift.api.openai.batches.batch_table import BatchTable, Result
+from chairlift.api.openai.batches.file_table import FileLimits, FileTable
+from chairlift.api.openai.batches.folder import Folder
+from chairlift.api.openai.batches.lines import LineResponse, result_line
+from chairlift.api.openai.batches.replies import Batch, RequestCounts
 from chairlift.api.schemas.paging import Page
 
 LINES = 4

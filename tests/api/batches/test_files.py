@@ -13,8 +13,8 @@ import openai
 import pytest
 from support.api.api_server import Running, engine_replying, running, until
 
-from chairlift.api.batches.folder import default_folder
 from chairlift.api.errors import StorageUnavailable
+from chairlift.api.openai.batches.folder import default_folder
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.api.fake_engine import FakeEngine, Scripted, byte_tokenizer, model_info
 
-from chairlift.api.batches.storage import STORAGE, Storage
+from chairlift.api.openai.batches.storage import STORAGE, Storage
 from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.server.listen import listen

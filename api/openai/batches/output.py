@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from chairlift.api.batches.folder import Folder
-from chairlift.api.batches.lines import (
+from chairlift.api.openai.batches.folder import Folder
+from chairlift.api.openai.batches.lines import (
     CANCELLED,
     EXPIRED,
     LineError,
@@ -15,8 +15,8 @@ from chairlift.api.batches.lines import (
     parse_line,
     result_line,
 )
-from chairlift.api.batches.replies import Batch, BatchUsage
-from chairlift.api.batches.usage import add_usage
+from chairlift.api.openai.batches.replies import Batch, BatchUsage
+from chairlift.api.openai.batches.usage import add_usage
 
 
 class Outputs(NamedTuple):

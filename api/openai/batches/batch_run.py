@@ -13,9 +13,10 @@ from pathlib import Path
 from msgspec import Raw
 from msgspec.structs import replace
 
-from chairlift.api.batches.batch_table import Result
-from chairlift.api.batches.dispatch import Reply
-from chairlift.api.batches.lines import (
+from chairlift.api.errors import StorageUnavailable
+from chairlift.api.openai.batches.batch_table import Result
+from chairlift.api.openai.batches.dispatch import Reply
+from chairlift.api.openai.batches.lines import (
     LineResponse,
     LineRules,
     RequestLine,
@@ -25,10 +26,9 @@ from chairlift.api.batches.lines import (
     result_line,
     validate,
 )
-from chairlift.api.batches.replies import Batch, BatchError, BatchErrors, RequestCounts
-from chairlift.api.batches.slots import Slot, Slots
-from chairlift.api.batches.storage import Storage
-from chairlift.api.errors import StorageUnavailable
+from chairlift.api.openai.batches.replies import Batch, BatchError, BatchErrors, RequestCounts
+from chairlift.api.openai.batches.slots import Slot, Slots
+from chairlift.api.openai.batches.storage import Storage
 
 logger = logging.getLogger(__name__)
 

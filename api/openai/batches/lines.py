@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from chairlift.api.batches.replies import BatchError
+from chairlift.api.openai.batches.replies import BatchError
 
 MAX_CUSTOM_ID = 512
 # Of a file in which every line is wrong, a batch reports the first ones.

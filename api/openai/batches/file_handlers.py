@@ -8,10 +8,10 @@ from pathlib import Path
 from aiohttp import web
 
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.batches.replies import DeletedFile, FileList
-from chairlift.api.batches.storage import STORAGE, Tables
-from chairlift.api.batches.upload import DEFAULT_SECONDS, MIN_SECONDS, PURPOSE, receive
 from chairlift.api.generate.answer import json_response
+from chairlift.api.openai.batches.replies import DeletedFile, FileList
+from chairlift.api.openai.batches.storage import STORAGE, Tables
+from chairlift.api.openai.batches.upload import DEFAULT_SECONDS, MIN_SECONDS, PURPOSE, receive
 from chairlift.api.schemas.paging import ends_of, page_of, query_schema
 from chairlift.api.service import SERVICE
 from chairlift.engine.errors import QueueFull, RequestError

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from chairlift.api.batches.file_table import FileTable
-from chairlift.api.batches.folder import Folder
-from chairlift.api.batches.output import write_outputs
-from chairlift.api.batches.replies import UNFINISHED, Batch, BatchStatus, RequestCounts
 from chairlift.api.errors import StorageFull, UnknownBatch
+from chairlift.api.openai.batches.file_table import FileTable
+from chairlift.api.openai.batches.folder import Folder
+from chairlift.api.openai.batches.output import write_outputs
+from chairlift.api.openai.batches.replies import UNFINISHED, Batch, BatchStatus, RequestCounts
 from chairlift.api.schemas.paging import Page
 from chairlift.engine.errors import RequestError
 

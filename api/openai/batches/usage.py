@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct, field
 
-from chairlift.api.batches.replies import BatchUsage
+from chairlift.api.openai.batches.replies import BatchUsage
 
 
 class _Details(Struct):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from chairlift.api.batches.folder import Folder
-from chairlift.api.batches.replies import UNFINISHED, FileObject, Purpose
 from chairlift.api.errors import StorageFull, UnknownFile
+from chairlift.api.openai.batches.folder import Folder
+from chairlift.api.openai.batches.replies import UNFINISHED, FileObject, Purpose
 from chairlift.api.schemas.paging import Page
 from chairlift.engine.errors import RequestError
 

@@ -11,14 +11,14 @@ from functools import partial
 from aiohttp import web
 
 from chairlift.api.admission.ratelimit import Account
-from chairlift.api.batches.batch_run import BatchRun, BatchTools
-from chairlift.api.batches.batch_table import Unfinished
-from chairlift.api.batches.dispatch import Reply, dispatch
-from chairlift.api.batches.lines import LineRules
-from chairlift.api.batches.replies import Batch
-from chairlift.api.batches.slots import Slots
-from chairlift.api.batches.storage import STORAGE, Storage
 from chairlift.api.errors import StorageUnavailable
+from chairlift.api.openai.batches.batch_run import BatchRun, BatchTools
+from chairlift.api.openai.batches.batch_table import Unfinished
+from chairlift.api.openai.batches.dispatch import Reply, dispatch
+from chairlift.api.openai.batches.lines import LineRules
+from chairlift.api.openai.batches.replies import Batch
+from chairlift.api.openai.batches.slots import Slots
+from chairlift.api.openai.batches.storage import STORAGE, Storage
 from chairlift.api.service import SERVICE, Service
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
 

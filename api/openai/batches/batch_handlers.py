@@ -8,13 +8,13 @@ import uuid
 from aiohttp import web
 
 from chairlift.api.admission.ratelimit import ACCOUNT
-from chairlift.api.batches.replies import Batch, BatchList, RequestCounts
-from chairlift.api.batches.request import BatchRequest, window_seconds
-from chairlift.api.batches.runner import BATCH_RUNNER
-from chairlift.api.batches.storage import STORAGE
-from chairlift.api.batches.upload import DEFAULT_SECONDS
 from chairlift.api.generate.answer import json_response
 from chairlift.api.generate.body import read
+from chairlift.api.openai.batches.replies import Batch, BatchList, RequestCounts
+from chairlift.api.openai.batches.request import BatchRequest, window_seconds
+from chairlift.api.openai.batches.runner import BATCH_RUNNER
+from chairlift.api.openai.batches.storage import STORAGE
+from chairlift.api.openai.batches.upload import DEFAULT_SECONDS
 from chairlift.api.schemas.paging import ends_of, page_of, query_schema
 from chairlift.api.service import SERVICE
 

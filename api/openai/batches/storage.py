@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from chairlift.api.batches.batch_table import BatchTable
-from chairlift.api.batches.file_table import FileLimits, FileTable
-from chairlift.api.batches.folder import DATABASE, Folder, default_folder
 from chairlift.api.errors import StorageUnavailable
+from chairlift.api.openai.batches.batch_table import BatchTable
+from chairlift.api.openai.batches.file_table import FileLimits, FileTable
+from chairlift.api.openai.batches.folder import DATABASE, Folder, default_folder
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.errors import RequestError
 
