@@ -44,7 +44,7 @@ def test_no_flag_can_be_abbreviated(command: str, capsys: pytest.CaptureFixture[
     [
         (["serve", "--api-ky", SECRET], "unknown flag --api-ky; did you mean --api-key"),
         (["chat", f"--api-kee={SECRET}"], "unknown flag --api-kee; did you mean --api-key?"),
-        (["serve", "model", SECRET], "1 argument too many"),
+        (["doctor", SECRET], "1 argument too many"),
         (["serve", f"--no-ui={SECRET}"], "--no-ui: takes no value"),
         (["serve", f"-k{SECRET}"], "unknown flag with one dash"),
         (["--api-key", SECRET, "serve"], "unknown flag --api-key"),
