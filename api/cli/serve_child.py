@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
 
@@ -22,6 +23,14 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _has_parent() -> bool:
+    """Whether standard input is a pipe or a socket, and not a terminal or /dev/null."""
+    mode = os.fstat(0).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    if _has_parent():
+        watch = threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True)
+        watch.start()
     sys.exit(main(["serve", *sys.argv[1:]]))

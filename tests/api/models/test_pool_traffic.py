@@ -78,7 +78,7 @@ def test_any_traffic_keeps_the_budget_and_leaves_nobody_waiting(
             entry.state == "loading" for entry in pool.pool.entries
         )
         assert began <= len(uses), "one load serves at least one request"
-        await asyncio.sleep(10)
+        await asyncio.sleep(15)  # a load that nobody waits for any more, and a keep-alive
         for entry in pool.pool.entries:
             assert entry.state in ("unloaded", "failed") or entry.plan.keep_alive is None
         await pool.pool.close()
