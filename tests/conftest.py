@@ -6,11 +6,19 @@ import gc
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from chairlift.engine.cpu.blas import load_fast_blas
 
 # With MLX's own BLAS on Linux the suite would take an hour.
 load_fast_blas()
+
+# A busy machine may stop any process for longer than Hypothesis's limit of 200 ms. Each run tries
+# the same cases, so that a failure is due to the change; HYPOTHESIS_PROFILE=random tries new ones.
+_EASY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("random", **_EASY)
+settings.register_profile("fixed", derandomize=True, **_EASY)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Servers in the tests would require it of clients.
 os.environ.pop("OPENAI_API_KEY", None)
