@@ -10,6 +10,7 @@ import numpy as np
 
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.model.forward import Chunk, Outcome
+from chairlift.engine.model.lora_routing import Slot
 
 VALUES = {
     "nan": lambda row: mx.where(mx.arange(row.size) == row.size // 3, mx.nan, row),
@@ -42,10 +43,12 @@ class Faults:
         self.faulty_call: int | None = None
         self._fed: list[mx.array] = []
 
-    def __call__(self, bands: Any, tokens: mx.array, chunks: Seq[Chunk]) -> Outcome:
+    def __call__(
+        self, bands: Any, tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
+    ) -> Outcome:
         self.calls += 1
         self._fed.append(tokens)
-        outcome = self._forward(bands, tokens, chunks)
+        outcome = self._forward(bands, tokens, chunks, adapters)
         for row, sequence in enumerate(self._core.batch.rows):
             is_choice = (sequence.request_id, sequence.index) == self._choice
             if is_choice and sequence.generated == self._at:
