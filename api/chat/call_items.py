@@ -182,11 +182,11 @@ class ItemConverter:
     def _parsed(self, text: str) -> Any:
         if self._seconds <= 0:
             raise TimeUp
-        started = time.process_time()
+        started = time.thread_time()
         try:
             call: Any = within(self._seconds, lambda: self._parse(text, self._tools))
         finally:
-            self._seconds -= time.process_time() - started
+            self._seconds -= time.thread_time() - started
         return (call[0] if isinstance(call, list) else call)["arguments"]
 
 

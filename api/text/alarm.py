@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
+
+# The next look at the clock is at least this far away, in seconds.
+_SHORTEST = 0.001
 
 
 class TimeUp(Exception):
@@ -18,22 +23,38 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     """Calls ``work`` and returns its result; the event loop waits meanwhile.
 
     It works for regular expressions because they check for signals while they search. The limit is
-    CPU time of this process, so that other processes do not use it up. Only the main thread may
-    call this.
+    CPU time of this thread: neither other processes nor other threads use it up. Garbage is not
+    collected meanwhile, since a collection in a large process can take longer than the work.
+    Only the main thread may call this.
 
     Raises:
         TimeUp: ``work`` was not done after ``seconds`` of CPU time.
     """
-    before = signal.signal(signal.SIGPROF, _ring)
+    end = time.thread_time() + seconds
+    over = False
+
+    def look(number: int, frame: FrameType | None) -> None:
+        # The timer counts the CPU time of all threads, so it is early rather than late.
+        left = end - time.thread_time()
+        if over:
+            return
+        if left <= 0:
+            raise TimeUp
+        signal.setitimer(signal.ITIMER_PROF, max(left, _SHORTEST))
+
+    collects = gc.isenabled()
+    before = signal.signal(signal.SIGPROF, look)
     try:
+        gc.disable()
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             return work()
         finally:
+            over = True
             signal.setitimer(signal.ITIMER_PROF, 0)
     finally:
-        signal.signal(signal.SIGPROF, before)
-
-
-def _ring(number: int, frame: FrameType | None) -> None:
-    raise TimeUp
+        if collects:
+            gc.enable()
+        # A last signal may still be on its way; by default it would end the process.
+        late = signal.SIG_IGN if before is signal.SIG_DFL else before
+        signal.signal(signal.SIGPROF, late)
