@@ -81,8 +81,9 @@ def _replace(block: Any) -> bool:
             return result
         return mlp.down.added(swiglu(mlp.both(second(x))), x)
 
-    # Layers with adapters need a call of their own; see ``engine.lora.layers``.
-    names = {"__call__": fused, "unfused": original.__call__}
+    # The products that take the place of linear layers; see ``engine.lora.layers``.
+    products = [attention.qkv, attention.out, *(() if mlp is None else mlp)]
+    names = {"__call__": fused, "products": products}
     block.__class__ = type(original.__name__, (original,), names)
     return True
 

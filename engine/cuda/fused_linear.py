@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 
-class Product(Protocol):
-    """Computes several linear layers on one input, their outputs concatenated, without biases."""
+class Product:
+    """Computes several linear layers on one input, their outputs concatenated, without biases.
+
+    Attributes:
+        layers: the linear layers.
+        addition: adds to the outputs ``y`` what something else computes from the input ``x``, from
+            ``y`` and ``x``; see ``engine.lora``. None: nothing.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = tuple(layers)
+        self.addition: Callable[[mx.array, mx.array], mx.array] | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         """From ``[..., inputs]`` to ``[..., outputs of all layers]``."""
-        ...
+        return self._with_addition(self._product(x), x)
 
     def added(self, x: mx.array, to: mx.array) -> mx.array:
         """The product of ``x``, plus ``to``: ``[..., outputs of all layers]``."""
-        ...
+        return self._with_addition(self._sum(x, to), x)
+
+    def _with_addition(self, y: mx.array, x: mx.array) -> mx.array:
+        return y if self.addition is None else self.addition(y, x)
+
+    def _product(self, x: mx.array) -> mx.array:
+        raise NotImplementedError
+
+    def _sum(self, x: mx.array, to: mx.array) -> mx.array:
+        return to + self._product(x)
 
 
-class _Plain:
+class _Plain(Product):
     def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__(layers)
         self._weight = _concatenated(layers, "weight").T
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def _product(self, x: mx.array) -> mx.array:
         return x @ self._weight
 
-    def added(self, x: mx.array, to: mx.array) -> mx.array:
+    def _sum(self, x: mx.array, to: mx.array) -> mx.array:
         # MLX has a special kernel for a single token, which cannot add.
         alone = x.size == x.shape[-1]
         return to + x @ self._weight if alone else mx.addmm(to, x, self._weight)
 
 
-class _Quantized:
+class _Quantized(Product):
     def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__(layers)
         first = layers[0]
         self._weight = _concatenated(layers, "weight")
         self._scales = _concatenated(layers, "scales")
         self._biases = _concatenated(layers, "biases") if first.get("biases") is not None else None
         self._quantization = _quantization(first)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def _product(self, x: mx.array) -> mx.array:
         return mx.quantized_matmul(
             x, self._weight, self._scales, self._biases, transpose=True, **self._quantization
         )
-
-    def added(self, x: mx.array, to: mx.array) -> mx.array:
-        return to + self(x)
 
 
 def fuse_linears(layers: Sequence[Any]) -> Product | None:

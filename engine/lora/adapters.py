@@ -19,8 +19,8 @@ from chairlift.engine.model.lora_routing import Routing, Slot
 
 log = logging.getLogger(__name__)
 
-# Reading takes the file, its numbers in float32, and their copies in the layers.
-_COPIES = 6
+# Reading takes the file, its numbers in float32, and their copies in layers and fused products.
+_COPIES = 8
 # Longer than any salt of a client, so that no client can name an adapter's prefixes.
 _SALT_CHARS = 1024
 

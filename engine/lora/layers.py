@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.engine.cpu.bf16_linear import GROUPS, Bf16Linear, Products, is_small_batch
+from chairlift.engine.lora.fused import FusedAddition
 from chairlift.engine.lora.host import HostAddition
 from chairlift.engine.lora.low_rank import LowRank, is_linear
 from chairlift.engine.model.lora_routing import Routing
@@ -34,6 +35,7 @@ class AdaptedLayers:
         self._routing = routing
         self._low_ranks: dict[str, LowRank] = {}
         self._additions: list[HostAddition] = []
+        self._fused: list[FusedAddition] = []
         self.targets: dict[str, Any] = {
             name: layer
             for name, layer in model.named_modules()
@@ -50,15 +52,18 @@ class AdaptedLayers:
             if not hasattr(type(layer), "is_adapted"):  # by an engine before this one
                 layer.__class__ = _adapted(type(layer))
         if new:
-            self._call_plainly()
+            self._add_to_fused()
             self._add_on_host()
 
     def fill(self, slots: int) -> None:
         """Call this after the ``factors`` of layers have changed; ``slots`` adapters are loaded."""
         for low_rank in self:
             low_rank.fill(low_rank.factors, slots)
+        for fused in self._fused:
+            fused.fill(slots)
         for addition in self._additions:
             addition.clear()
+        self._routing.changed(slots)
 
     def __iter__(self) -> Any:
         return iter(self._low_ranks.values())
@@ -67,16 +72,14 @@ class AdaptedLayers:
         """The adapters of a changed layer."""
         return self._low_ranks[name]
 
-    def _call_plainly(self) -> None:
-        """Lets fused blocks call their linear layers while a call has adapters."""
+    def _add_to_fused(self) -> None:
+        """Lets products that take the place of linear layers add those layers' adapters."""
+        self._fused = []
         for module in self._model.modules():
-            plain = getattr(type(module), "unfused", None)
-            changed = any(hasattr(part, "low_rank") for part in module.modules())
-            if not changed or plain is None:
-                continue
-            module.routing = self._routing
-            if not hasattr(type(module), "is_adapted"):
-                module.__class__ = _plain_with_adapters(type(module), plain)
+            for product in getattr(type(module), "products", ()):
+                if any(hasattr(layer, "low_rank") for layer in product.layers):
+                    product.addition = FusedAddition(product.layers, self._routing)
+                    self._fused.append(product.addition)
 
     def _add_on_host(self) -> None:
         self._additions = []
@@ -124,11 +127,3 @@ def _adapted(base: Any) -> Any:
         return low_rank.added(y, x)
 
     return type(base.__name__, (base,), {"__call__": call, "is_adapted": True})
-
-
-def _plain_with_adapters(fused: Any, plain: Any) -> Any:
-    def call(module: Any, *args: Any, **more: Any) -> Any:
-        call_fused = module.routing.call is None
-        return (fused.__call__ if call_fused else plain)(module, *args, **more)
-
-    return type(fused.__name__, (fused,), {"__call__": call, "is_adapted": True})

@@ -36,10 +36,13 @@ class HostProducts(Protocol):
 
 
 class LowRank:
-    """The matrices of all adapters of one linear layer, side by side.
+    """The matrices of all adapters of one linear layer, or of several as one, side by side.
 
     Adapter s has the columns ``[s * rank, (s + 1) * rank)`` of ``a`` and these rows of ``b``; an
     adapter that does not change this layer has zeros there.
+
+    Args:
+        outputs: the number of outputs, if it is not that of ``layer``.
 
     Attributes:
         name: the layer's path in the model.
@@ -48,9 +51,10 @@ class LowRank:
         host: computes the products for few tokens; None: MLX does.
     """
 
-    def __init__(self, name: str, layer: Any, routing: Routing) -> None:
+    def __init__(self, name: str, layer: Any, routing: Routing, outputs: int | None = None) -> None:
         self.name = name
-        self.inputs, self.outputs = dimensions(layer)
+        self.inputs, own_outputs = dimensions(layer)
+        self.outputs = own_outputs if outputs is None else outputs
         self.dtype: mx.Dtype = layer.get("scales", layer.weight).dtype
         self.factors: dict[int, Factors] = {}
         self.seen = False
@@ -108,8 +112,8 @@ class LowRank:
 
     def _sum(self, y: mx.array, x: mx.array, call: Call, part: Part) -> mx.array:
         """Adds the products for the tokens of one part to ``y``, their ``[tokens, outputs]``."""
-        if len(part.slots) == 1:
-            one = self.factors.get(-1 if part.slots[0] is None else part.slots[0])
+        if not part.mixed:
+            one = self.factors.get(-1 if part.slot is None else part.slot)
             return y if one is None else mx.addmm(y, x @ one.a, one.b)
         narrow = x @ self._a
         # Not a product with zeros: another adapter's numbers may have become infinite.

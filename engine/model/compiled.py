@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache, Shared
+from chairlift.engine.model.lora_routing import Routing
 from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,17 @@ _TRIAL = Trial(
 
 
 class CompiledSteps:
-    """Calls a model for a band's decode step, with the call compiled for each steady shape."""
+    """Calls a model for a band's decode step, with the call compiled for each steady shape.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        routing: the adapters of the rows; None for steps without adapters.
+    """
+
+    def __init__(self, model: Any, routing: Routing | None = None) -> None:
         self._model = model
+        self._routing = routing
+        # ``Routing.version`` at which the known shapes were compiled.
+        self._version = 0
         self._call: Callable[..., mx.array] = mx.compile(self._traced)
         self._band: BatchCache | None = None
         self._known: set[tuple[Any, ...]] = set()
@@ -81,6 +89,10 @@ class CompiledSteps:
 
     def _is_steady(self, band: BatchCache) -> bool:
         """Whether the band's shape is compiled already, or has been the same for long enough."""
+        if self._routing is not None and self._routing.version != self._version:
+            # Compiled calls contain the adapters' matrices.
+            self._version = self._routing.version
+            self._forget()
         shape = (len(band), *(layer.ring.columns for layer in _kinds(band)), band.capacity.rows)
         self._steady = self._steady + 1 if shape == self._last else 0
         self._last = shape
@@ -89,10 +101,13 @@ class CompiledSteps:
         if self._steady < STEADY:
             return False
         if len(self._known) >= MAX_SHAPES:
-            self._known.clear()
-            self._call = mx.compile(self._traced)
+            self._forget()
         self._known.add(shape)
         return True
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._call = mx.compile(self._traced)
 
     def _compiled(self, band: BatchCache, tokens: mx.array) -> mx.array:
         kinds = _kinds(band)
@@ -101,9 +116,11 @@ class CompiledSteps:
             for layer, limits in zip(kinds, self._limits, strict=True)
         ]
         buffers = [layer.state for layer in band.attention]
+        call = None if self._routing is None else self._routing.call
         self._band = band
         try:
-            return self._call(tokens, kinds[0].offset, inputs, buffers)
+            own = [] if call is None else [call.own]
+            return self._call(tokens, kinds[0].offset, inputs, buffers, own)
         finally:
             self._band = None
 
@@ -113,6 +130,7 @@ class CompiledSteps:
         offset: mx.array,
         kinds: Sequence[tuple[mx.array, Sequence[mx.array]]],
         buffers: Sequence[tuple[mx.array, mx.array]],
+        own: Sequence[mx.array],
     ) -> mx.array:
         """The function that is compiled. Every array that changes between steps is an argument.
 
@@ -121,6 +139,7 @@ class CompiledSteps:
             offset: ``[rows]``, the rows' positions.
             kinds: for each kind of layer, the newest column and the lengths for each window.
             buffers: keys and values of each layer.
+            own: the slots of the rows' adapters, see ``Routing.traced``; empty without adapters.
 
         Raises:
             ValueError: the model's masks change from step to step.
@@ -136,7 +155,8 @@ class CompiledSteps:
             )
         }
         expected = self._limits
-        with _replaced_arrays(band.attention, offset, shared, buffers):
+        adapters = nullcontext() if self._routing is None else self._routing.traced(*own)
+        with _replaced_arrays(band.attention, offset, shared, buffers), adapters:
             logits = self._plain(band, tokens)
         if expected != self._limits:
             raise ValueError("its masks differ from step to step")

@@ -91,10 +91,11 @@ class Forward:
         chained: bool = False,
     ) -> None:
         self._model = model
+        self.routing = Routing()
         self._rows = CompiledSteps(model)
+        self._adapted_rows = CompiledSteps(model, self.routing)
         self._head = head
         self.packs = packs
-        self.routing = Routing()
         self._multiple = multiple
         self._max_pairs = max_pairs
         self._chained = chained
@@ -127,11 +128,8 @@ class Forward:
             rows = slice(start, start + len(band))
             fed, start = tokens[rows, None], rows.stop
             with band.step(1), self.routing.of([Run(slot, 1) for slot in adapters[rows]]):
-                fed = self._after(last, fed)
-                # A compiled step is one without adapters.
-                compiled = self.routing.call is None
-                result = self._rows(band, fed) if compiled else self._model(fed, cache=band.layers)
-                logits.append(result[:, -1])
+                steps = self._rows if self.routing.call is None else self._adapted_rows
+                logits.append(steps(band, self._after(last, fed))[:, -1])
             last = logits[-1]
         for number, chunk in enumerate(chunks):
             result, inputs = self._chunk_call(chunk, last)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -31,11 +31,12 @@ class Run(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The tokens ``[start, stop)`` of a call; ``slots`` has one of each, or one for all of them."""
+    """The tokens ``[start, stop)`` of a call: ``mixed``, or all with the adapter ``slot``."""
 
     start: int
     stop: int
-    slots: tuple[Slot, ...]
+    slot: Slot = None
+    mixed: bool = False
 
 
 class Groups(NamedTuple):
@@ -52,56 +53,83 @@ class Groups(NamedTuple):
     places: Ids
 
 
-class Call:
-    """The adapters of one model call's tokens, in the order of its input."""
+class Call(Protocol):
+    """The adapters of one model call's tokens, in the order of its input.
+
+    Attributes:
+        tokens: their number.
+        slots: the adapters that they may have.
+        own: the slot of each token, -1 for none: ``[tokens]`` int32.
+        parts: long runs of tokens of one adapter, and the tokens between them.
+    """
+
+    tokens: int
+    slots: frozenset[int]
+
+    @property
+    def own(self) -> mx.array: ...
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+
+    def mask(self, part: Part, slots: int, rank: int) -> mx.array:
+        """Which columns of ``slots`` adapters belong to each token: ``[tokens, columns]``."""
+        ...
+
+    def groups(self, slots: tuple[int, ...]) -> Groups:
+        """The tokens of these adapters."""
+        ...
+
+
+class KnownCall:
+    """A call whose adapters are known while its graph is built."""
 
     def __init__(self, runs: tuple[Run, ...]) -> None:
         self.runs = runs
         self.tokens = sum(run.tokens for run in runs)
         self.slots = frozenset(run.slot for run in runs if run.slot is not None)
+        self._own = np.repeat(
+            np.array([-1 if run.slot is None else run.slot for run in runs]),
+            [run.tokens for run in runs],
+        )
         self._groups: dict[tuple[int, ...], Groups] = {}
         self._masks: dict[tuple[Any, ...], mx.array] = {}
 
     @cached_property
+    def own(self) -> mx.array:
+        return mx.array(self._own, mx.int32)
+
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The tokens as long runs of one adapter, and what lies between them."""
         parts: list[Part] = []
-        short: list[Slot] = []
-        at = 0
+        start = at = 0  # the tokens since ``start`` are in short runs
         for slot, runs in groupby(self.runs, key=lambda run: run.slot):
             tokens = sum(run.tokens for run in runs)
+            stop = at + tokens
             if tokens >= LONG or tokens == self.tokens:
-                if short:
-                    parts.append(Part(at - len(short), at, tuple(short)))
-                    short = []
-                parts.append(Part(at, at + tokens, (slot,)))
-            else:
-                short += [slot] * tokens
-            at += tokens
-        if short:
-            parts.append(Part(at - len(short), at, tuple(short)))
+                if start < at:
+                    parts.append(Part(start, at, mixed=True))
+                parts.append(Part(at, stop, slot))
+                start = stop
+            at = stop
+        if start < at:
+            parts.append(Part(start, at, mixed=True))
         return tuple(parts)
 
     def mask(self, part: Part, slots: int, rank: int) -> mx.array:
-        """Which columns of ``slots`` adapters belong to each token: ``[tokens, columns]``."""
         key = (part.start, slots, rank)
         if key not in self._masks:
-            own = np.array([-1 if slot is None else slot for slot in part.slots])
-            self._masks[key] = mx.array(own[:, None] == np.repeat(np.arange(slots), rank))
+            own = self._own[part.start : part.stop, None]
+            self._masks[key] = mx.array(own == np.repeat(np.arange(slots), rank))
         return self._masks[key]
 
     def groups(self, slots: tuple[int, ...]) -> Groups:
-        """The tokens of these adapters."""
         if slots not in self._groups:
             self._groups[slots] = self._grouped(slots)
         return self._groups[slots]
 
     def _grouped(self, slots: tuple[int, ...]) -> Groups:
-        own = np.repeat(
-            np.array([-1 if run.slot is None else run.slot for run in self.runs]),
-            [run.tokens for run in self.runs],
-        )
-        members = [np.flatnonzero(own == slot) for slot in slots]
+        members = [np.flatnonzero(self._own == slot) for slot in slots]
         longest = max(map(len, members))
         tokens = np.zeros((len(slots), longest), np.intp)
         places = []
@@ -113,16 +141,49 @@ class Call:
         return Groups(tokens, rows[order], np.concatenate(places)[order])
 
 
+class TracedCall:
+    """A call that is compiled, in which any token may have any adapter.
+
+    Args:
+        own: the slot of each token, -1 for none: ``[tokens]`` int32.
+        slots: the number of loaded adapters.
+    """
+
+    def __init__(self, own: mx.array, slots: int) -> None:
+        self.tokens = own.size
+        self.slots = frozenset(range(slots))
+        self.own = own
+        self.parts = (Part(0, self.tokens, mixed=True),)
+        self._masks: dict[tuple[int, int], mx.array] = {}
+
+    def mask(self, part: Part, slots: int, rank: int) -> mx.array:
+        if (slots, rank) not in self._masks:
+            columns = mx.array(np.repeat(np.arange(slots), rank), mx.int32)
+            self._masks[slots, rank] = self.own[:, None] == columns
+        return self._masks[slots, rank]
+
+    def groups(self, slots: tuple[int, ...]) -> Groups:
+        raise NotImplementedError("a compiled call is not computed on the host")
+
+
 class Routing:
     """The current model call's adapters, as the adapted layers see them.
 
     Attributes:
         call: the current call; None while there is none, or none of its tokens has an adapter.
+        slots: the number of loaded adapters.
+        version: changes whenever an adapter is loaded or unloaded.
     """
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self._call_of = lru_cache(_CALLS)(Call)
+        self.slots = self.version = 0
+        self._call_of = lru_cache(_CALLS)(KnownCall)
+
+    def changed(self, slots: int) -> None:
+        """Call this when other adapters are loaded; ``slots`` is their number."""
+        self.slots = slots
+        self.version += 1
 
     @contextmanager
     def of(self, runs: Sequence[Run]) -> Iterator[None]:
@@ -133,3 +194,16 @@ class Routing:
             yield
         finally:
             self.call = None
+
+    @contextmanager
+    def traced(self, own: mx.array) -> Iterator[None]:
+        """A context in which the current call is traced, with the slots as an argument.
+
+        Args:
+            own: see ``TracedCall``.
+        """
+        before, self.call = self.call, TracedCall(own, self.slots)
+        try:
+            yield
+        finally:
+            self.call = before

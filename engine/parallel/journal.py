@@ -125,10 +125,14 @@ class Broadcast:
     def publish(self, plan: Plan, cached_bytes: int) -> None:
         self._flush(digest(plan, cached_bytes))
 
+    def flush(self) -> None:
+        """Sends all events without a plan. Call it before another engine uses this journal."""
+        self._flush(None)
+
     def _add(self, event: Event) -> None:
         self._events.append(event)
         if len(self._events) >= MAX_EVENTS:
-            self._flush(None)
+            self.flush()
 
     def _flush(self, plan_digest: int | None) -> None:
         events, self._events = self._events, []

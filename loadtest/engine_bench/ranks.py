@@ -42,13 +42,14 @@ class Leader:
         starts = [StartRank(place, config, source) for place in places[1:]]
         self.place = places[0]
         self.followers = Followers(starts, main=(_RANK, *arguments))
+        self._journal = Broadcast(self.followers.send)
         choose_device(self.place)
 
     def join(self) -> Group:
         """Joins the other ranks."""
         from chairlift.engine.parallel.ranks import join_ranks
 
-        group = join_ranks(self.place, self.followers.meet, Broadcast(self.followers.send))
+        group = join_ranks(self.place, self.followers.meet, self._journal)
         self.followers.serve()
         return group
 
@@ -56,6 +57,7 @@ class Leader:
         """Ends the present engine on all ranks; returns the peak of each rank's memory in bytes."""
         from chairlift.engine.device import profile
 
+        self._journal.flush()  # the next engine must not learn from this one
         self.followers.send(Stop())
         report = Report(profile.current().kind, [peak])
         return [numbers[0] for numbers in self.followers.gather(report)]

@@ -8,51 +8,18 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.rope_utils import YarnRoPE
 from support.engine.core import build_core
+from support.engine.on_cuda import kernels, split_heads
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.cuda import block as cuda_block
-from chairlift.engine.cuda.heads import Heads, SplitHeads
+from chairlift.engine.cuda.heads import SplitHeads
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
-
-def _split(product: mx.array, positions: mx.array, heads: Heads) -> SplitHeads:
-    rows, length, _ = product.shape
-    if heads.bias is not None:
-        product = product + heads.bias
-    separate = product.reshape(rows, length, -1, heads.dim).swapaxes(1, 2)
-    ends = [heads.heads, heads.heads + heads.key_heads]
-    queries, keys, values = mx.split(separate, ends, axis=1)
-    if heads.norms is not None:
-        queries = mx.fast.rms_norm(queries, heads.norms.query, heads.norms.eps)
-        keys = mx.fast.rms_norm(keys, heads.norms.key, heads.norms.eps)
-    rotated = (
-        mx.fast.rope(
-            x,
-            2 * heads.frequencies.size,
-            traditional=False,
-            base=None,
-            scale=1.0,
-            offset=positions,
-            freqs=1 / heads.frequencies,
-        )
-        for x in (queries, keys)
-    )
-    return SplitHeads(*rotated, values)
-
-
-def _swiglu(product: mx.array) -> mx.array:
-    gate, up = mx.split(product, 2, axis=-1)
-    return nn.silu(gate) * up
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_block, "split_heads", _split)
-    monkeypatch.setattr(cuda_block, "swiglu", _swiglu)
+__all__ = ["kernels"]
 
 
 def _replaced_modules(model: nn.Module) -> list[nn.Module]:
@@ -119,7 +86,9 @@ def test_a_rope_that_scales_its_input_is_not_replaced(larger: bool, kernels: Non
 
 def test_a_wrong_kernel_is_detected(monkeypatch: pytest.MonkeyPatch, kernels: None) -> None:
     monkeypatch.setattr(
-        cuda_block, "split_heads", lambda *given: SplitHeads(*(2 * part for part in _split(*given)))
+        cuda_block,
+        "split_heads",
+        lambda *given: SplitHeads(*(2 * part for part in split_heads(*given))),
     )
     model = tiny_model("llama")
     attention.install(model)

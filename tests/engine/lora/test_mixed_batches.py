@@ -254,33 +254,6 @@ def test_the_cpus_faster_layers_add_adapters(fused: bool, tmp_path: Path) -> Non
         assert [bench.tokens(f"{turn}{n}") for n in range(len(prompts))] == expected
 
 
-def test_fused_blocks_compute_steps_without_adapters_only(tmp_path: Path) -> None:
-    """As on CUDA, where a block's class has the unfused call as well."""
-    model = _model("llama")
-    expected = _expected(tmp_path, "llama", False, [[5, 6, 7]], 6)[0]
-    plain = solo_tokens(model, [5, 6, 7], 6)
-    calls = 0
-    for block in model.layers:
-        original: Any = type(block)
-
-        def fused(self: Any, *args: Any, original: Any = original, **more: Any) -> mx.array:
-            nonlocal calls
-            calls += 1
-            result: mx.array = original.__call__(self, *args, **more)
-            return result
-
-        names = {"__call__": fused, "unfused": original.__call__}
-        block.__class__ = type(original.__name__, (original,), names)
-    bench = Bench(model)
-    _load(bench, _folders(tmp_path, model, 1))
-    for name, adapter, tokens in (("with", "a0", expected), ("without", "", plain)):
-        calls = 0
-        bench.submit(name, [5, 6, 7], 6, reading={"adapter": adapter})
-        bench.drain()
-        assert bench.tokens(name) == tokens
-        assert (calls > 0) == (name == "without")
-
-
 def test_a_layer_that_does_not_compute_all_tokens_is_refused_by_name(tmp_path: Path) -> None:
     model = _model("llama")
     (first, *_) = model.layers

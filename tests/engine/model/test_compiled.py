@@ -5,13 +5,20 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from support.engine.core import build_core
-from support.engine.on_cuda import ON_CUDA, _decode, on_cuda
+from support.engine.on_cuda import (
+    ON_CUDA,
+    TRACES,
+    ComparedSteps,
+    _decode,
+    decode_in_trace,
+    on_cuda,
+    traceable,
+)
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.cuda import attention as cuda_attention
-from chairlift.engine.cuda.kernel import KeysValues
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
@@ -28,53 +35,6 @@ def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoes the host kernels that other tests install, since they cannot be traced."""
     names = names_of(tiny_model("llama"))
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
-
-
-TRACES: list[int] = []
-
-
-def _functional(
-    queries: mx.array,
-    new: KeysValues,
-    cached: KeysValues,
-    lengths: mx.array,
-    cursor: mx.array,
-    scale: float,
-    sinks: mx.array | None,
-) -> mx.array:
-    """Attention without side effects, as a trace requires."""
-    TRACES.append(len(queries))
-    rows, columns = len(queries), cached.keys.shape[2]
-    column = mx.arange(columns)
-    newest = (column == cursor - 1)[None, None, :, None]
-    keys, values = (
-        mx.where(newest, value, buffer[:rows]) for value, buffer in zip(new, cached, strict=True)
-    )
-    mask = (((cursor - 1 - column) % columns)[None] < lengths[:, None])[:, None, None]
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-
-
-def _traceable(*given: object) -> mx.array:
-    """Decodes on the host; a trace cannot, and uses the version without side effects."""
-    try:
-        return _decode(*given)  # type: ignore[arg-type]
-    except Exception:
-        return _functional(*given)  # type: ignore[arg-type]
-
-
-class _ComparedSteps(CompiledSteps):
-    """Runs each step uncompiled, and compares its result with the compiled one's."""
-
-    compared = 0
-
-    def __call__(self, band, tokens):  # type: ignore[no-untyped-def]
-        plain = self._plain(band, tokens)
-        mx.eval(plain)
-        if not self._gives_up and self._is_steady(band):
-            compiled = self._compiled(band, tokens)
-            assert mx.allclose(compiled, plain, rtol=1e-3, atol=1e-3).item()
-            self.compared += 1
-        return plain
 
 
 def _core(kind: TinyKind) -> EngineCore:
@@ -104,10 +64,10 @@ def test_a_shape_is_traced_once_and_correct_in_every_step(
     kind: TinyKind, on_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though offsets, lengths and the ring's cursor differ in each step."""
-    monkeypatch.setattr(cuda_attention, "decode_attention", _traceable)
+    monkeypatch.setattr(cuda_attention, "decode_attention", traceable)
     TRACES.clear()
     core = _core(kind)
-    core.pipeline.forward._rows = steps = _ComparedSteps(core.pipeline.forward._model)
+    core.pipeline.forward._rows = steps = ComparedSteps(core.pipeline.forward._model)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():
@@ -134,7 +94,7 @@ def test_a_compiled_step_that_is_wrong_is_not_used(
         try:
             return _decode(*given)  # type: ignore[arg-type]
         except Exception:
-            return 5 * _functional(*given)  # type: ignore[arg-type]
+            return 5 * decode_in_trace(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cuda_attention, "decode_attention", wrong)
     _assert_gives_up_in_time()

@@ -23,6 +23,7 @@ from chairlift.engine.messages import Abort, Grammar, SamplingParams, StepStats,
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.journal import MAX_EVENTS, Broadcast, Ended, Learned, Turn
 from chairlift.engine.process.follower import Follower
+from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
@@ -176,6 +177,16 @@ def test_a_follower_that_would_compute_another_step_ends(lost: type) -> None:
         turn.events[:] = [event for event in turn.events if not isinstance(event, lost)]
     with pytest.raises(EngineDead, match="plan"):
         deque(map(pair.follower.take, turns))
+
+
+def test_a_flushed_journal_leaves_nothing_to_the_next_engine() -> None:
+    turns: list[Turn] = []
+    journal = Broadcast(turns.append)
+    journal.learned(Work(1, 2), 0.5)
+    journal.flush()
+    journal.flush()
+    assert [turn.events for turn in turns] == [[Learned(Work(1, 2), 0.5)], []]
+    assert {turn.digest for turn in turns} == {None}
 
 
 def test_a_journal_without_steps_does_not_grow() -> None:

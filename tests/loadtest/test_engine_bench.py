@@ -1,0 +1,33 @@
+"""The benchmark of the engine alone, with a tiny model on the CPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.tiny import tiny_config
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) -> None:
+    config, report = tmp_path / "config.json", tmp_path / "report.json"
+    config.write_text(json.dumps(tiny_config("llama", vocab_size=259)))
+    command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--only", "ours"]
+    command += ["--model", str(config), "--dtype", "float32", "--kv-gb", "0.05"]
+    command += ["--decode", "1", "3", "--context", "9", "--requests", "6", "--rows", "4"]
+    command += ["--prompt-tokens", "5:40", "--output-tokens", "3:9", "--out", str(report)]
+    command += ["--tensor-parallel-size", str(ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(report.read_text())["ours"]
+    names = ["decode_1_rows_ms", "decode_3_rows_ms", "output_tokens_per_s", "seconds"]
+    assert all(0 < figures[name] < math.inf for name in names)
+    # For each engine its rows, whether it was paced, and the peak of each rank's memory.
+    assert [peaks[:2] for peaks in figures["peak_bytes"]] == [[1, False], [3, False], [4, True]]
+    assert all(len(peaks) == 2 + ranks and min(peaks[2:]) > 0 for peaks in figures["peak_bytes"])
