@@ -16,15 +16,21 @@ from chairlift.api.cli.arguments.config_sources import (
 from chairlift.api.cli.arguments.parser import CommandParser
 from chairlift.api.cli.arguments.setting import Setting
 from chairlift.api.cli.engine_settings import engine_config
-from chairlift.api.cli.serve_flags import batching_flags, model_flags, output_flags
+from chairlift.api.cli.serve_flags import (
+    adapter_flags,
+    batching_flags,
+    device_flags,
+    model_flags,
+    output_flags,
+)
 from chairlift.api.models.spec import ModelSpec
 from chairlift.api.settings import ServerSettings
 from chairlift.engine.config import EngineConfig
 
 # The modules whose flags are about one model.
-_MODULES = (model_flags, batching_flags, output_flags)
-# For all models together, a share of the device.
-_SHARED = "gpu-memory-utilization"
+_MODULES = (model_flags, device_flags, adapter_flags, batching_flags, output_flags)
+# For all models together: a share of the device, and the folder that requests may name.
+_SHARED = ("gpu-memory-utilization", "lora-dir")
 # They name one model, so that the others do not inherit them.
 _IDENTITY = ("revision", "served_model_name", "alias")
 
@@ -38,7 +44,7 @@ def model_keys(parser: argparse.ArgumentParser) -> list[str]:
     actions = [action for action in own._actions if not isinstance(action, TablesAction)]
     more = (action for action in parser._actions if action.dest in of_engine)
     keys = dict.fromkeys((*keys_of(actions), *keys_of(more)))
-    return [key for key in keys if key != _SHARED]
+    return [key for key in keys if key not in _SHARED]
 
 
 def model_specs(
@@ -98,6 +104,7 @@ def _spec(options: argparse.Namespace, settings: ServerSettings) -> ModelSpec:
         settings,
         served_model_name=options.served_model_name,
         **model_flags.generation_settings(options),
+        **adapter_flags.adapter_settings(options),
         **output_flags.output_settings(options),
     )
     return ModelSpec(

@@ -17,7 +17,9 @@ from chairlift.api.cli.arguments.short_help import add_help_all
 from chairlift.api.cli.engine_settings import engine_config
 from chairlift.api.cli.model_specs import model_specs
 from chairlift.api.cli.serve_flags import (
+    adapter_flags,
     batching_flags,
+    device_flags,
     file_flags,
     limit_flags,
     model_flags,
@@ -50,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flags in (
         network_flags,
         model_flags,
+        device_flags,
+        adapter_flags,
         batching_flags,
         limit_flags,
         file_flags,
@@ -119,7 +123,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     return ServerSettings(
         served_model_name=options.served_model_name,
         **model_flags.generation_settings(options),
-        **model_flags.adapter_settings(options),
+        **adapter_flags.adapter_settings(options),
         **network_flags.network_settings(options, limit_flags.key_limits(options)),
         **limit_flags.limit_settings(options),
         **file_flags.file_settings(options),

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from chairlift.api.cli.arguments.config_sources import TablesAction
-from chairlift.api.cli.arguments.list_types import device_names
 from chairlift.api.cli.flags import (
-    directory,
-    existing_file,
     generation_config,
     json_object,
-    lora,
-    positive,
     positive_seconds,
 )
 from chairlift.api.models.spec import LOADS
-from chairlift.api.settings import LoraSource
 from chairlift.engine.config import DEFAULT_MODEL, EngineConfig
 
 _ENGINE = EngineConfig()
@@ -85,37 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run Python code that comes with the model",
     )
     add(
-        "--replicas",
-        type=positive,
-        metavar="N",
-        help="engine processes that serve the model together, each with its own weights; a request "
-        "goes to the one that has its prefix, unless that is busier (default: one for each of "
-        "--devices, else 1)",
-    )
-    add(
-        "--devices",
-        type=device_names,
-        action="extend",
-        default=[],
-        metavar="LIST",
-        help="the CUDA device of each replica, like 0,1: numbers among the devices of "
-        "CUDA_VISIBLE_DEVICES, or names as there (default: one after the other)",
-    )
-    add(
-        "--tensor-parallel-size",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="divide the model among N devices, with a process for each (default: %(default)s)",
-    )
-    add(
-        "--hostfile",
-        type=existing_file,
-        metavar="FILE",
-        help="the hosts of the N processes of --tensor-parallel-size, as JSON for mlx.launch; the "
-        "first is this machine (default: all on this machine)",
-    )
-    add(
         "--generation-config",
         type=generation_config,
         default="auto",
@@ -131,58 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="values that replace those of the generation config, like '{\"temperature\": 0.5}': "
         "temperature, top_p, top_k, min_p, repetition_penalty, eos_token_id (default: none)",
     )
-
-    _add_adapters(parser)
-
-
-def _add_adapters(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("LoRA adapters").add_argument
-    add(
-        "--lora",
-        action="append",
-        type=lora,
-        default=[],
-        metavar="NAME=PATH",
-        help="serve this adapter (mlx-lm's or PEFT's folder) under this name; may be repeated "
-        "(default: none)",
-    )
-    add(
-        "--lora-dir",
-        type=directory,
-        metavar="DIR",
-        help="let requests load adapters from below this folder, by /v1/load_lora_adapter "
-        "(default: requests cannot load any)",
-    )
-    add(
-        "--max-loras",
-        type=positive,
-        default=_ENGINE.max_loras,
-        metavar="N",
-        help="loaded adapters at most (default: %(default)s)",
-    )
-    add(
-        "--max-lora-rank",
-        type=positive,
-        default=_ENGINE.max_lora_rank,
-        metavar="N",
-        help="the largest rank of an adapter (default: %(default)s)",
-    )
-
-
-def adapter_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of ``ServerSettings`` for LoRA adapters.
-
-    Raises:
-        ValueError: there are too many adapters, or two of one name.
-    """
-    loras = [LoraSource(*adapter.split("=", 1)) for adapter in options.lora]
-    names = [adapter.name for adapter in loras]
-    if len(set(names)) < len(names):
-        raise ValueError("--lora: two adapters have the same name")
-    if len(loras) > options.max_loras:
-        raise ValueError(f"--lora: {len(loras)} adapters, but --max-loras is {options.max_loras}")
-    loras = [LoraSource(name, Path(path).expanduser().absolute()) for name, path in loras]
-    return {"loras": tuple(loras), "lora_dir": options.lora_dir}
 
 
 def generation_settings(options: argparse.Namespace) -> dict[str, Any]:

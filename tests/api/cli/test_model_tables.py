@@ -121,9 +121,51 @@ def test_a_table_takes_every_flag_of_the_engine_and_none_of_the_server() -> None
     keys = model_keys(parser)
     for key in ("model", "load", "keep-alive", "alias", "max-rows", "max-context", "max-queue"):
         assert key in keys
-    for key in ("port", "api-key", "config", "models-memory", "drain-timeout", "log-level", "ui"):
+    for key in (
+        "port",
+        "api-key",
+        "config",
+        "models-memory",
+        "drain-timeout",
+        "log-level",
+        "ui",
+        "lora-dir",
+    ):
         assert key not in keys
     assert len(keys) == len(set(keys))
+
+
+def test_every_key_of_a_table_changes_its_model_only(folder: Path) -> None:
+    """No key is accepted and then ignored."""
+    template, hosts = folder / "template.jinja", folder / "hosts.json"
+    template.write_text("{{ messages }}")
+    hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
+    choices = ("lazy", "float16", "json", "last", "none", "<a>,</a>", '{"temperature": 0.5}')
+    candidates = [
+        *('"{}"'.format(text.replace('"', '\\"')) for text in choices),
+        *("true", "1", "2", "8", "32", "0.5", '"2G"', '["x"]', '["0", "1"]', '["a=b"]'),
+        *(f'"{path}"' for path in (folder, template, hosts)),
+    ]
+    needs = {"kv-group-size": "kv-bits = 8", "hostfile": "tensor-parallel-size = 2"}
+    needs |= {f"{kind}-dir-bytes": f'{kind}-dir = "{folder}"' for kind in ("prefix-cache", "swap")}
+    parser = CommandParser()
+    add_arguments(parser)
+
+    def changed(key: str, value: str) -> bool:
+        def first_and_second(line: str) -> list[ModelSpec]:
+            table = f'[[models]]\nmodel = "a"\n{needs.get(key, "")}\n{line}\n'
+            return specs_of(folder, toml=f'{table}[[models]]\nmodel = "b"\n')
+
+        try:
+            [first, second] = first_and_second(f"{key} = {value}")
+        except (ConfigError, ValueError):
+            return False
+        [plain, other] = first_and_second("")
+        assert second == other, key
+        return first != plain
+
+    for key in model_keys(parser):
+        assert key == "model" or any(changed(key, value) for value in candidates), key
 
 
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)
