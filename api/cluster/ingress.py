@@ -50,8 +50,12 @@ _UNAVAILABLE = 503
 _MODEL_CARD = "/v1/models/"
 _FREE = {(route.method, route.path) for route in ROUTES if route.is_free}
 _FREE |= {("GET", "/metrics"), ("GET", "/openapi.json")}
-# What one replica keeps and others do not know: stored responses, files and batches.
-_OF_ONE_REPLICA = re.compile(r"/v1/(responses/(?!input_tokens$|compact$).+|(files|batches)(/.*)?)")
+# State of one replica, which others do not know: stored responses, files, batches, loaded adapters,
+# and whether the model is loaded.
+_OF_ONE_REPLICA = re.compile(
+    r"/v1/(responses/(?!input_tokens$|compact$).+|(files|batches)(/.*)?"
+    r"|(un)?load_lora_adapter|models/.+/(un)?load)"
+)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -108,7 +112,8 @@ class Ingress:
             self._accounts.account_for(CIMultiDict(headers))
         if _OF_ONE_REPLICA.fullmatch(path):
             raise RequestError(
-                "a cluster keeps no responses, files or batches; ask a single server for them"
+                "a cluster keeps no responses, files or batches, and loads nothing on request; ask a "
+                "single server"
             )
         if merge := MERGED.get((method, path)):
             await reply.send(*await self._merged(merge, method, path, headers))
