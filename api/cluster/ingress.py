@@ -112,8 +112,8 @@ class Ingress:
             self._accounts.account_for(CIMultiDict(headers))
         if _OF_ONE_REPLICA.fullmatch(path):
             raise RequestError(
-                "a cluster keeps no responses, files or batches, and loads nothing on request; ask a "
-                "single server"
+                "a cluster keeps no responses, files or batches, and loads nothing on request; "
+                "ask a single server"
             )
         if merge := MERGED.get((method, path)):
             await reply.send(*await self._merged(merge, method, path, headers))

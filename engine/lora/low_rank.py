@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from chairlift.engine.cuda import low_rank as cuda_low_rank
 from chairlift.engine.model.lora_routing import Call, Part, Routing
 
 
@@ -62,6 +63,8 @@ class LowRank:
         self._routing = routing
         self._slots = self._rank = 0
         self._a = self._b = mx.zeros((0, 0))
+        # The same matrices for the CUDA kernel; None: MLX computes all products.
+        self._stacked: tuple[mx.array, mx.array] | None = None
 
     def fill(self, factors: dict[int, Factors], slots: int) -> None:
         """Replaces the adapters by ``factors``; there are ``slots`` adapters in all."""
@@ -79,6 +82,11 @@ class LowRank:
             mx.eval(self._a, self._b)
         else:
             self._a = self._b = mx.zeros((0, 0))
+        self._stacked = None
+        if factors and cuda_low_rank.is_fit(self.inputs, rank) and cuda_low_rank.works():
+            stacked = mx.contiguous(self._a.T).reshape(slots, rank, self.inputs)
+            self._stacked = stacked, self._b.reshape(slots, rank, self.outputs)
+            mx.eval(self._stacked)
 
     def added(self, y: mx.array, x: mx.array) -> mx.array:
         """Adds the products of the current call's adapters to a layer's output.
@@ -115,6 +123,10 @@ class LowRank:
         if not part.mixed:
             one = self.factors.get(-1 if part.slot is None else part.slot)
             return y if one is None else mx.addmm(y, x @ one.a, one.b)
+        few = part.stop - part.start <= cuda_low_rank.MAX_TOKENS
+        if self._stacked is not None and few and x.dtype == y.dtype == self.dtype:
+            own = call.own if len(call.parts) == 1 else call.own[part.start : part.stop]
+            return cuda_low_rank.add_low_rank(y, x, own, *self._stacked)
         narrow = x @ self._a
         # Not a product with zeros: another adapter's numbers may have become infinite.
         own = mx.where(call.mask(part, self._slots, self._rank), narrow, 0)

@@ -11,7 +11,15 @@ import pytest
 from mlx_lm.tuner.utils import load_adapters
 from support.engine.adapters import matrices, write_mlx
 from support.engine.core import build_core
-from support.engine.on_cuda import ON_CUDA, ComparedSteps, kernels, on_cuda, traceable
+from support.engine.on_cuda import (
+    LOW_RANK_CALLS,
+    ON_CUDA,
+    ComparedSteps,
+    kernels,
+    low_rank_kernel,
+    on_cuda,
+    traceable,
+)
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
@@ -24,7 +32,7 @@ from chairlift.engine.model.compiled import STEADY
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
-__all__ = ["kernels", "on_cuda"]
+__all__ = ["kernels", "low_rank_kernel", "on_cuda"]
 
 # Layers of each adapter: whole groups of fused layers, parts of groups, and all.
 SUFFIXES = [("proj",), ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("o_proj", "down_proj")]
@@ -82,16 +90,24 @@ class Served:
         return write_mlx(self._path / str(seed), changed)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("llama", None), ("qwen3", None), ("qwen2", 8)])
+@pytest.mark.parametrize(
+    ("kind", "bits", "kernel"),
+    [("llama", None, True), ("qwen3", None, False), ("qwen2", 8, False), ("qwen2", None, True)],
+)
 def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
     kind: TinyKind,
     bits: int | None,
+    kernel: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     on_cuda: None,
     kernels: None,
 ) -> None:
     """While rows of five adapters and of none join and leave."""
+    LOW_RANK_CALLS.clear()
+    if kernel:
+        request.getfixturevalue("low_rank_kernel")
     monkeypatch.setattr(cuda_attention, "decode_attention", traceable)
     served = Served(kind, bits, tmp_path)
     random_ = random.Random(kind)
@@ -110,6 +126,7 @@ def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
     for number, request in enumerate(requests):
         assert tokens[str(number)] == served.expected(*request), request
     assert served.steps.compared > STEADY
+    assert bool(LOW_RANK_CALLS) == kernel
 
 
 def test_a_compiled_step_does_not_keep_unloaded_adapters(

@@ -14,6 +14,7 @@ from chairlift.cache.kinds import AttentionLayers
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import layer as cuda_layer
+from chairlift.engine.cuda import low_rank as cuda_low_rank
 from chairlift.engine.cuda import rows as cuda_rows
 from chairlift.engine.cuda.heads import Heads, SplitHeads
 from chairlift.engine.cuda.kernel import KeysValues
@@ -156,6 +157,23 @@ def split_heads(product: mx.array, positions: mx.array, heads: Heads) -> SplitHe
 def _swiglu(product: mx.array) -> mx.array:
     gate, up = mx.split(product, 2, axis=-1)
     return nn.silu(gate) * up
+
+
+LOW_RANK_CALLS: list[int] = []
+
+
+def _add_low_rank(y: mx.array, x: mx.array, own: mx.array, a: mx.array, b: mx.array) -> mx.array:
+    LOW_RANK_CALLS.append(len(y))
+    chosen = mx.maximum(own, 0)
+    wide = (x[:, None] @ a[chosen].swapaxes(1, 2) @ b[chosen])[:, 0]
+    return y + mx.where(own[:, None] >= 0, wide, 0)
+
+
+@pytest.fixture
+def low_rank_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    LOW_RANK_CALLS.clear()
+    monkeypatch.setattr(cuda_low_rank, "works", lambda: True)
+    monkeypatch.setattr(cuda_low_rank, "add_low_rank", _add_low_rank)
 
 
 @pytest.fixture
