@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# How many test files run at a time.
-JOBS ?= 2
+# How many test files run at a time: one more than cores, because tests with real servers often wait.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Extras of pyproject.toml to install. Metal and the CPU need none. `make serve EXTRA=cpu,mkl` adds
 # MKL, which is a sixth faster than OpenBLAS, more on CPUs with AMX.
@@ -74,6 +74,8 @@ serve: setup
 	$(BIN)/chairlift serve $(ARGS)
 
 test: dev $(PROMETHEUS) $(CHROMIUM)
+	@# Hundreds of processes import these, and may not be allowed to keep what they compile.
+	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 # The inner loop: no servers, browsers or GPUs.
