@@ -9,6 +9,7 @@ from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
+from chairlift.engine.cuda import experts, quantized
 from chairlift.engine.cuda.layer import CudaLayer, CudaPrompt
 from chairlift.engine.cuda.selftest import kernels_work
 from chairlift.engine.device import profile
@@ -37,9 +38,11 @@ def accelerate(model: Any, exactly: bool = True) -> Acceleration:
         eager = kernels.install(model, exactly)
         host_attention.install(model)
         return Acceleration(eager)
+    if profile.current().kind == "cuda":
+        experts.install(model)
     if not kernels_work():
         attention.install(model)
         return Acceleration(False)
     attention.install(model, cuda_attention.attend)
-    cuda_block.install(model)
+    quantized.install(model, cuda_block.install(model))
     return Acceleration(False, AttentionLayers(CudaLayer, CudaPrompt))

@@ -52,11 +52,17 @@ class _Mlp(NamedTuple):
     down: Product
 
 
-def install(model: Any) -> None:
-    """Replaces those blocks of a model that have Llama's form."""
-    blocks = sum(_replace(layer) for layer in model.modules())
+def install(model: Any) -> list[Product]:
+    """Replaces those blocks of a model that have Llama's form.
+
+    Returns:
+        The products that take the place of their linear layers.
+    """
+    modules = model.modules()
+    blocks = sum(_replace(layer) for layer in modules)
     if blocks:
         log.info("blocks in few operations: %d", blocks)
+    return [product for module in modules for product in getattr(type(module), "products", ())]
 
 
 def _replace(block: Any) -> bool:

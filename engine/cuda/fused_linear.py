@@ -9,18 +9,22 @@ import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from chairlift.engine.cuda.quantized import QuantizedWeight
+
 
 class Product:
     """Computes several linear layers on one input, their outputs concatenated, without biases.
 
     Attributes:
         layers: the linear layers.
+        quantized: the layers' common weight, if they are quantized.
         addition: adds to the outputs ``y`` what something else computes from the input ``x``, from
             ``y`` and ``x``; see ``engine.lora``. None: nothing.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = tuple(layers)
+        self.quantized: QuantizedWeight | None = None
         self.addition: Callable[[mx.array, mx.array], mx.array] | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -59,15 +63,13 @@ class _Quantized(Product):
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__(layers)
         first = layers[0]
-        self._weight = _concatenated(layers, "weight")
-        self._scales = _concatenated(layers, "scales")
-        self._biases = _concatenated(layers, "biases") if first.get("biases") is not None else None
-        self._quantization = _quantization(first)
+        biases = _concatenated(layers, "biases") if first.get("biases") is not None else None
+        self.quantized = self._whole = QuantizedWeight(
+            first, _concatenated(layers, "weight"), _concatenated(layers, "scales"), biases
+        )
 
     def _product(self, x: mx.array) -> mx.array:
-        return mx.quantized_matmul(
-            x, self._weight, self._scales, self._biases, transpose=True, **self._quantization
-        )
+        return self._whole(x)
 
 
 def fuse_linears(layers: Sequence[Any]) -> Product | None:

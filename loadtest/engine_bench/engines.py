@@ -53,6 +53,11 @@ class Engine(Protocol):
         """Bytes of KV that are allocated now."""
         ...
 
+    @property
+    def used(self) -> int:
+        """Bytes of KV of the tokens that are cached now; 0 if unknown."""
+        ...
+
 
 class MeasuredModel(NamedTuple):
     """A model with random weights, or this rank's part of it, and what its engines need."""
@@ -101,7 +106,7 @@ class Ours:
         self._core = model.make_core(rows, paced, adapters=adapters)
         self._adapters = [folder.name for folder in adapters] or [""]
         self._added = 0
-        self.reserved = 0
+        self.reserved = self.used = 0
 
     def add(self, requests: list[BenchRequest]) -> None:
         for request in requests:
@@ -114,12 +119,15 @@ class Ours:
     def step(self) -> StepResult:
         output = self._core.step()
         self.reserved = output.stats.kv_reserved_bytes
+        self.used = output.stats.kv_used_bytes
         ended = sum(token.finish is not None for token in output.outputs)
         return StepResult(sum(len(token.token_ids) for token in output.outputs), ended)
 
 
 class Peer:
     """mlx-lm's generator, with prompts in batches of 8."""
+
+    used = 0
 
     def __init__(self, model: Any, rows: int, paced: bool) -> None:
         self._generator = BatchGenerator(model, completion_batch_size=rows, prefill_batch_size=8)

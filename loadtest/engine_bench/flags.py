@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
 from chairlift.api.cli.arguments.parser import CommandParser
+from chairlift.loadtest.engine_bench.load import Range, lengths
 
 
-def _int_range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    return int(low), int(high or low)
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return rate
 
 
 def engine_parser(
@@ -31,22 +35,10 @@ def engine_parser(
         help="type of the weights (default: %(default)s)",
     )
     parser.add_argument(
-        "--requests",
+        "--bits",
         type=int,
-        default=256,
-        help="requests of the mixed load, 0 for none (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt-tokens",
-        type=_int_range,
-        default=(256, 768),
-        help="tokens of a prompt of the mixed load, from a range (default: 256:768)",
-    )
-    parser.add_argument(
-        "--output-tokens",
-        type=_int_range,
-        default=(128, 384),
-        help="tokens of a reply of the mixed load, from a range (default: 128:384)",
+        choices=(4, 8),
+        help="quantize the weights, in groups of 64 (default: no)",
     )
     parser.add_argument(
         "--rows", type=int, default=256, help="rows of the batch (default: %(default)s)"
@@ -87,12 +79,6 @@ def engine_parser(
         help="divide the model among N devices of this machine (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of the mixed load's lengths (default: %(default)s)",
-    )
-    parser.add_argument(
         "--bandwidth",
         type=float,
         default=4.8e12,
@@ -105,4 +91,31 @@ def engine_parser(
         help="the device's arithmetic in operations per second (default: an H200's)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    _add_mixed_load(parser)
     return parser
+
+
+def _add_mixed_load(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("Mixed load").add_argument
+    add("--requests", type=int, default=256, help="requests, 0 for none (default: %(default)s)")
+    add(
+        "--prompt-tokens",
+        type=lengths,
+        default=Range(256, 768),
+        metavar="LENGTHS",
+        help="tokens of a prompt: LOW:HIGH or lognormal:MEDIAN:SIGMA:MAX (default: 256:768)",
+    )
+    add(
+        "--output-tokens",
+        type=lengths,
+        default=Range(128, 384),
+        metavar="LENGTHS",
+        help="tokens of a reply, in the same forms (default: 128:384)",
+    )
+    add(
+        "--rate",
+        type=_rate,
+        metavar="R",
+        help="requests a second, as a Poisson process (default: all at once)",
+    )
+    add("--seed", type=int, default=0, help="seed of lengths and arrivals (default: %(default)s)")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,11 +14,14 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.loadtest.engine_bench.engines import BenchRequest, Engine
+from chairlift.loadtest.engine_bench.load import Arrival, Load, Range
 from chairlift.loadtest.timeline import Timeline, record
 
 # Pure decode steps that are timed, and warm-up steps before them.
 TIMED, WARM = 30, 10
 PROGRESS_SECONDS = 30.0
+# With fewer rows the rounding of buffers hides how well memory is used.
+SOME_ROWS = 16
 # More steps than any engine computes in a second.
 MAX_STEPS_PER_SECOND = 2000
 
@@ -32,13 +35,16 @@ class MixedLoad:
         seconds: duration.
         peak_bytes: peak of MLX's memory.
         reserved_bytes: the most KV memory that was allocated.
-        gaps: milliseconds between successive steps that generated tokens.
+        reserved_over_used: the largest ratio of allocated KV memory to that of tokens, in steps of
+            more than ``SOME_ROWS`` rows; 0 if the engine does not report it.
+        gaps: milliseconds between successive steps that generated tokens, without idle times.
     """
 
     tokens: int = 0
     seconds: float = 0.0
     peak_bytes: int = 0
     reserved_bytes: int = 0
+    reserved_over_used: float = 0.0
     gaps: list[float] = field(default_factory=list)
 
     def figures(self, weights: int) -> dict[str, float]:
@@ -52,30 +58,43 @@ class MixedLoad:
             "seconds": self.seconds,
             "peak_gb": self.peak_bytes / 1e9,
             "kv_reserved_gb": self.reserved_bytes / 1e9,
+            "kv_reserved_over_used": self.reserved_over_used,
             "peak_over_weights_and_kv": self.peak_bytes / (weights + self.reserved_bytes),
         }
 
 
-def mixed(engine: Engine, requests: list[BenchRequest], what: str) -> MixedLoad:
-    """Submits all requests at once and runs the engine until they have ended."""
+def mixed(engine: Engine, arrivals: Sequence[Arrival], what: str) -> MixedLoad:
+    """Submits the requests as they arrive, and runs the engine until they have ended."""
     mx.reset_peak_memory()
     load = MixedLoad()
-    engine.add(requests)
-    ended = 0
-    start = last = shown = time.perf_counter()
-    while ended < len(requests):
+    waiting = deque(arrivals)
+    added = ended = 0
+    start = shown = time.perf_counter()
+    last: float | None = None  # the last step that generated tokens, unless the engine was idle
+    while ended < len(arrivals):
+        now = time.perf_counter() - start
+        while waiting and waiting[0].at <= now:
+            engine.add([waiting.popleft().request])
+            added += 1
+        if added == ended:
+            last = None
+            time.sleep(waiting[0].at - now)
+            continue
         turn = engine.step()
         now = time.perf_counter()
         if turn.tokens:
-            if load.tokens:
+            if last is not None:
                 load.gaps.append((now - last) * 1e3)
             last = now
         load.tokens += turn.tokens
         load.reserved_bytes = max(load.reserved_bytes, engine.reserved)
+        if turn.tokens > SOME_ROWS and engine.used:
+            ratio = engine.reserved / engine.used
+            load.reserved_over_used = max(load.reserved_over_used, ratio)
         ended += turn.ended
         if now - shown > PROGRESS_SECONDS:
             print(
-                f"{what}: {ended}/{len(requests)} requests, {load.tokens} tokens", file=sys.stderr
+                f"{what}: {ended}/{len(arrivals)} requests, {load.tokens} tokens", file=sys.stderr
             )
             shown = now
     load.seconds = time.perf_counter() - start
@@ -93,8 +112,7 @@ class Decode(NamedTuple):
 def decode_step(engine: Engine, rows: int, context: int, vocabulary: int, timeline: bool) -> Decode:
     """Times pure decode steps of ``rows`` rows with prompts of ``context`` tokens."""
     output = WARM + TIMED + (MAX_STEPS_PER_SECOND if timeline else 200)
-    requests = list(random_requests(rows, (context, context), (output, output), vocabulary, 1))
-    engine.add(requests)
+    engine.add(_alike(rows, context, output, vocabulary))
     while engine.step().tokens < rows:
         pass
     times = []
@@ -113,7 +131,7 @@ def steps_in_turn(
     times: list[list[float]] = [[] for _ in engines]
     output = 2 * (WARM + TIMED)
     for engine in engines:
-        engine.add(list(random_requests(rows, (context, context), (output, output), vocabulary, 1)))
+        engine.add(_alike(rows, context, output, vocabulary))
         while engine.step().tokens < rows:
             pass
     for step in range(WARM + TIMED):
@@ -138,11 +156,7 @@ class Device(NamedTuple):
         return max(memory, arithmetic) * 1e3
 
 
-def random_requests(
-    count: int, prompt: tuple[int, int], output: tuple[int, int], vocabulary: int, seed: int
-) -> Iterator[BenchRequest]:
-    """Random prompts, with lengths of prompts and outputs within these bounds."""
-    random_ = random.Random(seed)
-    for _ in range(count):
-        tokens = [random_.randrange(vocabulary) for _ in range(random_.randint(*prompt))]
-        yield BenchRequest(tokens, random_.randint(*output))
+def _alike(rows: int, context: int, output: int, vocabulary: int) -> list[BenchRequest]:
+    """Requests of these lengths, one for each row."""
+    load = Load(rows, Range(context, context), Range(output, output), seed=1)
+    return [arrival.request for arrival in load.draw(vocabulary)]

@@ -25,11 +25,11 @@ from chairlift.engine.process.follower import Follower
 from chairlift.engine.process.rank_process import follow
 from chairlift.loadtest.engine_bench.engines import Engine, MeasuredModel, Ours, Peer
 from chairlift.loadtest.engine_bench.flags import engine_parser
+from chairlift.loadtest.engine_bench.load import Load
 from chairlift.loadtest.engine_bench.measure import (
     Device,
     decode_step,
     mixed,
-    random_requests,
     steps_in_turn,
 )
 from chairlift.loadtest.engine_bench.ranks import Leader
@@ -88,7 +88,7 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
     """
     config = config_of(options.model)
     shard = ranks.shard if ranks.size > 1 else None
-    model = random_model(config, DTYPES[options.dtype], shard=shard, rank=rank)
+    model = random_model(config, DTYPES[options.dtype], options.bits, shard=shard, rank=rank)
     acceleration = accelerate(model)
     probed = probe(model, config["model_type"])
     # As in the engine process: a full collection would delay a step.
@@ -117,14 +117,11 @@ def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader |
             mx.reset_peak_memory()
             engine = make(rows=rows, paced=paced)
             if paced:
-                requests = random_requests(
-                    options.requests,
-                    options.prompt_tokens,
-                    options.output_tokens,
-                    vocabulary,
-                    options.seed,
+                load = Load(
+                    *(options.requests, options.prompt_tokens, options.output_tokens),
+                    *(options.rate, options.seed),
                 )
-                new = mixed(engine, list(requests), name).figures(weights)
+                new = mixed(engine, list(load.draw(vocabulary)), name).figures(weights)
                 for key, value in new.items():
                     print(f"{name:8} {key:26} {value:10.2f}", flush=True)
                 figures |= new

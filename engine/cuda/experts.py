@@ -1,0 +1,124 @@
+"""Mixtures of experts on CUDA: the tokens of each expert are multiplied with its weights at once.
+
+mlx-lm's layers sort a step's tokens by expert from 64 pairs of a token and an expert on. MLX's
+product of sorted tokens takes five times as long as ``grouped``'s kernel, and MLX 0.32.4 computes
+it wrong for weights that are not quantized (seen on an H200 with bfloat16).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.model.trial import Trial, within_largest
+
+log = logging.getLogger(__name__)
+
+_TRIAL = Trial(
+    within_largest(0.02),
+    log,
+    error="no CUDA kernel for experts: %s",
+    level=logging.WARNING,
+    mismatch="the CUDA kernel for experts is wrong on this device; it is not used",
+)
+
+
+class SortedProduct:
+    """The product of sorted tokens with the weights of a layer."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def takes(self, x: mx.array) -> bool:
+        """Whether ``x`` are tokens as mlx-lm sorts them, ``[tokens, 1, inputs]``."""
+        return x.ndim == 3 and x.shape[1] == 1 and x.dtype == self._weights.dtype
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        return grouped_product(x[:, 0], indices, self._weights)[:, None]
+
+
+class GroupedSwitchLinear(SwitchLinear):  # type: ignore[misc]
+    """A layer with a ``sorted_product``."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
+        if sorted_indices and self.sorted_product.takes(x):
+            return self.sorted_product(x, indices)
+        # NOTE: not as sorted, which MLX computes wrong.
+        return super().__call__(x, indices)
+
+
+class GroupedQuantizedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
+    """A quantized layer with a ``sorted_product``."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
+        if sorted_indices and self.sorted_product.takes(x):
+            return self.sorted_product(x, indices)
+        return super().__call__(x, indices, sorted_indices)
+
+
+class UnsortedSwitchLinear(SwitchLinear):  # type: ignore[misc]
+    """A layer whose tokens are computed in any order."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
+        return super().__call__(x, indices)
+
+
+def install(model: Any) -> None:
+    """Replaces mlx-lm's layers of experts."""
+    replaced = 0
+    for module in model.modules():
+        if type(module) not in (SwitchLinear, QuantizedSwitchLinear):
+            continue
+        weights = weights_of(module)
+        if (
+            weights is not None
+            and weights.are_fit
+            and kernel_works(weights.bits, weights.group, weights.dtype)
+        ):
+            plain = type(module) is SwitchLinear
+            module.sorted_product = SortedProduct(weights)
+            module.__class__ = GroupedSwitchLinear if plain else GroupedQuantizedSwitchLinear
+            replaced += 1
+        elif type(module) is SwitchLinear:
+            module.__class__ = UnsortedSwitchLinear
+    if replaced:
+        log.info("layers of experts with one product for all: %d", replaced)
+
+
+def weights_of(layer: Any) -> Weights | None:
+    """The weights of a layer of experts; None if their quantization is another than affine."""
+    bias = layer.get("bias")
+    if type(layer) is SwitchLinear:
+        return Weights(layer.weight, bias=bias)
+    if layer.mode != "affine":
+        return None
+    arrays = layer.weight, layer.scales, layer.get("biases")
+    return Weights(*arrays, layer.bits, layer.group_size, bias)
+
+
+@functools.cache
+def kernel_works(bits: int, group: int, dtype: mx.Dtype) -> bool:
+    """Whether the kernel computes what a product for each token does, with such weights."""
+    if not hasattr(mx, "cuda") or not mx.cuda.is_available():
+        return False
+    experts, outputs, inputs, tokens = 5, 64, 1024, 150
+    keys = mx.random.split(mx.random.key(bits), 4)
+    weight = mx.random.normal((experts, outputs, inputs), dtype, key=keys[0])
+    bias = mx.random.normal((experts, outputs), dtype, key=keys[1])
+    # No token has expert 1, and expert 3 has the most.
+    own = [0] + [2] * 9 + [3] * 100 + [4] * (tokens - 110)
+    x = mx.random.normal((tokens, inputs), dtype, scale=0.02, key=keys[2])
+    weights, plain = Weights(weight, bias=bias), weight
+    if bits:
+        packed, scales, biases = mx.quantize(weight, group, bits)
+        weights = Weights(packed, scales, biases, bits, group, bias)
+        plain = mx.dequantize(packed, scales, biases, group, bits)
+    return _TRIAL.passes(
+        lambda: mx.stack([x[n] @ plain[e].T + bias[e] for n, e in enumerate(own)]),
+        lambda: grouped_product(x, mx.array(own, mx.uint32), weights),
+    )

@@ -1,0 +1,106 @@
+"""Products of tokens with the weights of their experts, plain or quantized, in one kernel.
+
+Few tokens of each expert read all its weights, so such a product should take as long as reading
+them once. MLX's own takes several times as long from a few tokens on. A layer without experts
+counts as one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from chairlift.engine.cuda.grouped_source import HEADER, SOURCE
+
+_WARPS = 4
+DTYPES = (mx.bfloat16, mx.float16)
+
+
+class Weights(NamedTuple):
+    """The weights of some experts.
+
+    Attributes:
+        weight: ``[experts, outputs, inputs]``; if quantized, packed uint32.
+        scales, biases: ``[experts, outputs, inputs / group]``; None if not quantized.
+        bits, group: of the affine quantization; 0 and 0 if not quantized.
+        bias: ``[experts, outputs]``, added to the products, or None.
+    """
+
+    weight: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bits: int = 0
+    group: int = 0
+    bias: mx.array | None = None
+
+    @property
+    def inputs(self) -> int:
+        width: int = self.weight.shape[-1]
+        return width * 32 // self.bits if self.bits else width
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type of tokens and products."""
+        return self.weight.dtype if self.scales is None else self.scales.dtype
+
+    @property
+    def are_fit(self) -> bool:
+        """Whether the kernel can read these weights."""
+        step = 512 // self.bits if self.bits else 32
+        return (
+            self.dtype in DTYPES
+            and self.weight.shape[-2] % 32 == 0
+            and self.inputs % step == 0
+            and self.bits in (0, 4, 8)
+            and (self.bits == 0 or (self.group >= 32 and self.biases is not None))
+        )
+
+
+def grouped_product(x: mx.array, experts: mx.array, weights: Weights) -> mx.array:
+    """Multiplies each token with the weight of its expert: ``[tokens, outputs]``.
+
+    Args:
+        x: ``[tokens, inputs]``, sorted by expert.
+        experts: ``[tokens]``, ascending; ignored if there is only one expert.
+        weights: must be fit.
+    """
+    count, outputs = weights.weight.shape[:2]
+    tokens = x.shape[0]
+    rows = 2 if count == 1 else 1
+    nothing = _nothing(x.dtype)
+    result: mx.array
+    (result,) = _kernel()(
+        inputs=[
+            *(x, experts, weights.weight),
+            *(nothing if each is None else each for each in weights[1:3]),
+            nothing if weights.bias is None else weights.bias,
+        ],
+        template=[
+            *(("T", x.dtype), ("BFLOAT", x.dtype == mx.bfloat16), ("ONE", count == 1)),
+            *(("BITS", weights.bits), ("GROUP", max(1, weights.group))),
+            *(("BIAS", weights.bias is not None), ("WARPS", _WARPS), ("ROWS", rows)),
+        ],
+        grid=(outputs // (16 * rows) * _WARPS * 32, count, 1),
+        threadgroup=(_WARPS * 32, 1, 1),
+        output_shapes=[(tokens, outputs)],
+        output_dtypes=[x.dtype],
+    )
+    return result
+
+
+@functools.cache
+def _kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="chairlift_grouped_product",
+        input_names=["x", "experts", "weight", "scales", "biases", "bias"],
+        output_names=["out"],
+        header=HEADER,
+        source=SOURCE,
+    )
+
+
+@functools.cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    return mx.zeros((1,), dtype)

@@ -1,0 +1,189 @@
+"""CUDA source of products of few tokens with the weights of their experts; see ``grouped``.
+
+A warp multiplies 16 or 32 rows of a weight with up to 64 tokens on tensor cores. Weight rows and
+tokens are read as they lie in memory, 16 bytes a lane: the lanes of a quad take other numbers of
+a row than the instruction says, but the same ones of a weight row and of a token, so that the sum
+is the same. The warps of a block each take a part of the rows' numbers.
+"""
+
+from __future__ import annotations
+
+HEADER = """
+template <int N> struct Number { static constexpr int value = N; };
+
+template <typename T> __device__ inline unsigned packed(float low, float high) {
+  const T a = T(low), b = T(high);
+  return reinterpret_cast<const unsigned short&>(a) |
+      (static_cast<unsigned>(reinterpret_cast<const unsigned short&>(b)) << 16);
+}
+
+// Adds 16 rows of 16 numbers, times 16 numbers of 8 tokens.
+template <bool BFLOAT>
+__device__ inline void multiply(
+    float (&sum)[4], unsigned low0, unsigned high0, unsigned low1, unsigned high1,
+    unsigned token0, unsigned token1) {
+  if constexpr (BFLOAT) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(low0), "r"(high0), "r"(low1), "r"(high1), "r"(token0), "r"(token1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(low0), "r"(high0), "r"(low1), "r"(high1), "r"(token0), "r"(token1));
+  }
+}
+
+// The first of the ascending numbers that is not below a bound.
+template <typename I> __device__ inline int first_from(const I* numbers, int count, int bound) {
+  int low = 0, high = count;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (static_cast<int>(numbers[middle]) < bound) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// Adds a warp's part of the product of weight rows [at, at + 16 * ROWS) and tokens [start, last).
+template <typename T, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES>
+__device__ inline void add_part(
+    float (&sum)[ROWS][TILES][4], int inputs, const T* x, const void* weight, const T* scales,
+    const T* biases, long at, int start, int last) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+  constexpr int EACH = BITS ? 128 / BITS : 8;  // numbers in 16 bytes of a weight row
+  constexpr int STEP = 4 * EACH;
+  const long pitch = inputs / EACH;  // of 16 bytes, in a weight row
+  const uint4* rows = reinterpret_cast<const uint4*>(weight) + (at + group) * pitch + quad;
+  const T* from[TILES];
+  #pragma unroll
+  for (int t = 0; t < TILES; ++t)
+    from[t] = x + (long)min(start + t * 8 + group, last - 1) * inputs + quad * EACH;
+  #pragma unroll (TILES == 1 && BITS == 0 ? 4 : 2)
+  for (int k = warp; k < inputs / STEP; k += WARPS) {
+    uint4 words[ROWS][2];
+    #pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      words[r][0] = rows[(r * 16) * pitch + k * 4];
+      words[r][1] = rows[(r * 16 + 8) * pitch + k * 4];
+    }
+    if constexpr (BITS == 0) {
+      #pragma unroll
+      for (int t = 0; t < TILES; ++t) {
+        const uint4 token = *reinterpret_cast<const uint4*>(from[t] + k * STEP);
+        #pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+          const uint4 low = words[r][0], high = words[r][1];
+          multiply<BFLOAT>(sum[r][t], low.x, high.x, low.y, high.y, token.x, token.y);
+          multiply<BFLOAT>(sum[r][t], low.z, high.z, low.w, high.w, token.z, token.w);
+        }
+      }
+    } else {
+      constexpr unsigned MASK = (1u << BITS) - 1;
+      float scale[ROWS][2], shift[ROWS][2];
+      #pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const long row = at + r * 16 + half * 8 + group;
+          const long place = row * (inputs / GROUP) + (k * STEP + quad * EACH) / GROUP;
+          scale[r][half] = static_cast<float>(scales[place]);
+          shift[r][half] = static_cast<float>(biases[place]);
+        }
+      #pragma unroll
+      for (int n = 0; n < EACH; n += 4) {  // four numbers of each row and token
+        unsigned pairs[ROWS][2][2];
+        #pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+          #pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const unsigned word =
+                reinterpret_cast<const unsigned*>(&words[r][half])[n * BITS / 32];
+            float number[4];
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const unsigned q = (word >> ((n + i) * BITS % 32)) & MASK;
+              number[i] = fmaf(static_cast<float>(q), scale[r][half], shift[r][half]);
+            }
+            pairs[r][half][0] = packed<T>(number[0], number[1]);
+            pairs[r][half][1] = packed<T>(number[2], number[3]);
+          }
+        #pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+          const uint2 token = *reinterpret_cast<const uint2*>(from[t] + k * STEP + n);
+          #pragma unroll
+          for (int r = 0; r < ROWS; ++r)
+            multiply<BFLOAT>(sum[r][t], pairs[r][0][0], pairs[r][1][0], pairs[r][0][1],
+                             pairs[r][1][1], token.x, token.y);
+        }
+      }
+    }
+  }
+}
+
+// The product of a block: the warps' parts are added in shared memory.
+template <typename T, bool BFLOAT, int BITS, int GROUP, int WARPS, int ROWS, int TILES>
+__device__ inline void product(
+    float* shared, int inputs, int outputs, const T* x, const void* weight, const T* scales,
+    const T* biases, const T* bias, T* out, int expert, int column, int start, int last) {
+  float sum[ROWS][TILES][4] = {};
+  add_part<T, BFLOAT, BITS, GROUP, WARPS, ROWS, TILES>(
+      sum, inputs, x, weight, scales, biases, (long)expert * outputs + column, start, last);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
+  #pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+    #pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+      __syncthreads();
+      reinterpret_cast<float4*>(shared)[threadIdx.x] =
+          make_float4(sum[r][t][0], sum[r][t][1], sum[r][t][2], sum[r][t][3]);
+      __syncthreads();
+      if (warp == (r * TILES + t) % WARPS) {
+        float4 all = reinterpret_cast<float4*>(shared)[lane];
+        #pragma unroll
+        for (int w = 1; w < WARPS; ++w) {
+          const float4 more = reinterpret_cast<float4*>(shared)[w * 32 + lane];
+          all.x += more.x; all.y += more.y; all.z += more.z; all.w += more.w;
+        }
+        const int row = column + r * 16 + group;
+        const float low = bias ? static_cast<float>(bias[(long)expert * outputs + row]) : 0.f;
+        const float high = bias ? static_cast<float>(bias[(long)expert * outputs + row + 8]) : 0.f;
+        const int token = start + t * 8 + 2 * quad;
+        if (token < last) {
+          out[(long)token * outputs + row] = T(all.x + low);
+          out[(long)token * outputs + row + 8] = T(all.z + high);
+        }
+        if (token + 1 < last) {
+          out[(long)(token + 1) * outputs + row] = T(all.y + low);
+          out[(long)(token + 1) * outputs + row + 8] = T(all.w + high);
+        }
+      }
+    }
+}
+"""
+
+# Grid: (16 * ROWS rows of the weight, expert).
+SOURCE = """
+  __shared__ float shared[WARPS * 32 * 4];
+  const int expert = blockIdx.y, column = blockIdx.x * 16 * ROWS, tokens = x_shape[0];
+  const int inputs = x_shape[1], outputs = weight_shape[1];
+  int first = 0, last = tokens;
+  if (!ONE) {
+    first = first_from(experts, tokens, expert);
+    last = first_from(experts, tokens, expert + 1);
+  }
+  const T* added = BIAS ? bias : nullptr;
+  const auto block = [&](auto tiles, int start) {
+    product<T, BFLOAT, BITS, GROUP, WARPS, ROWS, decltype(tiles)::value>(
+        shared, inputs, outputs, x, weight, scales, biases, added, out, expert, column, start,
+        last);
+    return start + 8 * decltype(tiles)::value;
+  };
+  for (int start = first; start < last;) {
+    const int left = last - start;
+    if (left <= 8) start = block(Number<1>{}, start);
+    else if (left <= 16) start = block(Number<2>{}, start);
+    else if (left <= 32) start = block(Number<4>{}, start);
+    else start = block(Number<8>{}, start);
+  }
+"""

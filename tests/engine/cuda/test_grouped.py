@@ -1,0 +1,150 @@
+"""Quantized weights and experts on CUDA, with MLX operations instead of the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from conformance.weights import tiny_model as conformance_model
+from mlx_lm.models.switch_layers import SwitchLinear
+from support.engine.on_cuda import kernels
+from support.engine.reference import solo_tokens
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.engine.cuda import block as cuda_block
+from chairlift.engine.cuda import experts, quantized
+from chairlift.engine.cuda.grouped import Weights
+from chairlift.engine.cuda.quantized import MAX_TOKENS, QuantizedWeight
+from chairlift.engine.model import attention
+
+__all__ = ["kernels"]
+
+CALLS: list[int] = []
+
+
+def _grouped_product(x: mx.array, own: mx.array, weights: Weights) -> mx.array:
+    CALLS.append(len(x))
+    weight: Any = weights.weight
+    if weights.bits:
+        assert weights.scales is not None
+        weight = mx.dequantize(
+            weight, weights.scales, weights.biases, group_size=weights.group, bits=weights.bits
+        )
+    one = len(weight) == 1
+    numbers = mx.zeros((len(x),), mx.uint32) if one else own
+    assert (numbers[1:] >= numbers[:-1]).all().item(), "sorted"
+    y = (x[:, None] @ weight[numbers].swapaxes(1, 2))[:, 0]
+    return y if weights.bias is None else y + weights.bias[numbers]
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    CALLS.clear()
+    for module in (quantized, experts):
+        monkeypatch.setattr(module, "grouped_product", _grouped_product)
+        monkeypatch.setattr(module, "kernel_works", lambda *form: True)
+    # The kernel takes neither the CPU's type nor tiny shapes.
+    monkeypatch.setattr(Weights, "are_fit", property(lambda self: True))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 64)])
+def test_every_number_of_tokens_gets_the_dequantized_product(
+    bits: int, group: int, keeps: bool, grouped: None
+) -> None:
+    layer = nn.Linear(128, 96)
+    layer.bias = mx.random.normal((96,))
+    small = nn.QuantizedLinear.from_linear(layer, group, bits)
+    whole = mx.dequantize(small.weight, small.scales, small.biases, group, bits)
+    model = nn.Sequential(small)
+    if not keeps:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(quantized, "SHARE", 0)
+            quantized.install(model, [])
+    else:
+        quantized.install(model, [])
+    for tokens in (1, 2, 7, 64, MAX_TOKENS, MAX_TOKENS + 1, 300):
+        x = mx.random.normal((tokens, 1, 128))
+        expected = x @ whole.T + layer.bias
+        assert mx.allclose(model(x), expected, atol=1e-4).item(), tokens
+    assert ([] if keeps else [2, 7, 64, MAX_TOKENS]) == CALLS
+    assert sum(array.nbytes for _, array in nn.utils.tree_flatten(model.parameters())) == sum(
+        array.nbytes for array in (small.weight, small.scales, small.biases, small.bias)
+    )
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
+def test_other_quantizations_are_dequantized_by_their_mode(mode: str) -> None:
+    layer = nn.QuantizedLinear(64, 96, bias=False, mode=mode)
+    product = QuantizedWeight(layer, layer.weight, layer.scales, layer.get("biases"))
+    weight = mx.dequantize(layer.weight, layer.scales, None, mode=mode)
+    x = mx.random.normal((5, 64)).astype(weight.dtype)
+    assert mx.allclose(product(x), x @ weight.T, atol=1e-3).item()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_a_quantized_model_gives_the_same_tokens(
+    kind: TinyKind, keeps: bool, grouped: None, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fused blocks and without, and with an embedding as the output layer."""
+    models = [tiny_model(kind, seed=4) for _ in range(2)]
+    for model in models:
+        nn.quantize(model, 32, 8)
+    fast, plain = models
+    if not keeps:
+        monkeypatch.setattr(quantized, "SHARE", 0)
+    attention.install(fast)
+    quantized.install(fast, cuda_block.install(fast))
+    CALLS.clear()  # those of the trials
+    for prompt in ([5], [3, 9, 4] * 9):
+        assert solo_tokens(fast, prompt, 12) == solo_tokens(plain, prompt, 12)
+    assert bool(CALLS) != keeps
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_a_mixture_of_experts_gives_the_same_tokens(
+    kind: str, bits: int | None, grouped: None
+) -> None:
+    """Tokens are sorted by expert from 64 pairs on; fewer are MLX's."""
+    models = [conformance_model(kind) for _ in range(2)]
+    for model in models:
+        if bits is not None:
+            nn.quantize(model, 32, bits, class_predicate=lambda n, m: hasattr(m, "to_quantized"))
+    fast, plain = models
+    experts.install(fast)
+    tokens = mx.array([[3 + (7 * n) % 50 for n in range(70)]])
+    assert mx.allclose(fast(tokens), plain(tokens), atol=2e-3).item()
+    assert CALLS
+    assert set(CALLS) == {CALLS[0]}
+    CALLS.clear()
+    assert mx.allclose(fast(tokens[:, :3]), plain(tokens[:, :3]), atol=2e-3).item()
+    assert CALLS == []
+    names = [dict(nn.utils.tree_flatten(model.parameters())).keys() for model in models]
+    assert names[0] == names[1]
+
+
+def test_experts_that_the_kernel_cannot_read_are_never_given_to_mlx_as_sorted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = SwitchLinear(8, 6, 3, bias=True)
+    model = nn.Sequential(layer)
+    experts.install(model)
+    given: list[bool] = []
+    original = mx.gather_mm
+
+    def gather(*arguments: Any, **more: Any) -> mx.array:
+        given.append(more.get("sorted_indices", False))
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(mx, "gather_mm", gather)
+    x, own = mx.random.normal((5, 1, 8)), mx.array([0, 0, 1, 2, 2])
+    y = layer(x, own, sorted_indices=True)
+    expected = mx.stack(
+        [x[n] @ layer.weight[e].T + layer.bias[e] for n, e in enumerate([0, 0, 1, 2, 2])]
+    )
+    assert mx.allclose(y, expected, atol=1e-5).item()
+    assert given == [False]
