@@ -12,7 +12,7 @@ from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized
 from chairlift.engine.cuda.layer import CudaLayer, CudaPrompt
 from chairlift.engine.cuda.selftest import kernels_work
-from chairlift.engine.device import profile
+from chairlift.engine.device import memory, profile
 from chairlift.engine.model import attention
 
 
@@ -28,11 +28,13 @@ class Acceleration(NamedTuple):
     layers: AttentionLayers = PLAIN
 
 
-def accelerate(model: Any, exactly: bool = True) -> Acceleration:
+def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None) -> Acceleration:
     """Replaces a model's attention, activations and blocks by the device's faster ones.
 
     Args:
         exactly: no weight may be rounded; see ``engine.cpu.bf16_linear``.
+        spare_bytes: memory beside the weights, of which ``engine.cuda.quantized`` takes a part;
+            None: all that is free.
     """
     if profile.current().on_cpu:
         eager = kernels.install(model, exactly)
@@ -44,5 +46,6 @@ def accelerate(model: Any, exactly: bool = True) -> Acceleration:
         attention.install(model)
         return Acceleration(False)
     attention.install(model, cuda_attention.attend)
-    quantized.install(model, cuda_block.install(model))
+    spare = memory.free_memory() if spare_bytes is None else spare_bytes
+    quantized.install(model, cuda_block.install(model), spare)
     return Acceleration(False, AttentionLayers(CudaLayer, CudaPrompt))

@@ -72,7 +72,8 @@ def serve_loaded(
     # Quantized weights lose almost nothing by a little more rounding. An explicitly configured type
     # is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
-    eager, own_layers = accelerate(loaded.model, exactly)
+    spare = memory.spare_bytes(config, ranks.sharing)
+    eager, own_layers = accelerate(loaded.model, exactly, spare)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     device = profile.current()

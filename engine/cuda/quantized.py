@@ -17,14 +17,13 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from chairlift.engine.cuda.grouped import Weights, grouped_product
-from chairlift.engine.device import memory
 from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
 # The most tokens for which the kernel is faster than dequantizing (measured on an H200).
 MAX_TOKENS = 128
-# Share of the free memory that dequantized weights may take.
+# Share of the memory beside the weights that dequantized weights may take.
 SHARE = 0.25
 _TRIAL = Trial(
     within_largest(0.02),
@@ -107,11 +106,12 @@ _FAST: dict[type, type] = {
 }
 
 
-def install(model: Any, fused: Sequence[Any]) -> None:
+def install(model: Any, fused: Sequence[Any], spare_bytes: int) -> None:
     """Replaces the quantized layers of a model.
 
     Args:
         fused: the ``fused_linear.Product``s that take the place of some layers.
+        spare_bytes: memory beside the weights, of which dequantized weights may take ``SHARE``.
     """
     products = [product.quantized for product in fused if product.quantized is not None]
     inside = {id(layer) for product in fused for layer in product.layers}
@@ -124,7 +124,7 @@ def install(model: Any, fused: Sequence[Any]) -> None:
     size = sum(product.dequantized_bytes for product in products)
     if not size:
         return
-    if size > SHARE * memory.free_memory():
+    if size > SHARE * spare_bytes:
         log.info("no memory for dequantized weights: %.1f GB", size / 1e9)
         return
     for product in products:

@@ -183,6 +183,23 @@ def plan_kv_memory(
     return KVMemory(max(0, share - prefix), prefix)
 
 
+def spare_bytes(config: EngineConfig, sharing: int) -> int:
+    """What the weights leave for caches and all else. Call it once they are loaded.
+
+    ``sharing`` is the number of ranks that share this memory.
+    """
+    weights, engines = mx.get_active_memory(), config.device_engines
+    spare = max(0, free_memory() - (engines - 1) * weights) // engines // sharing
+    if (part := part_bytes(config, sharing)) is not None:
+        spare = min(spare, part - weights)
+    elif config.memory_share is not None:
+        share = int(total_memory() * config.memory_share) // (engines * sharing)
+        spare = min(spare, share - weights)
+    if config.kv_memory is not None:
+        spare -= sum(_configured(config))
+    return max(0, spare)
+
+
 def part_bytes(config: EngineConfig, sharing: int) -> int | None:
     """The part of ``memory_bytes`` of one of ``sharing`` ranks; None if there is no such limit."""
     return None if config.memory_bytes is None else config.memory_bytes // sharing

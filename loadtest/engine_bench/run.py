@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
+from chairlift.engine.device import memory
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.followers import Report, Stop
 from chairlift.engine.parallel.rank_pipe import RankPipe
@@ -89,11 +90,12 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
     config = config_of(options.model)
     shard = ranks.shard if ranks.size > 1 else None
     model = random_model(config, DTYPES[options.dtype], options.bits, shard=shard, rank=rank)
-    acceleration = accelerate(model)
+    kv_bytes = int(options.kv_gb * 1e9)
+    acceleration = accelerate(model, spare_bytes=max(0, memory.free_memory() - kv_bytes))
     probed = probe(model, config["model_type"])
     # As in the engine process: a full collection would delay a step.
     gc.freeze()
-    return MeasuredModel(model, probed, acceleration, int(options.kv_gb * 1e9), ranks)
+    return MeasuredModel(model, probed, acceleration, kv_bytes, ranks)
 
 
 def _engines(options: argparse.Namespace) -> list[tuple[int, bool]]:

@@ -22,6 +22,8 @@ from chairlift.engine.model import attention
 __all__ = ["kernels"]
 
 CALLS: list[int] = []
+# Memory for dequantized weights.
+ROOM = 1 << 30
 
 
 def _grouped_product(x: mx.array, own: mx.array, weights: Weights) -> mx.array:
@@ -59,12 +61,7 @@ def test_every_number_of_tokens_gets_the_dequantized_product(
     small = nn.QuantizedLinear.from_linear(layer, group, bits)
     whole = mx.dequantize(small.weight, small.scales, small.biases, group, bits)
     model = nn.Sequential(small)
-    if not keeps:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(quantized, "SHARE", 0)
-            quantized.install(model, [])
-    else:
-        quantized.install(model, [])
+    quantized.install(model, [], ROOM if keeps else 0)
     for tokens in (1, 2, 7, 64, MAX_TOKENS, MAX_TOKENS + 1, 300):
         x = mx.random.normal((tokens, 1, 128))
         expected = x @ whole.T + layer.bias
@@ -87,17 +84,15 @@ def test_other_quantizations_are_dequantized_by_their_mode(mode: str) -> None:
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 def test_a_quantized_model_gives_the_same_tokens(
-    kind: TinyKind, keeps: bool, grouped: None, kernels: None, monkeypatch: pytest.MonkeyPatch
+    kind: TinyKind, keeps: bool, grouped: None, kernels: None
 ) -> None:
     """With fused blocks and without, and with an embedding as the output layer."""
     models = [tiny_model(kind, seed=4) for _ in range(2)]
     for model in models:
         nn.quantize(model, 32, 8)
     fast, plain = models
-    if not keeps:
-        monkeypatch.setattr(quantized, "SHARE", 0)
     attention.install(fast)
-    quantized.install(fast, cuda_block.install(fast))
+    quantized.install(fast, cuda_block.install(fast), ROOM if keeps else 0)
     CALLS.clear()  # those of the trials
     for prompt in ([5], [3, 9, 4] * 9):
         assert solo_tokens(fast, prompt, 12) == solo_tokens(plain, prompt, 12)

@@ -52,3 +52,23 @@ def test_a_part_that_the_weights_fill_is_refused() -> None:
 def test_the_budget_of_all_models(profile: DeviceProfile, share: float) -> None:
     assert memory.models_budget(profile, None) == pytest.approx(share * 60e9)
     assert memory.models_budget(profile, 0.5) == 32 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("config", "sharing", "spare"),
+    [
+        (EngineConfig(), 1, 60e9),
+        (EngineConfig(), 2, 30e9),
+        (EngineConfig(device_engines=3), 1, (60e9 - 2 * 2e9) / 3),
+        (EngineConfig(memory_bytes=10 * 10**9), 1, 8e9),
+        (EngineConfig(memory_bytes=10 * 10**9), 2, 3e9),
+        (EngineConfig(memory_bytes=10**9), 1, 0),
+        (EngineConfig(memory_share=0.5), 1, 30e9),
+        (EngineConfig(kv_memory=45 * 10**9, prefix_cache_bytes=0), 1, 15e9),
+        (EngineConfig(kv_memory=70 * 10**9), 1, 0),
+    ],
+)
+def test_what_the_weights_leave_is_within_every_limit(
+    config: EngineConfig, sharing: int, spare: float
+) -> None:
+    assert memory.spare_bytes(config, sharing) == pytest.approx(spare)
