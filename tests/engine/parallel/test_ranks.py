@@ -155,13 +155,14 @@ async def test_two_ranks_and_a_killed_one(tmp_path: Path) -> None:
 
 async def test_experts_on_two_ranks(tmp_path: Path) -> None:
     path = tiny_moe_dir(tmp_path)
-    requests = [submission(prompt, 30) for prompt in prompts(5)]
+    requests = [submission(prompt, 90) for prompt in prompts(9)]
     expected = await alone(path, requests)
-    async with two_ranks(path, kv_memory=1 << 24) as (client, _):
+    async with two_ranks(path, max_rows=6, kv_memory=420 * 256) as (client, stats):
         compared = 0
         for reply, one in zip(await replies(client, requests), expected, strict=True):
             compared += one.assert_same(reply.tokens)
-    assert compared > 60
+    assert compared > 100
+    assert sum(each.preemptions for each in stats)
 
 
 def tiny_moe_dir(tmp_path: Path) -> Path:
