@@ -12,6 +12,7 @@ const SILENCE_MS = 10_000;
 const element = (id) => document.getElementById(id);
 const chairs = new Chairs(element("chairs"), element("queue"));
 const gauges = new Gauges();
+const chat = new Chat(() => askForKey(""));
 let onKey = () => {}; // called when the user has entered a key
 
 function state(kind, text) {
@@ -25,6 +26,7 @@ function show(snapshot) {
   else state("waiting", reason[0].toUpperCase() + reason.slice(1));
   if (models.length > 1) put("model", models.map(({ name, state }) => `${name}: ${state}`).join(" · "));
   else if (model) put("model", `${model.name} · ${model.dtype} on ${model.device}`);
+  chat.settings.offer(models.map(({ name }) => name));
   chairs.show(snapshot);
   gauges.show(snapshot);
   put("live-brief", element("summary").textContent);
@@ -70,5 +72,4 @@ const unfold = () => (element("live").open = beside.matches);
 beside.addEventListener("change", unfold);
 unfold();
 
-new Chat(() => askForKey(""));
 watch();

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Download, Page, expect
+from playwright.sync_api import Browser, Download, Page, Route, expect
 from support.api.thinking_caller import CALLING
 from support.page.browser import PATIENCE_MS, ask, control, open_page
 from support.page.page_server import PageServer
 
 pytestmark = pytest.mark.system
+EVENTS = "text/event-stream"
 WIDE = {"width": 1440, "height": 960}
 expect.set_options(timeout=PATIENCE_MS)
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
@@ -38,6 +40,41 @@ def saved(download: Download) -> str:
 def open_list(page: Page) -> None:
     page.get_by_role("button", name="Conversations").click()
     expect(page.locator("#conversations")).to_be_visible()
+
+
+def test_one_of_several_models_answers_and_is_kept(page: Page, server: PageServer) -> None:
+    """The states of the models come with the server's snapshots; with one there is no choice."""
+    page.locator("#settings summary").click()
+    expect(page.locator("#temperature")).to_be_visible()
+    expect(page.locator("#chat-model")).to_be_hidden()
+    with urllib.request.urlopen(f"{server.url}/ui/events", timeout=60) as events:
+        lines = (line.decode() for line in events)
+        data = next(line for line in lines if line.startswith("data: "))
+    snapshot = json.loads(data.removeprefix("data: "))
+    [first] = snapshot["models"]
+    snapshot["models"].append({"name": "<b>other</b>", "state": "unloaded"})
+    event = f"data: {json.dumps(snapshot)}\n\n"
+    page.route("**/ui/events", lambda route: route.fulfill(body=event, content_type=EVENTS))
+    page.reload()
+    page.locator("#settings summary").click()
+    options = page.locator("#chat-model option")
+    expect(options).to_have_text(["the server's first model", first["name"], "<b>other</b>"])
+    asked = []
+
+    def answer(route: Route) -> None:
+        body = route.request.post_data_json
+        asked.append(body.pop("model", None))  # the scripted server has only one
+        route.continue_(post_data=json.dumps(body))
+
+    page.route("**/v1/chat/completions", answer)
+    for chosen in ("<b>other</b>", first["name"], ""):
+        page.locator("#chat-model").select_option(chosen)
+        ask(page, "Which are you?")
+    assert asked == ["<b>other</b>", first["name"], None]
+    page.locator("#chat-model").select_option(first["name"])
+    page.reload()
+    page.locator("#settings summary").click()
+    expect(page.locator("#chat-model")).to_have_value(first["name"])
 
 
 def test_reload_keeps_conversations_drafts_and_settings(page: Page) -> None:

@@ -1,9 +1,11 @@
-// The system prompt and the parameters of a conversation. An empty field leaves the model's default.
+// The model, the system prompt and the parameters of a conversation. An empty field leaves the
+// default of the server or the model.
 
 const element = (id) => document.getElementById(id);
 
 // Fields by the id of their input. `wire` is false for what is not a field of the request.
 const FIELDS = [
+  { id: "chat-model", name: "model" },
   { id: "system", name: "system", wire: false },
   { id: "temperature", name: "temperature" },
   { id: "top-p", name: "top_p" },
@@ -30,9 +32,12 @@ export function parameters(settings) {
 export class Settings {
   // `onChange` is called with the settings whenever the user has changed a valid field.
   constructor(onChange) {
+    this.models = []; // that the server has
+    this.model = undefined; // of the shown conversation
     this.box = element("settings");
     this.box.addEventListener("input", () => {
       checkTools();
+      this.model = read().model;
       if (this.isValid) onChange(read());
     });
     // Open the settings if one is invalid, so that the user sees it.
@@ -43,7 +48,25 @@ export class Settings {
     return FIELDS.every(({ id }) => element(id).validity.valid);
   }
 
+  // Offers the server's models, by name.
+  offer(models) {
+    if (models.join("\n") === this.models.join("\n")) return; // a new list would close an open one
+    this.models = models;
+    this.showModels();
+  }
+
+  // A model that the server no longer has stays until the user chooses another.
+  showModels() {
+    const names = new Set([...this.models, ...(this.model ? [this.model] : [])]);
+    const options = [...names].map((name) => new Option(name));
+    element("chat-model").replaceChildren(new Option("the server's first model", ""), ...options);
+    element("chat-model").value = this.model ?? "";
+    element("models").hidden = names.size < 2;
+  }
+
   show(settings) {
+    this.model = settings.model;
+    this.showModels();
     for (const { id, name } of FIELDS) {
       const input = element(id);
       if (input.type === "checkbox") input.checked = settings[name] ?? false;
