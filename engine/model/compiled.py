@@ -48,8 +48,6 @@ class CompiledSteps:
     def __init__(self, model: Any, routing: Routing | None = None) -> None:
         self._model = model
         self._routing = routing
-        # ``Routing.version`` at which the known shapes were compiled.
-        self._version = 0
         self._call: Callable[..., mx.array] = mx.compile(self._traced)
         self._band: BatchCache | None = None
         self._known: set[tuple[Any, ...]] = set()
@@ -59,6 +57,9 @@ class CompiledSteps:
         self._steady = 0
         self._checked = False
         self._gives_up = False
+        if routing is not None:
+            # Compiled calls contain the adapters' matrices.
+            routing.on_change(self._forget)
 
     def __call__(self, band: BatchCache, tokens: mx.array) -> mx.array:
         """Computes the next logits of a band's rows.
@@ -89,10 +90,6 @@ class CompiledSteps:
 
     def _is_steady(self, band: BatchCache) -> bool:
         """Whether the band's shape is compiled already, or has been the same for long enough."""
-        if self._routing is not None and self._routing.version != self._version:
-            # Compiled calls contain the adapters' matrices.
-            self._version = self._routing.version
-            self._forget()
         shape = (len(band), *(layer.ring.columns for layer in _kinds(band)), band.capacity.rows)
         self._steady = self._steady + 1 if shape == self._last else 0
         self._last = shape

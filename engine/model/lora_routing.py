@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -172,18 +172,23 @@ class Routing:
     Attributes:
         call: the current call; None while there is none, or none of its tokens has an adapter.
         slots: the number of loaded adapters.
-        version: changes whenever an adapter is loaded or unloaded.
     """
 
     def __init__(self) -> None:
         self.call: Call | None = None
-        self.slots = self.version = 0
+        self.slots = 0
         self._call_of = lru_cache(_CALLS)(KnownCall)
+        self._on_change: list[Callable[[], None]] = []
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Registers a function to call whenever adapters are loaded or unloaded."""
+        self._on_change.append(call)
 
     def changed(self, slots: int) -> None:
         """Call this when other adapters are loaded; ``slots`` is their number."""
         self.slots = slots
-        self.version += 1
+        for call in self._on_change:
+            call()
 
     @contextmanager
     def of(self, runs: Sequence[Run]) -> Iterator[None]:

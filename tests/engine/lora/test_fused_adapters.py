@@ -144,4 +144,5 @@ def test_a_compiled_step_does_not_keep_unloaded_adapters(
         seen.add(tuple(tokens))
         assert served.steps.compared > STEADY * len(seen)
         served.core.unload_adapter("a")
+        assert not served.steps._known, "their matrices can be freed"
     assert len(seen) == 3
