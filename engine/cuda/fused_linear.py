@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from chairlift.engine.cuda.quantized import QuantizedWeight
 
 
-class Product:
+class Product(ABC):
     """Computes several linear layers on one input, their outputs concatenated, without biases.
 
     Attributes:
@@ -38,11 +39,11 @@ class Product:
     def _with_addition(self, y: mx.array, x: mx.array) -> mx.array:
         return y if self.addition is None else self.addition(y, x)
 
-    def _product(self, x: mx.array) -> mx.array:
-        raise NotImplementedError
+    @abstractmethod
+    def _product(self, x: mx.array) -> mx.array: ...
 
-    def _sum(self, x: mx.array, to: mx.array) -> mx.array:
-        return to + self._product(x)
+    @abstractmethod
+    def _sum(self, x: mx.array, to: mx.array) -> mx.array: ...
 
 
 class _Plain(Product):
@@ -70,6 +71,9 @@ class _Quantized(Product):
 
     def _product(self, x: mx.array) -> mx.array:
         return self._whole(x)
+
+    def _sum(self, x: mx.array, to: mx.array) -> mx.array:
+        return self._whole.added(x, to)
 
 
 def fuse_linears(layers: Sequence[Any]) -> Product | None:

@@ -79,6 +79,12 @@ class QuantizedWeight:
             return flat.reshape(*x.shape[:-1], -1)
         return x @ self._dequantize().T
 
+    def added(self, x: mx.array, to: mx.array) -> mx.array:
+        """The product of ``x``, plus ``to``: ``[..., outputs]``."""
+        if self._dequantized is None or x.size == x.shape[-1]:
+            return to + self(x)
+        return mx.addmm(to, x, self._dequantized.T)
+
     def _dequantize(self) -> mx.array:
         weight, scales, biases = self._arrays
         return mx.dequantize(weight, scales, biases, **self._form)
