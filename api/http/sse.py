@@ -12,6 +12,8 @@ from typing import Self
 import msgspec
 from aiohttp import web
 
+from chairlift.api.http.json_lines import one_line
+
 logger = logging.getLogger(__name__)
 
 _COMMENT = b": keep-alive\n\n"
@@ -53,7 +55,7 @@ NDJSON = Framing(named=False, keep_alive=b" ", content_type="application/x-ndjso
 
 def framed(framing: Framing, chunks: Sequence[msgspec.Struct]) -> list[bytes]:
     """The bytes of one event for each chunk."""
-    events = [framing.event % _encode(chunk) for chunk in chunks]
+    events = [framing.event % one_line(_encode(chunk)) for chunk in chunks]
     if not framing.named:
         return events
     names = [str(chunk.__struct_config__.tag).encode() for chunk in chunks]
@@ -117,7 +119,7 @@ class EventStream:
     async def send_body(self, body: bytes, is_error: bool) -> None:
         """Sends JSON that was meant to be the whole reply, as one event."""
         name = b"event: error\n" if self._framing.named and is_error else b""
-        await self._write(name + self._framing.event % body)
+        await self._write(name + self._framing.event % one_line(body))
 
     async def send(self, chunks: Sequence[msgspec.Struct]) -> None:
         """Sends one event for each chunk, all in one write."""

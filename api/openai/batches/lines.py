@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from chairlift.api.http.json_lines import one_line
 from chairlift.api.openai.batches.replies import BatchError
 
 MAX_CUSTOM_ID = 512
@@ -226,4 +227,5 @@ def result_line(
 ) -> bytes:
     """One line of an output or error file, with its newline."""
     line_id = f"batch_req_{uuid.uuid4().hex}"
-    return msgspec.json.encode(ResultLine(line_id, custom_id, response, error)) + b"\n"
+    line = msgspec.json.encode(ResultLine(line_id, custom_id, response, error))
+    return one_line(line) + b"\n"
