@@ -16,7 +16,8 @@ from chairlift.engine.model.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 
-# With more tokens or wider matrices, MLX's products on tensor cores are faster.
+# With more tokens or wider matrices, MLX's products on tensor cores should be faster; that is not
+# measured.
 MAX_TOKENS = 64
 MAX_RANK = 64
 # Numbers that a lane reads at once.

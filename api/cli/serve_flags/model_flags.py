@@ -13,9 +13,7 @@ from chairlift.api.cli.flags import (
     positive_seconds,
 )
 from chairlift.api.models.spec import LOADS
-from chairlift.engine.config import DEFAULT_MODEL, EngineConfig
-
-_ENGINE = EngineConfig()
+from chairlift.engine.config import DEFAULT_MODEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
