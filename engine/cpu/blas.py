@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.engine.config import cache_dir
+from chairlift.engine.cpu.openmp import remove_registration
 
 # The routines that MLX's CPU backend and ``engine.cpu.gemm`` call.
 _ROUTINES = (
@@ -77,6 +78,7 @@ def load_fast_blas() -> BlasReport:
         return BlasReport(warning=f"MLX was imported before a fast BLAS could be loaded. {_ADVICE}")
     for variable, spin in SPINS.items():
         os.environ.setdefault(variable, spin)
+    remove_registration(os.getpid())
     problems: list[str] = []
     for name, path in _candidates(problems):
         try:

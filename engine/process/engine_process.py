@@ -7,6 +7,7 @@ the kernel ends it (``workers.lifeline``), or it notices that its standard input
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -117,6 +118,8 @@ class SocketInbox:
 
 def main(folder: Path, warning: str | None) -> None:
     """Connects to the parent and serves until a ``Shutdown``. ``warning`` is logged."""
+    # A signal such as SIGSEGV then writes the stack of Python calls to the log.
+    faulthandler.enable()
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.connect(f"ipc://{folder / SOCKET}")

@@ -157,6 +157,7 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
     ):
         client.model = await client.first_model()
         engine = server.engine
+        before = int(await server.metric(RESTARTS))
         ordinary = [_ordinary(number, options) for number in range(options.streams)]
         alone = [await client.complete(_salted(request, "alone")) for request in ordinary]
         if errors := [reply.error for reply in alone if not reply.ok]:
@@ -167,16 +168,18 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
         )
         seconds = time.perf_counter() - began
         health = await server.health()
-        restarts = int(await server.metric(RESTARTS))
+        restarts = int(await server.metric(RESTARTS)) - before
         failed = int(await server.metric(FAILED)) if health.status == 200 else -1
         same = server.engine == engine
+        log_tail = server.log_tail
     checks = [
         Check(
             "each reply is 200 or a 400 that names a field",
             not report.failures,
             "; ".join(report.failures[:_SHOWN]) or "all",
         ),
-        Check("no engine ended", same and restarts == 0, f"{restarts} restarts"),
+        Check("no engine ended before it was ready", before == 0, f"{before} restarts"),
+        Check("no engine ended later", same and restarts == 0, f"{restarts} restarts"),
         Check("no row failed", failed == 0, str(failed)),
         Check(
             "the streams' text is what it is alone",
@@ -194,6 +197,8 @@ async def _run(model: Path, options: argparse.Namespace) -> Outcome:
         "seconds": seconds,
     }
     lines = [f"{report.requests} odd requests in {seconds:.0f} s: {dict(report.statuses)}"]
+    if not all(check.passed for check in checks):
+        lines.append(f"the end of the server's log:\n{log_tail}")
     return Outcome(figures, lines, checks)
 
 

@@ -68,6 +68,11 @@ class FaultServer:
         """The id of the engine process, or None while there is none."""
         return next(iter(procfs.without_workers(procfs.tree(self.pid)[1:])), None)
 
+    @property
+    def log_tail(self) -> str:
+        """The end of the server's log, which tells why an engine has ended."""
+        return self._child.log_tail
+
     async def __aenter__(self) -> Self:
         starting = asyncio.create_task(asyncio.to_thread(self._child.__enter__))
         try:

@@ -125,6 +125,11 @@ class ChildServer:
         if error is None:
             self._log.unlink(missing_ok=True)
 
+    @property
+    def log_tail(self) -> str:
+        """The end of the server's log."""
+        return self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
     def wait(self, seconds: float | None = None) -> int | None:
         """Waits until the process ends by itself; returns its exit code, or None if it did not."""
         assert self._process is not None
@@ -156,8 +161,7 @@ class ChildServer:
             return False
 
     def _print_log_tail(self) -> None:
-        tail = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
-        print(f"--- end of {self._log} ---\n{tail}", file=sys.stderr)
+        print(f"--- end of {self._log} ---\n{self.log_tail}", file=sys.stderr)
 
     def _end(self) -> None:
         process = self._process

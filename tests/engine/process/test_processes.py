@@ -132,14 +132,21 @@ async def test_leftovers_of_a_server_killed_at_its_start_are_removed_by_the_next
         assert leftovers(second) == []
 
 
-async def test_a_restarted_engine_leaves_no_files(shared: ServerProcess) -> None:
+async def test_a_crash_is_in_the_log_and_the_next_engine_leaves_no_files(
+    shared: ServerProcess,
+) -> None:
     await shared.healthy()
     engine = shared.children[0]
-    os.kill(engine, KILL)
-    await until(lambda: shared.children not in ([], [engine]))
+    os.kill(engine, signal.SIGSEGV)
+    await until(lambda: "the engine process ended with signal 11; starting" in shared.said)
     await shared.healthy()
+    assert engine not in shared.children
+    assert "Fatal Python error: Segmentation fault" in shared.said
+    assert "engine_process.py" in shared.said, "the stack of Python calls"
     assert json.dumps(await complete(shared))
     assert leftovers(shared) == []
+    left = f"__KMP_REGISTERED_LIB_{engine}"  # by Intel's OpenMP
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(left)]
 
 
 async def test_only_the_server_reacts_to_signals(shared: ServerProcess) -> None:

@@ -1,0 +1,43 @@
+"""Registrations that killed processes have left of Intel's OpenMP end no process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not any(Path(sys.prefix, "lib").glob("libmkl_rt.so*")) or not Path("/dev/shm").exists(),
+    reason="MKL, which has this OpenMP, is not installed",
+)
+
+# The process writes the file for its own id: as if an earlier process with that id had left it.
+_LOAD = """
+import os, sys
+from pathlib import Path
+left = Path(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}")
+left.write_bytes(bytes.fromhex(sys.argv[1]))
+from chairlift.engine.cpu.blas import load_fast_blas
+assert load_fast_blas().name == "mkl"
+import mlx.core as mx
+product = mx.ones((256, 256)) @ mx.ones((256, 256))
+assert product.sum().item() == 256**3
+"""
+
+
+@pytest.mark.parametrize(
+    "left",
+    [b"", b"\0" * 1024, b"nonsense", b"0x7f442b652750-cafe849e-libiomp5.so".ljust(1024, b"\0")],
+    ids=["empty", "zeros", "nonsense", "another's"],
+)
+def test_a_killed_process_does_not_end_the_next_one_with_its_id(left: bytes) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, left.hex()],
+        env={**os.environ, "CHAIRLIFT_BLAS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
