@@ -87,7 +87,7 @@ def build_app(service: Service) -> web.Application:
             app.router.add_route(hdrs.METH_HEAD, path, route.handler)
     if settings.metrics_port is None:
         app.router.add_get("/metrics", metrics)
-    app.router.add_get("/openapi.json", _openapi_handler())
+    app.router.add_get("/openapi.json", _openapi)
     if settings.ui:
         app.cleanup_ctx.append(history_recording(service.live, service))
         add_page(app, service.live, service, settings.keep_alive_seconds)
@@ -97,13 +97,10 @@ def build_app(service: Service) -> web.Application:
     return app
 
 
-def _openapi_handler() -> Handler:
-    body = document_bytes()
-
-    async def openapi(request: web.Request) -> web.Response:
-        return web.Response(body=body, content_type="application/json")
-
-    return openapi
+async def _openapi(request: web.Request) -> web.Response:
+    # The first request builds the document, on another thread: streams must not wait for it.
+    body = await asyncio.to_thread(document_bytes)
+    return web.Response(body=body, content_type="application/json")
 
 
 @web.middleware

@@ -1,10 +1,11 @@
-"""Keeps mlx-lm from changing this process's limit of open files."""
+"""Imports mlx-lm, which would else change this process's limit of open files."""
 
 from __future__ import annotations
 
 import resource
 
 from chairlift.engine.device.backend import import_mlx
+from chairlift.engine.device.transformers_cache import cache_transformers_scan
 
 
 def import_mlx_lm() -> None:
@@ -17,6 +18,7 @@ def import_mlx_lm() -> None:
         BackendError: MLX cannot be imported here.
     """
     import_mlx()
+    cache_transformers_scan()
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:

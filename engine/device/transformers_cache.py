@@ -1,0 +1,138 @@
+"""Caches the list that transformers makes of its own classes each time it is imported.
+
+At each import transformers 5 reads some 2,000 of its source files, twice, to find out which class
+is in which file: a second of the start of every process. The list changes only when another release
+is installed, so it is kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from chairlift.engine.config import cache_dir
+
+# The scan maps folders to backends, those to files, and these to sets of classes. The format of
+# the cache names each kind of object, since JSON has neither sets nor sets as keys.
+Scan = dict[Any, Any]
+Scanner = Callable[[Any], Scan]
+
+_MODULE = "transformers.utils.import_utils"
+_FUNCTION = "create_import_structure_from_path"
+
+
+def cache_transformers_scan() -> None:
+    """Makes the next import of transformers take the list from the cache, or write it there.
+
+    Does nothing if transformers is imported already, is not installed from a wheel, or has no such
+    scan. A cache that cannot be read or written costs the scan.
+    """
+    if "transformers" in sys.modules or (package := _installed()) is None:
+        return
+    sys.meta_path.insert(0, _Finder(package))
+
+
+def _installed() -> Distribution | None:
+    """The installed package; None if there is none, or if its files may change (editable)."""
+    try:
+        package = distribution("transformers")
+    except PackageNotFoundError:
+        return None
+    return None if package.read_text("direct_url.json") else package
+
+
+class _Finder(MetaPathFinder):
+    """Finds the module with the scan, in order to replace the function once it is loaded."""
+
+    def __init__(self, package: Distribution) -> None:
+        self._package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Replacing(spec.loader, self._package)
+        return spec
+
+
+class _Replacing(Loader):
+    """Loads the module and replaces the function."""
+
+    def __init__(self, loader: Loader, package: Distribution) -> None:
+        self._loader = loader
+        self._package = package
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        scan = getattr(module, _FUNCTION, None)
+        if scan is not None:
+            models = Path(str(self._package.locate_file("transformers"))) / "models"
+            setattr(module, _FUNCTION, cached(scan, models, _file_for(self._package, models)))
+
+
+def cached(scan: Scanner, models: Path, file: Path) -> Scanner:
+    """``scan``, which reads ``models`` only if ``file`` has no result of it."""
+
+    def wrapped(path: Any) -> Scan:
+        if Path(path) not in (models, models / "__init__.py"):  # one model's folder
+            return scan(path)
+        with suppress(OSError, msgspec.DecodeError, LookupError, TypeError, ValueError):
+            return dict(_decoded(msgspec.json.decode(file.read_bytes())))
+        found = scan(path)
+        with suppress(OSError):
+            _write(file, msgspec.json.encode(_encoded(found)))
+        return found
+
+    return wrapped
+
+
+def _file_for(package: Distribution, models: Path) -> Path:
+    """The cache file of this installation: a new one after each ``pip install``."""
+    installed = package.read_text("RECORD") or ""
+    key = sha256(f"{package.version}\n{models}\n{sys.version}\n{installed}".encode()).hexdigest()
+    return cache_dir() / "transformers" / f"{key[:32]}.json"
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(handle, "wb") as output:
+        output.write(content)
+    os.replace(partial, file)
+
+
+def _encoded(node: Any) -> Any:
+    if isinstance(node, dict):
+        return [
+            [sorted(key) if isinstance(key, frozenset) else key, _encoded(value)]
+            for key, value in node.items()
+        ]
+    return {"set": sorted(node)}
+
+
+def _decoded(node: Any) -> Any:
+    if isinstance(node, list):
+        return {
+            frozenset(key) if isinstance(key, list) else key: _decoded(value) for key, value in node
+        }
+    return set(node["set"])
