@@ -90,6 +90,11 @@ def engine_parser(
         default=989e12,
         help="the device's arithmetic in operations per second (default: an H200's)",
     )
+    parser.add_argument(
+        "--server",
+        action="store_true",
+        help="measure only the mixed load, through a server of the same model and over HTTP",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
     _add_mixed_load(parser)
     return parser
@@ -117,5 +122,11 @@ def _add_mixed_load(parser: argparse.ArgumentParser) -> None:
         type=_rate,
         metavar="R",
         help="requests a second, as a Poisson process (default: all at once)",
+    )
+    add(
+        "--max-concurrency",
+        type=int,
+        metavar="N",
+        help="with --server, requests in flight at most (default: no limit)",
     )
     add("--seed", type=int, default=0, help="seed of lengths and arrivals (default: %(default)s)")

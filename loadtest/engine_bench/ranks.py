@@ -21,11 +21,15 @@ _RANK = "chairlift.loadtest.engine_bench.rank"
 
 
 def tensor_parallel_size(arguments: Sequence[str]) -> int:
-    """The number of ranks, which has to be known before MLX and thus all flags are."""
+    """The number of ranks of this program, which has to be known before MLX and thus all flags are.
+
+    With ``--server`` the server starts the ranks.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(_FLAG, type=int, default=1)
-    size: int = parser.parse_known_args(arguments)[0].tensor_parallel_size
-    return size
+    parser.add_argument("--server", action="store_true")
+    options, _ = parser.parse_known_args(arguments)
+    return 1 if options.server else int(options.tensor_parallel_size)
 
 
 class Leader:

@@ -6,7 +6,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +34,8 @@ from chairlift.loadtest.engine_bench.measure import (
     steps_in_turn,
 )
 from chairlift.loadtest.engine_bench.ranks import Leader
+from chairlift.loadtest.engine_bench.server import measure_server
+from chairlift.loadtest.errors import LoadTestError
 from chairlift.loadtest.shapes import SHAPES, config_of, random_adapter, random_model
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -46,6 +48,8 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
         leader: the other ranks of the engine, if there are any.
     """
     options = _parser().parse_args(arguments)
+    if options.server:
+        return _run_server(options)
     if options.adapters and options.tensor_parallel_size > 1:
         print("engine_bench: --adapters needs a --tensor-parallel-size of 1", file=sys.stderr)
         return 2
@@ -57,6 +61,18 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
             print(f"engine_bench: {error}", file=sys.stderr)
             return 2
         _measure(options, model, leader)
+    return 0
+
+
+def _run_server(options: argparse.Namespace) -> int:
+    """Measures a server, prints the figures and writes them."""
+    try:
+        figures = measure_server(options, config_of(options.model), DTYPES[options.dtype])
+    except (ValueError, LoadTestError) as error:
+        print(f"engine_bench: {error}", file=sys.stderr)
+        return 2
+    _print(figures, "server")
+    _write(options, {"server": figures})
     return 0
 
 
@@ -110,7 +126,7 @@ def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader |
     engines: dict[str, Callable[..., Engine]] = {"ours": partial(Ours, model)}
     if leader is None:
         engines["mlx-lm"] = partial(Peer, model.model)
-    report: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
+    report: dict[str, Any] = {}
     for name, make in engines.items():
         if options.only not in (None, name):
             continue
@@ -124,8 +140,7 @@ def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader |
                     *(options.rate, options.seed),
                 )
                 new = mixed(engine, list(load.draw(vocabulary)), name).figures(weights)
-                for key, value in new.items():
-                    print(f"{name:8} {key:26} {value:10.2f}", flush=True)
+                _print(new, name)
                 figures |= new
             else:
                 timed = rows in options.timeline
@@ -147,8 +162,18 @@ def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader |
         report[name] = figures
     if options.adapters:
         report["adapters"] = _compare_adapters(options, model)
+    _write(options, report)
+
+
+def _print(figures: Mapping[str, float], name: str) -> None:
+    for key, value in figures.items():
+        print(f"{name:8} {key:26} {value:10.2f}", flush=True)
+
+
+def _write(options: argparse.Namespace, report: Mapping[str, Any]) -> None:
     if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+        shown = {name: str(value) for name, value in vars(options).items()}
+        options.out.write_text(json.dumps({"options": shown, **report}, indent=2) + "\n")
 
 
 def _compare_adapters(options: argparse.Namespace, model: MeasuredModel) -> dict[int, float]:

@@ -15,14 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from chairlift.loadtest.data.words import WORDS
 from chairlift.loadtest.servers import null_code
+from chairlift.loadtest.servers.random_model import SPECIALS, word_tokenizer
 from chairlift.loadtest.shapes import random_model
 
-_SPECIALS = ("<|end|>", "<|unknown|>")
 # One layer of width 8: a step costs only the overhead of its few operations.
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -33,7 +31,7 @@ _CONFIG: dict[str, Any] = {
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
     "rms_norm_eps": 1e-5,
-    "vocab_size": len(_SPECIALS) + len(WORDS),
+    "vocab_size": len(SPECIALS) + len(WORDS),
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
     "eos_token_id": 0,
@@ -47,31 +45,13 @@ def write_null_model(folder: Path, step_ms: float = 0.0) -> None:
     the logits of special tokens are 0 and that of some word is always above.
     """
     model = random_model(_CONFIG, mx.float32)
-    model.lm_head.weight[: len(_SPECIALS)] = 0
+    model.lm_head.weight[: len(SPECIALS)] = 0
     weights: Any = tree_flatten(model.parameters())
     mx.save_safetensors(str(folder / "model.safetensors"), dict(weights), {"format": "mlx"})
     config = {**_CONFIG, "step_seconds": step_ms / 1e3}
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copy(null_code.__file__, folder / _CONFIG["model_file"])
-    _tokenizer().save_pretrained(folder)
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word and its leading space, as in byte-level vocabularies."""
-    space = "Ġ"
-    tokens = [*_SPECIALS, *(space + word for word in WORDS)]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIALS[1]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in _SPECIALS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=_SPECIALS[0],
-        unk_token=_SPECIALS[1],
-        chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
-        clean_up_tokenization_spaces=False,
-    )
+    word_tokenizer(WORDS).save_pretrained(folder)
 
 
 if __name__ == "__main__":

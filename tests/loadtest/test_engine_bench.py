@@ -33,3 +33,22 @@ def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) ->
     # For each engine its rows, whether it was paced, and the peak of each rank's memory.
     assert [peaks[:2] for peaks in figures["peak_bytes"]] == [[1, False], [3, False], [4, True]]
     assert all(len(peaks) == 2 + ranks and min(peaks[2:]) > 0 for peaks in figures["peak_bytes"])
+
+
+def test_a_server_of_the_model_is_measured(tmp_path: Path) -> None:
+    config, report = tmp_path / "config.json", tmp_path / "report.json"
+    config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512)))
+    command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--server"]
+    command += ["--model", str(config), "--dtype", "float32", "--bits", "8", "--kv-gb", "0.05"]
+    command += ["--requests", "12", "--rows", "4", "--max-concurrency", "6", "--rate", "40"]
+    command += ["--prompt-tokens", "lognormal:9:0.9:40", "--output-tokens", "2:9"]
+    done = subprocess.run(
+        [*command, "--out", str(report)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(report.read_text())["server"]
+    assert all(0 < value < math.inf for value in figures.values())
+    names = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+    assert figures.keys() >= set(names)
+    for name in names:
+        assert name in done.stdout
