@@ -1,6 +1,6 @@
 """The KV caches of a batch, and where sequences keep their state outside it.
 
-All rows of a batch write at one shared cursor that moves round a ring: ``ring`` is one layer's
+Each row of a batch writes at a cursor of its own, which moves round a ring: ``ring`` is one layer's
 geometry, ``layer`` its buffers, ``batch`` the rows of a whole model, ``state`` a recurrent layer.
 ``kinds`` reads from a model which caches it needs, ``snapshot`` is one sequence's state on its own,
 and ``capacity`` is the arithmetic of sizes, shared with the scheduler and therefore without MLX.

@@ -15,7 +15,6 @@ from chairlift.cache.inspection import check_buffers, check_rings, measured_geom
 from chairlift.cache.layer import LayerCache, Shared
 from chairlift.cache.quantized import Quantization, QuantizedLayer
 from chairlift.cache.ring import Ring
-from chairlift.cache.row_moves import move_rows
 from chairlift.cache.snapshot import KVPiece, LayerKind, LayerState, Snapshot, StatePiece, resumable
 from chairlift.cache.state import StateLayer
 
@@ -59,7 +58,7 @@ class BatchCache:
         self.view = view
         self.layers = view(self._parts)
         self.offsets: list[int] = []
-        # Columns of padding after each row's last token, directly behind the cursor. A row that has
+        # Columns of padding after each row's last token, directly before its cursor. A row that has
         # any can only be extracted and leave.
         self._surplus: list[int] = []
         self._moves: list[mx.array] = []
@@ -134,6 +133,7 @@ class BatchCache:
         self.offsets.append(0)
         self._surplus.append(0)
         for ring in self._rings.values():
+            ring.cursors.append(0)
             ring.lengths.append(0)
         for layer in self._states:
             layer.join()
@@ -153,21 +153,22 @@ class BatchCache:
         self.offsets[row] = state.stop
         self._surplus[row] = 0
         for ring in self._rings.values():
-            ring.lengths[row] = 0
+            ring.cursors[row] = ring.lengths[row] = 0
         for layer, piece in zip(self._parts, state.layers, strict=True):
             if not isinstance(layer, LayerCache):
                 layer.put(row, _state(piece))
             elif isinstance(piece, KVPiece):
-                newest = piece.newest(layer.ring.columns)
+                ring = layer.ring
+                newest = piece.newest(ring.columns)
+                ring.cursors[row] = newest.tokens % ring.columns
+                ring.lengths[row] = newest.tokens
                 self._moves += layer.put(row, newest)
-                layer.ring.lengths[row] = newest.tokens
 
     def rewind(self, row: int, offset: int) -> bool:
         """Truncates a row to its first ``offset`` tokens, where that is possible.
 
         Full attention rewinds to any position, a window as long as it still has the tokens needed
-        there, a recurrent state only to position 0. The row's columns are moved, because they must
-        lie directly behind the cursor.
+        there, a recurrent state only to position 0.
 
         Returns:
             Whether the row was rewound; if not, nothing has changed and a snapshot is needed.
@@ -179,12 +180,15 @@ class BatchCache:
             raise ValueError(f"cannot rewind a row of {self.offsets[row]} tokens to {offset}")
         if offset == self.offsets[row]:
             return True
-        state = self.extract(row).part(0, offset)
-        if not resumable(self.kinds, [state]):
+        if not resumable(self.kinds, [self.extract(row).part(0, offset)]):
             return False
-        state = state.copy()
-        self._moves += state.arrays
-        self.restore(row, state)
+        removed = self.offsets[row] + self._surplus[row] - offset
+        for ring in self._rings.values():
+            ring.rewind(row, removed)
+        for layer in self._states:
+            layer.put(row, None)
+        self.offsets[row] = offset
+        self._surplus[row] = 0
         return True
 
     def leave(self, rows: Collection[int], nonfinite: Collection[int] = ()) -> list[int]:
@@ -214,7 +218,7 @@ class BatchCache:
         self.offsets = [self.offsets[row] for row in order]
         self._surplus = [self._surplus[row] for row in order]
         for ring in self._rings.values():
-            ring.lengths = [ring.lengths[row] for row in order]
+            ring.arrange(order)
         return order
 
     def take_moves(self) -> list[mx.array]:
@@ -242,7 +246,7 @@ class BatchCache:
             return layer.get(row)
         ring, surplus = layer.ring, self._surplus[row]
         cached = min(tokens, ring.lengths[row] - surplus)
-        return layer.get(row, ring.cursor - surplus, cached) if cached else None
+        return layer.get(row, ring.cursors[row] - surplus, cached) if cached else None
 
     @contextmanager
     def step(self, length: int, real: Sequence[int] | None = None) -> Iterator[None]:
@@ -270,11 +274,10 @@ class BatchCache:
     def settle(self, written: int, kept: Sequence[int]) -> None:
         """Removes the newest ``written`` columns, of which row ``r`` keeps the first ``kept[r]``.
 
-        Attention layers only; ``Speculation`` resets recurrent states. Waits for the device if
-        rows have to move.
+        Attention layers only; ``Speculation`` resets recurrent states. Copies nothing.
         """
-        moves = {window: ring.settle(written, kept) for window, ring in self._rings.items()}
-        move_rows(self._attention, moves)
+        for ring in self._rings.values():
+            ring.settle(written, kept)
         rows = zip(self.offsets, self._surplus, kept, strict=True)
         self.offsets = [offset + padding - written + keep for offset, padding, keep in rows]
         self._surplus = [0] * len(self)
@@ -307,7 +310,9 @@ class BatchCache:
         # Shrink before growing, to bound the memory in use; see KVGeometry.moved.
         rings.sort(key=lambda pair: math.prod(pair[1]) - pair[0].rows * pair[0].columns)
         for ring, size in rings:
-            kept = ring.spans(ring.cursor, min(size.columns, max(ring.lengths, default=0)))
+            lengths = [min(length, size.columns) for length in ring.lengths]
+            rows = zip(ring.cursors, lengths, strict=True)
+            kept = [ring.spans(cursor, length) for cursor, length in rows]
             mx.async_eval(self._moves)  # they may include pending writes to the old buffers
             for layer in self._attention:
                 if layer.ring is ring and layer.resize(size, kept):
@@ -315,14 +320,14 @@ class BatchCache:
                     mx.eval(layer.state)
                     mx.synchronize()
             ring.rows, ring.columns = size
-            ring.cursor = sum(span.width for span in kept) % size.columns if size.columns else 0
-            ring.lengths = [min(length, size.columns) for length in ring.lengths]
+            ring.cursors = [length % size.columns if size.columns else 0 for length in lengths]
+            ring.lengths = lengths
 
     def reset(self) -> None:
         """Removes all rows and frees the memory."""
         for ring in self._rings.values():
-            ring.rows = ring.columns = ring.cursor = 0
-            ring.lengths = []
+            ring.rows = ring.columns = 0
+            ring.arrange([])
         for layer in self._parts:
             layer.reset()
         self.offsets = []

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.ring import Ring, Span
@@ -22,13 +25,15 @@ class Shared:
     Attributes:
         masks: masks by the arguments of ``make_mask``.
         lengths: results of ``LayerCache.lengths`` by their limit.
-        cursor: the result of ``LayerCache.newest``.
+        stops: the result of ``LayerCache.stops``.
+        places: rows ``[rows, 1]`` and columns ``[rows, new]`` of the step's new tokens.
         traced: whether the step is being compiled, so that its arrays cannot be evaluated.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
     lengths: dict[int | None, mx.array] = field(default_factory=dict)
-    cursor: mx.array | None = None
+    stops: mx.array | None = None
+    places: tuple[mx.array, mx.array] | None = None
     traced: bool = False
 
 
@@ -111,11 +116,11 @@ class LayerCache:
         return lengths[limit]
 
     @property
-    def newest(self) -> mx.array:
-        """The column after the newest one of a step of one token, ``[1]`` int32."""
-        if self.shared.cursor is None:
-            self.shared.cursor = mx.array([self.ring.cursor + 1], mx.int32)
-        return self.shared.cursor
+    def stops(self) -> mx.array:
+        """The column after each row's newest one in a step of one token, ``[rows]`` int32."""
+        if self.shared.stops is None:
+            self.shared.stops = mx.array([cursor + 1 for cursor in self.ring.cursors], mx.int32)
+        return self.shared.stops
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new columns for all rows and returns the columns for attention to read.
@@ -127,20 +132,66 @@ class LayerCache:
             Keys and values ``[rows, heads, visible columns, dim]``, as ``make_mask`` describes.
         """
         rows, _, step, _ = keys.shape
-        if self.keys is None and (self.ring.rows, self.ring.columns) == (rows, step):
+        ring = self.ring
+        if (
+            self.keys is None
+            and (ring.rows, ring.columns) == (rows, step)
+            and not any(ring.cursors)
+        ):
             # These arrays fill the buffers exactly, so they become the buffers.
-            self.keys, self.values = self._fetched = keys, values
-            return self._fetched
+            self.keys, self.values = keys, values
+            return self._fetch_new(keys, values)
         if self.keys is None or self.values is None:
             self._allocate(keys, values)
         assert self.keys is not None
         assert self.values is not None
-        self._write(slice(0, rows), self.ring.cursor + step, keys, values)
+        if ring.aligned:
+            self._write(slice(0, rows), ring.cursors[0] + step, keys, values)
+        else:
+            self._scatter(keys, values)
+        if any(ring.lengths) or any(ring.cursors):
+            return self._fetch(rows, step)
+        return self._fetch_new(keys, values)
+
+    def write_on_host(
+        self, keys: NDArray[Any], values: NDArray[Any]
+    ) -> tuple[mx.array, mx.array] | None:
+        """As ``update_and_fetch`` for one new token a row, but NumPy writes it, at once.
+
+        This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
+        attention writes only behind its tokens, where nothing that was read from the buffers
+        before and is not yet evaluated can look.
+
+        Args:
+            keys, values: ``[rows, heads, 1, dim]``.
+
+        Returns:
+            As ``update_and_fetch``; None if nothing was written: the layer has a window, no buffers
+            yet or buffers of another type.
+        """
+        ring = self.ring
+        if ring.window is not None or self.keys is None or self.values is None:
+            return None
+        mx.eval(self.keys, self.values)
+        buffers = [np.array(buffer, copy=False) for buffer in (self.keys, self.values)]
+        if any(buffer.dtype != keys.dtype for buffer in buffers):
+            return None
+        rows = range(len(keys))
+        for buffer, new in zip(buffers, (keys, values), strict=True):
+            buffer[rows, :, ring.cursors] = new[:, :, 0]
+        return self._fetch(len(keys), 1)
+
+    def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:
+        """The columns for attention to read, once a step's new tokens are written."""
+        assert self.keys is not None
+        assert self.values is not None
         seen = slice(*self.ring.visible(step))
-        if seen.stop - seen.start == step and not any(self.ring.lengths):
-            self._fetched = keys, values  # no older column to read
-            return self._fetched
         self._fetched = self.keys[:rows, :, seen], self.values[:rows, :, seen]
+        return self._fetched
+
+    def _fetch_new(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The new tokens themselves, where there is no older column to read."""
+        self._fetched = keys, values
         return self._fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -153,7 +204,7 @@ class LayerCache:
         self._fetched = None
 
     def put(self, row: int, piece: KVPiece) -> list[mx.array]:
-        """Copies one row's tokens into the columns directly behind the cursor of that row only.
+        """Copies one row's tokens into the columns directly before the cursor of that row.
 
         Returns:
             Further arrays to evaluate for it, if evaluating the buffers is not enough.
@@ -162,20 +213,23 @@ class LayerCache:
             return []
         if self.keys is None or self.values is None:
             self._allocate(piece.keys, piece.values)
-        self._write(slice(row, row + 1), self.ring.cursor, piece.keys, piece.values)
+        self._write(slice(row, row + 1), self.ring.cursors[row], piece.keys, piece.values)
         return []
 
     def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
         """Copies rows over others, ``(row, to)`` each; no row is in two of the moves.
 
+        The rows keep their columns.
+
         Returns:
             The arrays to evaluate before anything else is built on the buffers.
         """
         # Read all before writing any, so that no read depends on a write.
-        cursor, lengths = self.ring.cursor, self.ring.lengths
-        copies = [self.get(row, cursor, lengths[row]).copy() for row, _ in moves]
-        for (_, to), copy in zip(moves, copies, strict=True):
-            self.put(to, copy)
+        cursors, lengths = self.ring.cursors, self.ring.lengths
+        copies = [self.get(row, cursors[row], lengths[row]).copy() for row, _ in moves]
+        for (row, to), copy in zip(moves, copies, strict=True):
+            if lengths[row] and self.keys is not None:
+                self._write(slice(to, to + 1), cursors[row], copy.keys, copy.values)
         return [array for copy in copies for array in copy.arrays]
 
     def clear(self, row: int) -> None:
@@ -184,9 +238,9 @@ class LayerCache:
 
     def clear_newest(self, start: int, stop: int) -> None:
         """Overwrites the newest column of the rows from ``start`` to below ``stop`` with zeros."""
-        if start < stop and self.ring.columns:
-            newest = (self.ring.cursor - 1) % self.ring.columns
-            self._clear(slice(start, stop), slice(newest, newest + 1))
+        for row in range(start, stop if self.ring.columns else start):
+            newest = (self.ring.cursors[row] - 1) % self.ring.columns
+            self._clear(slice(row, row + 1), slice(newest, newest + 1))
 
     def get(self, row: int, stop: int, tokens: int) -> KVPiece:
         """The ``tokens`` columns of one row before column ``stop``.
@@ -200,8 +254,8 @@ class LayerCache:
         rows = slice(row, row + 1)
         return KVPiece(gather(self.keys[rows], spans), gather(self.values[rows], spans))
 
-    def resize(self, capacity: Capacity, kept: Sequence[Span]) -> bool:
-        """Reallocates the buffers: ``kept`` columns first, in that order, then zeros.
+    def resize(self, capacity: Capacity, kept: Sequence[Sequence[Span]]) -> bool:
+        """Reallocates the buffers: in each row its ``kept`` columns, in that order, then zeros.
 
         Returns:
             Whether there were buffers to reallocate.
@@ -230,8 +284,20 @@ class LayerCache:
             self.keys[rows, :, columns] = _zero(self.keys.dtype)
             self.values[rows, :, columns] = _zero(self.values.dtype)
 
+    def _scatter(self, keys: mx.array, values: mx.array) -> None:
+        """Writes a step's new tokens, each row's from its cursor on, round the ring."""
+        assert self.keys is not None
+        assert self.values is not None
+        if self.shared.places is None:
+            new = mx.array(self.ring.cursors)[:, None] + mx.arange(keys.shape[2])
+            self.shared.places = mx.arange(len(keys))[:, None], new % self.ring.columns
+        rows, columns = self.shared.places
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            if new.size:  # NOTE: MLX 0.32.4 divides by zero in a scatter of nothing
+                buffer[rows, :, columns] = new.swapaxes(1, 2)
+
     def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
-        """Writes tokens into the columns before ``stop``, wrapping round the ring."""
+        """Writes tokens into the columns before ``stop``, the same in all ``rows``."""
         assert self.keys is not None
         assert self.values is not None
         taken = 0
@@ -260,13 +326,15 @@ def _zero(dtype: mx.Dtype) -> mx.array:
     return mx.array(0, dtype)
 
 
-def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Span]) -> mx.array:
-    rows = min(capacity.rows, buffer.shape[0])
-    _, heads, _, dim = buffer.shape
+def _resized(buffer: mx.array, capacity: Capacity, kept: Sequence[Sequence[Span]]) -> mx.array:
+    rows, heads, _, dim = buffer.shape
     moved = _zeros((capacity.rows, heads, capacity.columns, dim), buffer.dtype)
-    taken = 0
-    for span in kept:
-        part = slice(taken, taken + span.width)
-        moved[:rows, :, part] = buffer[:rows, :, span.start : span.stop]
-        taken += span.width
+    width = max((spans[-1].stop for spans in kept if spans), default=0)
+    if all(not spans or spans[0].start == 0 for spans in kept) and width <= capacity.columns:
+        rows = min(rows, len(kept))
+        moved[:rows, :, :width] = buffer[:rows, :, :width]
+        return moved
+    for row, spans in enumerate(kept):
+        tokens = sum(span.width for span in spans)
+        moved[row, :, :tokens] = gather(buffer[row : row + 1], spans)[0]
     return moved

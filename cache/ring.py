@@ -1,14 +1,13 @@
-"""The ring geometry: one buffer of keys and values per layer, one cursor for all its rows.
+"""The geometry of a layer's buffers: each row has its own ring of columns and its own cursor.
 
-All rows write at the same columns, so a write is one slice. Row ``r`` has its tokens in the
-``lengths[r]`` columns directly behind the cursor; every other column is padding for it, whatever
-its content. Keys are stored rotated (RoPE), so attention does not depend on their order in the
-ring. A sliding window is the same ring with bounded lengths.
+A row's tokens are in the ``lengths[r]`` columns directly before its cursor; every other column is
+padding for it, whatever its content. A row begins at column 0, so with full attention it never
+wraps; the columns of a sliding window are written again and again. Keys are stored rotated (RoPE),
+so attention does not depend on their order in the ring.
 
         column     0    1    2    3    4    5    6    7
-        row 0      k6   k7   --   --   k2   k3   k4   k5      length 6
-        row 1      k1   k2   --   --   --   --   --   k0      length 3
-                              ^ cursor
+        row 0      k0   k1   k2   k3   k4   k5   --   --      length 6, cursor 6
+        row 1      k8   k9   k2   k3   k4   k5   k6   k7      length 8, cursor 2 (a window)
 """
 
 from __future__ import annotations
@@ -32,31 +31,28 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
-class Move(NamedTuple):
-    """A move of a row's ``tokens`` columns before column ``stop`` to directly behind the cursor."""
-
-    row: int
-    stop: int
-    tokens: int
-
-
 @dataclass(slots=True)
 class Ring:
-    """The geometry that all layers of one kind share: where to write, which columns are valid.
+    """The geometry that all layers of one kind share: where rows write, which columns are valid.
 
     Attributes:
         window: maximum tokens that a query sees, its own included; None: all.
         rows: allocated rows.
         columns: allocated columns.
-        cursor: the column that the next step writes first.
-        lengths: the tokens of each row in use, stored directly behind the cursor.
+        cursors: the column that each row in use writes next.
+        lengths: the tokens of each row in use, stored directly before its cursor.
     """
 
     window: int | None = None
     rows: int = 0
     columns: int = 0
-    cursor: int = 0
+    cursors: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all rows write at the same column."""
+        return len(set(self.cursors)) <= 1
 
     def needed(self, columns: int, step: int) -> int:
         """Columns that this ring needs for rows of ``columns`` tokens, written ``step`` at a time.
@@ -76,13 +72,16 @@ class Ring:
         return [Span(start, self.columns), Span(0, start + width - self.columns)]
 
     def visible(self, step: int) -> Span:
-        """The columns that attention reads once ``step`` new ones are written at the cursor.
+        """The columns that attention reads once each row has written ``step`` new ones.
 
-        The columns in use if they are one run, else the entire ring.
+        The columns from 0 to the last one in use; all columns if a row wraps.
         """
-        live = min(self.columns, max(self.lengths, default=0) + step)
-        runs = self.spans(self.cursor + step, live)
-        return runs[0] if len(runs) == 1 else Span(0, self.columns)
+        stop = step
+        for cursor, length in zip(self.cursors, self.lengths, strict=True):
+            if cursor + step > self.columns or cursor < min(length, self.columns - step):
+                return Span(0, self.columns)
+            stop = max(stop, cursor + step)
+        return Span(0, stop)
 
     def mask(
         self, step: int, window: int | None = None, as_array: bool = False
@@ -100,8 +99,9 @@ class Ring:
         # Tokens that a window still has at the first query; the model's window may be larger.
         kept = old if self.window is None else self.window - 1
         limit = window or self.window or visible.width
-        in_order = (self.cursor + step) % self.columns == visible.stop % self.columns
-        level = all(length == old for length in self.lengths) and old <= kept
+        newest = {(cursor + step) % self.columns for cursor in self.cursors}
+        in_order = newest <= {visible.stop % self.columns}
+        level = all(length >= old for length in self.lengths) and old <= kept
         if level and limit >= visible.width and not as_array and (in_order or step == 1):
             return None if step == 1 else "causal"
         # Equivalent to comparing ``behind``, without an integer for every query and column.
@@ -109,37 +109,48 @@ class Ring:
         lengths = mx.minimum(mx.array(self.lengths), kept)
         seen = mx.minimum(lengths[:, None] + mx.arange(1, step + 1)[None, :], limit)
         within = key_age < (seen + query_age)[:, :, None]
-        return (within & (key_age >= query_age[:, None])[None])[:, None]
+        return (within & (key_age >= query_age[:, None]))[:, None]
 
     def behind(self, step: int) -> mx.array:
         """The distance in tokens from each of ``step`` new queries back to each visible column.
 
-        Valid for rows that use the column; a negative distance means that it follows the query.
+        For a column that a row does not use, the distance is that at which it would use the column;
+        a negative distance means that it follows the query.
 
         Returns:
-            Integers ``[step, visible columns]``.
+            Integers ``[rows, step, visible columns]``.
         """
         key_age, query_age = self._ages(step)
-        return key_age[None, :] - query_age[:, None]
+        return key_age - query_age[:, None]
 
     def _ages(self, step: int) -> tuple[mx.array, mx.array]:
-        """The distances in tokens of visible columns and new queries from the newest column."""
-        newest = (self.cursor + step - 1) % self.columns
-        key_age = (newest - mx.arange(*self.visible(step))) % self.columns
-        return key_age, mx.arange(step - 1, -1, -1)
+        """The distances in tokens of columns and queries from their row's newest column.
+
+        Returns:
+            Columns ``[rows, 1, visible columns]``, and new queries ``[step]``.
+        """
+        newest = mx.array(self.cursors, mx.int32) + (step - 1)
+        age = (newest[:, None] - mx.arange(*self.visible(step))) % self.columns
+        return age[:, None], mx.arange(step - 1, -1, -1)
 
     def index(self, behind: mx.array, step: int) -> mx.array:
         """The visible column that lies ``behind`` tokens before a step's newest one, by element.
 
-        Distances beyond the visible columns are clipped to the nearest one.
+        Args:
+            behind: ``[rows, ...]``. Distances beyond the visible columns are clipped to one of
+                them.
         """
         visible = self.visible(step)
-        newest = self.cursor + step - 1
-        return (newest - mx.clip(behind, 0, visible.width - 1)) % self.columns - visible.start
+        newest = mx.array(self.cursors, mx.int32) + (step - 1)
+        newest = newest.reshape(-1, *[1] * (behind.ndim - 1))
+        column = newest - mx.clip(behind, 0, visible.width - 1)
+        if visible.width == self.columns:
+            return column % self.columns
+        return mx.maximum(column, 0)
 
     def advance(self, step: int) -> None:
         """Counts ``step`` columns as written for every row; a window drops its oldest."""
-        self.cursor = (self.cursor + step) % self.columns
+        self.cursors = [(cursor + step) % self.columns for cursor in self.cursors]
         self.lengths = [min(length + step, self.columns) for length in self.lengths]
 
     def forget(self, step: int) -> None:
@@ -149,38 +160,30 @@ class Ring:
         """
         self.lengths = [min(length, self.columns - step) for length in self.lengths]
 
-    def settle(self, written: int, kept: Sequence[int]) -> list[Move]:
+    def settle(self, written: int, kept: Sequence[int]) -> None:
         """Removes the newest ``written`` columns, of which row ``r`` keeps the first ``kept[r]``.
 
-        Each row's columns must be one run behind the shared cursor. So the cursor moves to the
-        position that needs the least copying: rows that kept as many columns as it advanced stay in
-        place, and the others move completely (in a window, at most its width).
-
-        Returns:
-            The current places of the other rows, whose columns must be moved behind the cursor.
+        Only the rows' cursors move; nothing is copied.
         """
-        start = self.cursor - written
-        lengths = [length - written + keep for length, keep in zip(self.lengths, kept, strict=True)]
-        moved = [min(tokens, self.window or tokens) for tokens in lengths]
+        for row, keep in enumerate(kept):
+            self.rewind(row, written - keep)
 
-        def cost(front: int) -> tuple[int, int]:
-            away = [n for n, keep in zip(moved, kept, strict=True) if keep != front]
-            return sum(away), len(away)
+    def rewind(self, row: int, columns: int) -> None:
+        """Removes the newest ``columns`` columns of a row; all of them if it has no more."""
+        left = self.lengths[row] - columns
+        self.cursors[row] = (self.cursors[row] - columns) % self.columns if left > 0 else 0
+        self.lengths[row] = max(0, left)
 
-        front = min(sorted(set(kept)), key=cost, default=0)
-        self.cursor = (start + front) % self.columns if self.columns else 0
-        moves = [
-            Move(row, start + keep, moved[row]) for row, keep in enumerate(kept) if keep != front
-        ]
-        self.lengths = [
-            in_place if keep == front else after_move
-            for in_place, after_move, keep in zip(lengths, moved, kept, strict=True)
-        ]
-        return moves
+    def arrange(self, order: Sequence[int]) -> None:
+        """Keeps the rows ``order``, in this order."""
+        self.cursors = [self.cursors[row] for row in order]
+        self.lengths = [self.lengths[row] for row in order]
 
     def check_integrity(self) -> None:
         """Asserts the invariants between two steps."""
-        assert len(self.lengths) <= self.rows, (self.lengths, self.rows)
-        assert 0 <= self.cursor < max(1, self.columns), (self.cursor, self.columns)
-        for row, length in enumerate(self.lengths):
+        assert len(self.lengths) == len(self.cursors) <= self.rows, self
+        for row, (cursor, length) in enumerate(zip(self.cursors, self.lengths, strict=True)):
+            assert 0 <= cursor < max(1, self.columns), (row, cursor, self.columns)
             assert 0 <= length <= self.columns, (row, length, self.columns)
+            # With full attention a row begins at column 0, so what attention reads is one run.
+            assert self.window is not None or cursor == length % max(1, self.columns), (row, self)

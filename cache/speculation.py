@@ -8,10 +8,8 @@ A transaction is one or more steps, then a commit or a discard::
     speculation.commit([3, 0, length])  # how many of its tokens each row keeps, the first ones
 
 Attention layers write into their rings at once. A window is enlarged by the tentative tokens, so
-that nothing is overwritten that a query could still see. Rejected columns are not erased: the
-cursor moves back over them. All rows share the cursor, and a row's tokens are one run behind it; so
-if rows keep different numbers of tokens, some rows are moved (see ``Ring.settle``). If all rows
-keep the same number, as in a batch of one, a commit copies nothing.
+that nothing is overwritten that a query could still see. Rejected columns are not erased: each
+row's cursor moves back over its own, so a commit copies nothing.
 
 A recurrent state can only be reset to a checkpoint: the start of the transaction and the end of
 each of its steps. For a row to keep any other number of tokens, its tokens have to be replayed.
@@ -24,6 +22,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
@@ -201,15 +201,15 @@ def logical_view(batch: BatchCache, layer: int, row: int | None, tokens: int) ->
     """The newest ``tokens`` cached tokens of a row (None: of each row), oldest first.
 
     For draft models that read the target's keys and values. Nothing is written, and memory is
-    shared if the columns are one run: evaluate what is built on it before the next step, or that
-    step copies the buffers. A quantized layer's pieces are packed.
+    shared if the columns are one run and the same in all rows: evaluate what is built on it before
+    the next step, or that step copies the buffers. A quantized layer's pieces are packed.
 
     Returns:
         Keys and values ``[1 or rows, heads, tokens, dim]``.
 
     Raises:
-        SpeculationError: the layer has no keys, a row has fewer tokens that are certainly cached
-            (in a window, ``window - 1``), or rows have different padding.
+        SpeculationError: the layer has no keys, or a row has fewer tokens that are certainly
+            cached (in a window, ``window - 1``).
     """
     part = batch.parts[layer]
     if not isinstance(part, LayerCache) or not part.state:
@@ -218,10 +218,15 @@ def logical_view(batch: BatchCache, layer: int, row: int | None, tokens: int) ->
     window = part.ring.window
     available = min((batch.offsets[r] for r in rows), default=0)
     available = available if window is None else min(available, window - 1)
-    stops = {part.ring.cursor - batch.surplus[r] for r in rows}
-    if not 0 <= tokens <= available or len(stops) != 1:
+    if not 0 <= tokens <= available:
         raise SpeculationError(f"{tokens} tokens of rows {list(rows)} are not held")
-    first, last = rows[0], rows[-1] + 1
-    spans = part.ring.spans(stops.pop(), tokens)
-    keys, values = (gather(buffer[first:last], spans) for buffer in part.state)
-    return KVPiece(keys, values)
+    stops = [part.ring.cursors[r] - batch.surplus[r] for r in rows]
+    if len(set(stops)) == 1:
+        spans = part.ring.spans(stops[0], tokens)
+        keys, values = (gather(buffer[rows[0] : rows[-1] + 1], spans) for buffer in part.state)
+        return KVPiece(keys, values)
+    pieces = [part.get(r, stop, tokens) for r, stop in zip(rows, stops, strict=True)]
+    return KVPiece(
+        mx.concatenate([piece.keys for piece in pieces]),
+        mx.concatenate([piece.values for piece in pieces]),
+    )

@@ -1,8 +1,8 @@
 """Computes an attention layer's decode step in NumPy, from its input to its output.
 
 In a small model rotary embedding, attention and a dozen small operations of MLX take as long as the
-matrix products between them. Here MLX only writes the new keys and values. A layer is replaced only
-if a trial shows that the replacement computes the same.
+matrix products between them. A layer is replaced only if a trial shows that the replacement
+computes the same.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -
     queries_keys = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
     rotated = layer.rope.rotate(queries_keys, cache.offset)
     new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
-    seen = cache.update_and_fetch(*map(mx.array, new))
+    seen = cache.write_on_host(*new)
+    if seen is None:
+        seen = cache.update_and_fetch(*map(mx.array, new))
     mx.eval(seen, [] if mask is None else mask)
     grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
     mixed = attended(grouped, *seen, mask, 1, layer.scale)

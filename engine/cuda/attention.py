@@ -45,7 +45,7 @@ def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | No
             raise ValueError("rows attend by a mask of the model's own")
         new = KeysValues(part.keys, part.values)
         return decode_attention(
-            part.queries, new, layer.buffers, lengths, layer.newest, scale, sinks
+            part.queries, new, layer.buffers, lengths, layer.stops, scale, sinks
         )
     causal = part.queries.shape[2] > 1 and isinstance(part.mask, str) and sinks is None
     return chunk_attention(part.queries, part.keys, part.values, scale) if causal else None

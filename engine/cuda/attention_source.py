@@ -46,9 +46,9 @@ BEGIN = """
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int held = lengths[row];
   const int first = (long)held * split / splits, last = (long)held * (split + 1) / splits;
-  int start = cursor[0] - held;
+  int start = stops[row] - held;
   if (start < 0) start += columns;
-  const int newest = cursor[0] - 1;
+  const int newest = stops[row] - 1;
   const long own = ((long)row * key_heads + key_head) * columns;
   const long fresh = ((long)row * key_heads + key_head) * DIM;
   if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {

@@ -42,7 +42,7 @@ def decode_attention(
     new: KeysValues,
     buffers: KeysValues,
     lengths: mx.array,
-    cursor: mx.array,
+    stops: mx.array,
     scale: float,
     sinks: mx.array | None = None,
 ) -> mx.array:
@@ -50,10 +50,10 @@ def decode_attention(
 
     Args:
         queries: ``[rows, heads, 1, dim]``.
-        new: ``[rows, key heads, 1, dim]``; written to the newest column of ``buffers``.
+        new: ``[rows, key heads, 1, dim]``; written to each row's newest column of ``buffers``.
         buffers: ``[at least rows, key heads, columns, dim]``, contiguous.
         lengths: ``[rows]`` int32, how many columns each row's query sees, the newest included.
-        cursor: ``[1]`` int32, the column behind the newest, in ``[1, columns]``.
+        stops: ``[rows]`` int32, the column after each row's newest, in ``[1, columns]``.
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
 
@@ -62,7 +62,7 @@ def decode_attention(
     """
     group = queries.shape[1] // buffers.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
-    return _attend(queries, new, buffers, lengths, cursor, scale, sinks)
+    return _attend(queries, new, buffers, lengths, stops, scale, sinks)
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def _attend(
     new: KeysValues,
     buffers: KeysValues,
     lengths: mx.array,
-    cursor: mx.array,
+    stops: mx.array,
     scale: float,
     sinks: mx.array | None,
 ) -> mx.array:
@@ -101,7 +101,7 @@ def _attend(
             *new,
             *buffers,
             lengths,
-            cursor,
+            stops,
             _scale(scale),
             _nothing() if sinks is None else sinks.astype(mx.float32),
         ],
@@ -147,7 +147,7 @@ def _kernel(tensor: bool) -> Any:
             "keys",
             "values",
             "lengths",
-            "cursor",
+            "stops",
             "scale",
             "sinks",
         ],

@@ -44,7 +44,7 @@ class CudaLayer(LayerCache):
         check(held.keys, held.values)
         if self.keys is None:
             self._allocate(held.keys, held.values)
-        column = (self.ring.cursor - held.tokens) % self.ring.columns
+        column = (self.ring.cursors[row] - held.tokens) % self.ring.columns
         return [cuda_rows.put(self.buffers, KeysValues(held.keys, held.values), row, column)]
 
     def clear(self, row: int) -> None:
@@ -57,7 +57,7 @@ class CudaLayer(LayerCache):
         """See ``LayerCache.move``."""
         ring = self.ring
         row_moves = [
-            RowMove(row, to, (ring.cursor - tokens) % ring.columns, tokens)
+            RowMove(row, to, (ring.cursors[row] - tokens) % ring.columns, tokens)
             for row, to in moves
             if (tokens := ring.lengths[row])
         ]

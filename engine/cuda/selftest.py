@@ -46,19 +46,20 @@ def _decodes_right(count: int, with_sinks: bool) -> bool:
     keys = mx.random.normal((count, key_heads, columns, dim), mx.bfloat16, key=key + 1)
     values = mx.random.normal((count, key_heads, columns, dim), mx.bfloat16, key=key + 2)
     lengths = 1 + mx.arange(count, dtype=mx.int32) * 37 % columns
-    cursor = mx.array([100], mx.int32)
+    stops = 1 + (99 + mx.arange(count, dtype=mx.int32) * 11) % columns
     sinks = mx.random.normal((heads,), mx.bfloat16, key=key + 3) if with_sinks else None
-    behind = (cursor - 1 - mx.arange(columns)) % columns
-    mask = (behind[None] < lengths[:, None])[:, None, None]
+    behind = (stops[:, None] - 1 - mx.arange(columns)) % columns
+    mask = (behind < lengths[:, None])[:, None, None]
     scale = dim**-0.5
-    buffers, newest = KeysValues(keys, values), slice(99, 100)
-    new = KeysValues(*(mx.contiguous(array[:, :, newest]) for array in buffers))
-    for array in buffers:
-        array[:, :, newest] = 0
+    every, newest = mx.arange(count), stops - 1
+    new = KeysValues(*(array[every, :, newest][:, :, None] for array in (keys, values)))
+    mx.eval(new)
+    keys[every, :, newest] = values[every, :, newest] = mx.array(0, mx.bfloat16)
+    buffers = KeysValues(keys, values)
     mx.eval(new, buffers)
 
     def ours() -> mx.array:
-        result = decode_attention(queries, new, buffers, lengths, cursor, scale, sinks)
+        result = decode_attention(queries, new, buffers, lengths, stops, scale, sinks)
         mx.eval(result)
         return result
 

@@ -109,7 +109,7 @@ class CompiledSteps:
     def _compiled(self, band: BatchCache, tokens: mx.array) -> mx.array:
         kinds = _kinds(band)
         inputs = [
-            (layer.newest, [layer.lengths(limit) for limit in limits])
+            (layer.stops, [layer.lengths(limit) for limit in limits])
             for layer, limits in zip(kinds, self._limits, strict=True)
         ]
         buffers = [layer.state for layer in band.attention]
@@ -134,7 +134,7 @@ class CompiledSteps:
         Args:
             tokens: ``[rows, 1]``.
             offset: ``[rows]``, the rows' positions.
-            kinds: for each kind of layer, the newest column and the lengths for each window.
+            kinds: for each kind of layer, the rows' stops and the lengths for each window.
             buffers: keys and values of each layer.
             own: the slots of the rows' adapters, see ``Routing.traced``; empty without adapters.
 
@@ -145,9 +145,9 @@ class CompiledSteps:
         band = self._band
         shared = {
             id(layer.ring): Shared(
-                lengths=dict(zip(limits, lengths, strict=True)), cursor=cursor, traced=True
+                lengths=dict(zip(limits, lengths, strict=True)), stops=stops, traced=True
             )
-            for layer, limits, (cursor, lengths) in zip(
+            for layer, limits, (stops, lengths) in zip(
                 _kinds(band), self._limits, kinds, strict=True
             )
         }

@@ -136,7 +136,7 @@ def test_masks_are_none_or_causal_where_nothing_is_hidden() -> None:
         layer.update_and_fetch(*tokens_to_kv(np.arange(2).reshape(2, 1)))
     batch.join()
     with batch.step(1):
-        assert layer.make_mask(1).tolist() == [[[[True] * 6]]] * 2 + [[[[False] * 5 + [True]]]]
+        assert layer.make_mask(1).tolist() == [[[[True] * 6]]] * 2 + [[[[True] + [False] * 5]]]
         layer.update_and_fetch(*tokens_to_kv(np.arange(3).reshape(3, 1)))
 
 

@@ -159,17 +159,23 @@ def test_an_isolated_speculation_never_changes_the_batch() -> None:
         assert np.array_equal(old, np.array(new))
 
 
-def test_a_commit_copies_only_rows_that_kept_fewer_tokens() -> None:
-    """No columns move if all rows kept as many; else those of the shorter rows, or their window."""
+def test_a_commit_copies_nothing() -> None:
+    """Each row's cursor moves back over what it rejects; the buffers stay as they are."""
     speculation = open_speculation((LayerKind(), LayerKind(8)))
-    full, window = (part.ring for part in speculation.batch.parts)
-    moves = [ring.settle(5, [1, 1, 4]) for ring in (full, window)]
-    assert [[(m.row, m.tokens) for m in ring] for ring in moves] == [
-        [(0, 6), (1, 9)],
-        [(2, 8)],
-    ]
+    batch = speculation.batch
+    full, window = (part.ring for part in batch.parts)
+    cursors = [list(ring.cursors) for ring in (full, window)]
+    lengths = [list(ring.lengths) for ring in (full, window)]
+    buffers = batch.state
+    mx.eval(buffers)
+    kept = [1, 1, 4]
+    batch.settle(5, kept)
+    assert all(new is old for new, old in zip(batch.state, buffers, strict=True))
+    for ring, old_cursors, old_lengths in zip((full, window), cursors, lengths, strict=True):
+        moved = [(c - 5 + keep) % ring.columns for c, keep in zip(old_cursors, kept, strict=True)]
+        assert ring.cursors == moved
+        assert ring.lengths == [n - 5 + keep for n, keep in zip(old_lengths, kept, strict=True)]
     assert full.lengths == [6, 9, 44]
-    assert [ring.settle(0, [0, 0, 0]) for ring in (full, window)] == [[], []]
 
 
 def test_a_commit_writes_in_place() -> None:

@@ -172,7 +172,9 @@ class RowText(deepseek_v41.TextModel):  # type: ignore[misc]
         window, length = caches[0].window, inputs.shape[1]
         positions = window.offset[:, None] + mx.arange(length)
         behind = mx.arange(min(self.args.sliding_window, window.ring.visible(length).width))
-        columns = window.ring.index(mx.arange(length - 1, -1, -1)[:, None] + behind, length)
+        distances = mx.arange(length - 1, -1, -1)[:, None] + behind
+        distances = mx.broadcast_to(distances, (len(inputs), *distances.shape))
+        columns = window.ring.index(distances, length)
         columns = mx.where(behind <= positions[..., None], columns, -1)
 
         h = self.embed_tokens(inputs)

@@ -72,7 +72,7 @@ class RowAttention(minimax_m3_vl.Attention):  # type: ignore[misc]
         chosen = mx.argpartition(-best, count - 1, axis=-1)[..., :count]
         kept = mx.put_along_axis(mx.zeros(best.shape, mx.bool_), chosen, mx.array(True), axis=-1)
         # From blocks back to columns. The cache's mask hides columns without a token.
-        block_of_column = mx.maximum(last - ring.behind(length)[-1], 0) // size
+        block_of_column = mx.maximum(last - ring.behind(length)[:, -1], 0) // size
         return mx.take_along_axis(kept, block_of_column[:, None, None], axis=-1)
 
 

@@ -48,5 +48,5 @@ def test_the_kernels_lengths_agree_with_the_masks(window: int | None) -> None:
                 assert lengths is not None
                 if isinstance(mask, mx.array):
                     assert mask.sum(axis=(1, 2, 3)).tolist() == lengths.tolist()
-            assert layer.newest.tolist() == [layer.ring.cursor + 1]
+            assert layer.stops.tolist() == [cursor + 1 for cursor in layer.ring.cursors]
             assert layer.seen(mx.ones((3, 1, 1, 1), mx.bool_)) is None, "not a mask of this layer"

@@ -54,15 +54,15 @@ def _decode(
     new: KeysValues,
     held: KeysValues,
     lengths: mx.array,
-    cursor: mx.array,
+    stops: mx.array,
     scale: float,
     sinks: mx.array | None,
 ) -> mx.array:
     rows, columns = len(queries), held.keys.shape[2]
     for buffer, array in zip(held, new, strict=True):
-        _memory(buffer)[:rows, :, cursor.item() - 1] = _memory(array)[:, :, 0]
-    behind = (cursor - 1 - mx.arange(columns)) % columns
-    mask = (behind[None] < lengths[:, None])[:, None, None]
+        _memory(buffer)[np.arange(rows), :, np.array(stops) - 1] = _memory(array)[:, :, 0]
+    behind = (stops[:, None] - 1 - mx.arange(columns)) % columns
+    mask = (behind < lengths[:, None])[:, None, None]
     # Copies: lazy operations must not see what the next step writes.
     keys, values = (mx.array(_memory(buffer)[:rows].copy()) for buffer in held)
     return mx.fast.scaled_dot_product_attention(
@@ -78,7 +78,7 @@ def decode_in_trace(
     new: KeysValues,
     cached: KeysValues,
     lengths: mx.array,
-    cursor: mx.array,
+    stops: mx.array,
     scale: float,
     sinks: mx.array | None,
 ) -> mx.array:
@@ -86,11 +86,11 @@ def decode_in_trace(
     TRACES.append(len(queries))
     rows, columns = len(queries), cached.keys.shape[2]
     column = mx.arange(columns)
-    newest = (column == cursor - 1)[None, None, :, None]
+    newest = (column == stops[:, None] - 1)[:, None, :, None]
     keys, values = (
         mx.where(newest, value, buffer[:rows]) for value, buffer in zip(new, cached, strict=True)
     )
-    mask = (((cursor - 1 - column) % columns)[None] < lengths[:, None])[:, None, None]
+    mask = ((stops[:, None] - 1 - column) % columns < lengths[:, None])[:, None, None]
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
 
 

@@ -1,0 +1,146 @@
+"""Rows that write at their own columns: by slices, by a scatter, and by NumPy."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.engine.kv import tokens_to_kv
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.quantized import Quantization
+from chairlift.cache.snapshot import KVPiece, LayerKind
+
+FULL = LayerKind()
+
+
+def filled(kinds: list[LayerKind], lengths: list[int]) -> BatchCache:
+    """A batch whose rows have these lengths; the tokens of row r are 1000 * r + position."""
+    batch = BatchCache(kinds)
+    for row, length in enumerate(lengths):
+        single = BatchCache(kinds)
+        single.join()
+        with single.step(length):
+            for layer in single.layers:
+                layer.update_and_fetch(*tokens_to_kv(row * 1000 + np.arange(length)[None]))
+        batch.join(single.extract(0))
+        mx.eval(batch.take_moves())
+    return batch
+
+
+def new_tokens(batch: BatchCache, step: int) -> np.ndarray:
+    return np.array([[1000 * r + n + i for i in range(step)] for r, n in enumerate(batch.offsets)])
+
+
+def assert_rows_hold_their_tokens(batch: BatchCache) -> None:
+    for row, offset in enumerate(batch.offsets):
+        snapshot = batch.extract(row)
+        for piece in snapshot.layers:
+            assert isinstance(piece, KVPiece)
+            positions = np.arange(offset - piece.tokens, offset)
+            expected = tokens_to_kv(1000 * row + positions[None])
+            for found, wanted in zip(piece.arrays, expected, strict=True):
+                assert np.array_equal(np.array(found), np.array(wanted))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    window=st.integers(2, 20),
+    steps=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+)
+def test_each_row_goes_on_behind_its_own_tokens(
+    lengths: list[int], window: int, steps: list[int]
+) -> None:
+    batch = filled([FULL, LayerKind(window)], lengths)
+    full = batch.attention[0].ring
+    for step in steps:
+        new = new_tokens(batch, step)
+        with batch.step(step):
+            for layer in batch.layers:
+                layer.update_and_fetch(*tokens_to_kv(new))
+            # With full attention nothing but the rows' own columns is read.
+            assert tuple(full.visible(step)) == (0, max(batch.offsets) + step)
+        batch.check_integrity()
+        assert_rows_hold_their_tokens(batch)
+
+
+def test_layers_without_values_are_written() -> None:
+    """Some models cache keys only: values of no dimension."""
+    batch = filled([FULL], [3, 5])
+    batch.attention[0].reset()
+    for _ in range(2):
+        with batch.step(1):
+            keys, values = batch.layers[0].update_and_fetch(
+                mx.ones((2, 1, 1, 4)), mx.zeros((2, 1, 1, 0))
+            )
+            mx.eval(keys, values)
+    assert keys[0, 0, 3:5].sum().item() == keys[1, 0, 5:7].sum().item() == 8
+    assert values.shape == (2, 1, 7, 0)
+
+
+def host_step(batch: BatchCache) -> tuple[mx.array, mx.array]:
+    keys, values = (np.array(array) for array in tokens_to_kv(new_tokens(batch, 1)))
+    with batch.step(1):
+        written = batch.attention[0].write_on_host(keys, values)
+        assert written is not None
+    return written
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    steps=st.integers(1, 30),
+)
+def test_numpy_writes_what_mlx_writes(lengths: list[int], steps: int) -> None:
+    ours, theirs = (filled([FULL], lengths) for _ in range(2))
+    for _ in range(steps):
+        new = tokens_to_kv(new_tokens(theirs, 1))
+        written = host_step(ours)
+        with theirs.step(1):
+            expected = theirs.layers[0].update_and_fetch(*new)
+        for one, other in zip(written, expected, strict=True):
+            for row, tokens in enumerate(ours.offsets):
+                assert mx.array_equal(one[row, :, :tokens], other[row, :, :tokens]).item()
+    assert_rows_hold_their_tokens(ours)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    leaving=st.integers(0, 4),
+    joining=st.integers(0, 9),
+    steps=st.integers(1, 9),
+)
+def test_numpy_writes_nothing_that_is_still_to_be_read(
+    lengths: list[int], leaving: int, joining: int, steps: int
+) -> None:
+    """A row's state that is taken but not evaluated stays, when another row gets its number."""
+    batch = filled([FULL], lengths)
+    host_step(batch)
+    taken = batch.extract(leaving % len(batch))
+    batch.leave([leaving % len(batch)])
+    mx.eval(batch.take_moves())
+    batch.join(filled([FULL], [joining]).extract(0) if joining else None)
+    for _ in range(steps):
+        host_step(batch)
+    (piece,) = taken.layers
+    assert isinstance(piece, KVPiece)
+    wanted = tokens_to_kv(1000 * (leaving % len(lengths)) + np.arange(taken.stop)[None])
+    for found, expected in zip(piece.arrays, wanted, strict=True):
+        assert mx.array_equal(found, expected).item()
+
+
+@pytest.mark.parametrize("case", ["window", "empty", "quantized"])
+def test_numpy_leaves_other_layers_to_mlx(case: str) -> None:
+    kind = LayerKind(4) if case == "window" else FULL
+    quantization = Quantization(8, 32) if case == "quantized" else None
+    batch = BatchCache([kind], quantization)
+    batch.join()
+    keys, values = (np.ones((1, 2, 1, 32), np.float32) for _ in range(2))
+    if case != "empty":
+        with batch.step(1):
+            batch.layers[0].update_and_fetch(mx.array(keys), mx.array(values))
+    with batch.step(1):
+        assert batch.attention[0].write_on_host(keys, values) is None
+        batch.layers[0].update_and_fetch(mx.array(keys), mx.array(values))
+    assert batch.offsets == [1 if case == "empty" else 2]
