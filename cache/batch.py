@@ -153,15 +153,13 @@ class BatchCache:
         self.offsets[row] = state.stop
         self._surplus[row] = 0
         for ring in self._rings.values():
-            ring.cursors[row] = ring.lengths[row] = 0
+            ring.place(row, 0)
         for layer, piece in zip(self._parts, state.layers, strict=True):
             if not isinstance(layer, LayerCache):
                 layer.put(row, _state(piece))
             elif isinstance(piece, KVPiece):
-                ring = layer.ring
-                newest = piece.newest(ring.columns)
-                ring.cursors[row] = newest.tokens % ring.columns
-                ring.lengths[row] = newest.tokens
+                newest = piece.newest(layer.ring.columns)
+                layer.ring.place(row, newest.tokens)
                 self._moves += layer.put(row, newest)
 
     def rewind(self, row: int, offset: int) -> bool:
@@ -320,8 +318,8 @@ class BatchCache:
                     mx.eval(layer.state)
                     mx.synchronize()
             ring.rows, ring.columns = size
-            ring.cursors = [length % size.columns if size.columns else 0 for length in lengths]
-            ring.lengths = lengths
+            for row, length in enumerate(lengths):
+                ring.place(row, length)
 
     def reset(self) -> None:
         """Removes all rows and frees the memory."""

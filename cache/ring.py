@@ -174,6 +174,11 @@ class Ring:
         self.cursors[row] = (self.cursors[row] - columns) % self.columns if left > 0 else 0
         self.lengths[row] = max(0, left)
 
+    def place(self, row: int, tokens: int) -> None:
+        """Sets a row whose ``tokens`` are in the first columns."""
+        self.cursors[row] = tokens % self.columns if tokens else 0
+        self.lengths[row] = tokens
+
     def arrange(self, order: Sequence[int]) -> None:
         """Keeps the rows ``order``, in this order."""
         self.cursors = [self.cursors[row] for row in order]

@@ -115,7 +115,7 @@ def step(tokens):
 # Sets the cache as if 7680 tokens had been fed, so that only the last chunk is computed.
 step(1)
 for layer in cache.attention:
-    layer.ring.lengths, layer.ring.cursor = [{context} - 512], {context} - 512
+    layer.ring.lengths, layer.ring.cursors = [{context} - 512], [{context} - 512]
 cache.offsets = [{context} - 512]
 before = rss()
 mx.reset_peak_memory()
