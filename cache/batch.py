@@ -308,18 +308,14 @@ class BatchCache:
         # Shrink before growing, to bound the memory in use; see KVGeometry.moved.
         rings.sort(key=lambda pair: math.prod(pair[1]) - pair[0].rows * pair[0].columns)
         for ring, size in rings:
-            lengths = [min(length, size.columns) for length in ring.lengths]
-            rows = zip(ring.cursors, lengths, strict=True)
-            kept = [ring.spans(cursor, length) for cursor, length in rows]
+            kept = ring.kept(size.columns)
             mx.async_eval(self._moves)  # they may include pending writes to the old buffers
             for layer in self._attention:
                 if layer.ring is ring and layer.resize(size, kept):
                     # One layer at a time, or all old and new buffers would be allocated at once.
                     mx.eval(layer.state)
                     mx.synchronize()
-            ring.rows, ring.columns = size
-            for row, length in enumerate(lengths):
-                ring.place(row, length)
+            ring.resize(*size)
 
     def reset(self) -> None:
         """Removes all rows and frees the memory."""

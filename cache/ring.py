@@ -179,6 +179,24 @@ class Ring:
         self.cursors[row] = tokens % self.columns if tokens else 0
         self.lengths[row] = tokens
 
+    def kept(self, columns: int) -> list[list[Span]]:
+        """The columns of each row that buffers of ``columns`` keep, in their new order.
+
+        Windows that keep their size stay as they are: moving each wrapped row would take long.
+        """
+        if columns == self.columns and self.window is not None:
+            return [[Span(0, columns)] for _ in self.lengths]
+        rows = zip(self.cursors, self.lengths, strict=True)
+        return [self.spans(cursor, min(length, columns)) for cursor, length in rows]
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Sets the allocated size; the rows' tokens are where ``kept`` puts them."""
+        unchanged = columns == self.columns
+        self.rows, self.columns = rows, columns
+        if not unchanged:
+            for row, length in enumerate(self.lengths):
+                self.place(row, min(length, columns))
+
     def arrange(self, order: Sequence[int]) -> None:
         """Keeps the rows ``order``, in this order."""
         self.cursors = [self.cursors[row] for row in order]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.engine.kv import tokens_to_kv
 
 from chairlift.cache.batch import BatchCache
+from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind
 
@@ -64,6 +65,30 @@ def test_each_row_goes_on_behind_its_own_tokens(
             assert tuple(full.visible(step)) == (0, max(batch.offsets) + step)
         batch.check_integrity()
         assert_rows_hold_their_tokens(batch)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    window=st.integers(2, 12),
+    sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=6),
+    step=st.integers(1, 4),
+)
+def test_buffers_of_every_size_keep_the_rows(
+    lengths: list[int], window: int, sizes: list[tuple[int, int]], step: int
+) -> None:
+    """Also those of wrapped windows; a row more or less copies no window row by row."""
+    batch = filled([FULL, LayerKind(window)], lengths)
+    for rows, columns in sizes:
+        batch.resize(Capacity(len(batch) + rows, batch.tokens + columns), step)
+        batch.check_integrity()
+        assert_rows_hold_their_tokens(batch)
+        new = new_tokens(batch, step)
+        with batch.step(step):
+            for layer in batch.layers:
+                layer.update_and_fetch(*tokens_to_kv(new))
+        assert_rows_hold_their_tokens(batch)
+    ring = batch.attention[1].ring
+    assert ring.kept(ring.columns) == [[(0, ring.columns)]] * len(batch)
 
 
 def test_layers_without_values_are_written() -> None:
