@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from chairlift.engine.cpu.blas import load_fast_blas
+from chairlift.engine.device.transformers_cache import cache_transformers_scan
 
 # With MLX's own BLAS on Linux the suite would take an hour. Test files run side by side, and so do
 # their servers: threads that wait for each other's cores took twice the time of one thread.
 for _library in ("OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 load_fast_blas()
+cache_transformers_scan()
 
 # A busy machine may stop any process for longer than Hypothesis's limit of 200 ms. Each run tries
 # the same cases, so that a failure is due to the change; HYPOTHESIS_PROFILE=random tries new ones.
