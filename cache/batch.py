@@ -183,8 +183,10 @@ class BatchCache:
         removed = self.offsets[row] + self._surplus[row] - offset
         for ring in self._rings.values():
             ring.rewind(row, removed)
-        for layer in self._states:
-            layer.put(row, None)
+        for layer in self._attention:
+            layer.rewind()
+        for state in self._states:
+            state.put(row, None)
         self.offsets[row] = offset
         self._surplus[row] = 0
         return True
@@ -276,6 +278,8 @@ class BatchCache:
         """
         for ring in self._rings.values():
             ring.settle(written, kept)
+        for layer in self._attention:
+            layer.rewind()
         rows = zip(self.offsets, self._surplus, kept, strict=True)
         self.offsets = [offset + padding - written + keep for offset, padding, keep in rows]
         self._surplus = [0] * len(self)

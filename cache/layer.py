@@ -57,6 +57,8 @@ class LayerCache:
         self.offset: mx.array = mx.zeros((0,), mx.int32)
         self.shared = Shared()
         self._fetched: tuple[mx.array, mx.array] | None = None
+        # Whether snapshots may share columns that rows write next; see ``write_on_host``.
+        self._rewound = False
         self.grouped_masks = False
 
     @property
@@ -159,18 +161,18 @@ class LayerCache:
         """As ``update_and_fetch`` for one new token a row, but NumPy writes it, at once.
 
         This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
-        attention writes only behind its tokens, where nothing that was read from the buffers
-        before and is not yet evaluated can look.
+        attention writes only behind its tokens, where no snapshot that shares the buffers looks,
+        unless the row was rewound: then MLX writes, which copies shared buffers.
 
         Args:
             keys, values: ``[rows, heads, 1, dim]``.
 
         Returns:
             As ``update_and_fetch``; None if nothing was written: the layer has a window, no buffers
-            yet or buffers of another type.
+            yet, buffers of another type, or was rewound.
         """
         ring = self.ring
-        if ring.window is not None or self.keys is None or self.values is None:
+        if ring.window is not None or self._rewound or self.keys is None or self.values is None:
             return None
         mx.eval(self.keys, self.values)
         buffers = [np.array(buffer, copy=False) for buffer in (self.keys, self.values)]
@@ -231,6 +233,10 @@ class LayerCache:
             if lengths[row] and self.keys is not None:
                 self._write(slice(to, to + 1), cursors[row], copy.keys, copy.values)
         return [array for copy in copies for array in copy.arrays]
+
+    def rewind(self) -> None:
+        """Notes that rows will write columns that they have written before."""
+        self._rewound = True
 
     def clear(self, row: int) -> None:
         """Overwrites all columns of a row with zeros."""
@@ -295,6 +301,7 @@ class LayerCache:
         for buffer, new in ((self.keys, keys), (self.values, values)):
             if new.size:  # NOTE: MLX 0.32.4 divides by zero in a scatter of nothing
                 buffer[rows, :, columns] = new.swapaxes(1, 2)
+        self._rewound = False
 
     def _write(self, rows: slice, stop: int, keys: mx.array, values: mx.array) -> None:
         """Writes tokens into the columns before ``stop``, the same in all ``rows``."""
@@ -306,6 +313,7 @@ class LayerCache:
             self.keys[rows, :, columns] = keys[:, :, part]
             self.values[rows, :, columns] = values[:, :, part]
             taken += span.width
+        self._rewound = False
 
 
 def gather(buffer: mx.array, spans: Sequence[Span]) -> mx.array:

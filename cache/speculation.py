@@ -67,7 +67,7 @@ class Speculation:
             if not isinstance(layer, LayerCache | StateLayer):
                 raise SpeculationError(f"{type(layer).__name__} cannot take tokens back")
         _check_open_ended(batch)
-        self.batch = copy.deepcopy(batch) if isolated else batch
+        self.batch = _copied(batch) if isolated else batch
         self._states = [part for part in self.batch.parts if isinstance(part, StateLayer)]
         # Checkpoints by tokens of the transaction written so far; empty outside a transaction.
         self._checkpoints: dict[int, list[Slots]] = {}
@@ -190,6 +190,16 @@ class Speculation:
             raise SpeculationError("nothing was written since the last commit")
         if self.batch.offsets != self._offsets:
             raise SpeculationError("the batch has gone on without the transaction")
+
+
+def _copied(batch: BatchCache) -> BatchCache:
+    """A copy with buffers of its own."""
+    copied = copy.deepcopy(batch)
+    # A deep copy of an MLX array shares its memory, into which ``LayerCache.write_on_host`` writes.
+    for layer in copied.attention:
+        if layer.state:
+            layer.keys, layer.values = (mx.array(buffer) for buffer in layer.state)
+    return copied
 
 
 def _check_open_ended(batch: BatchCache) -> None:

@@ -13,6 +13,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece, LayerKind
+from chairlift.cache.speculation import Speculation
 
 FULL = LayerKind()
 
@@ -153,6 +154,50 @@ def test_numpy_writes_nothing_that_is_still_to_be_read(
     wanted = tokens_to_kv(1000 * (leaving % len(lengths)) + np.arange(taken.stop)[None])
     for found, expected in zip(piece.arrays, wanted, strict=True):
         assert mx.array_equal(found, expected).item()
+
+
+def test_numpy_writes_into_an_isolated_copy_only() -> None:
+    batch = filled([FULL], [3, 7])
+    host_step(batch)
+    copied = Speculation(batch, isolated=True).batch
+    host_step(batch)
+    keys = np.zeros((2, 2, 1, 3), np.float32)
+    with copied.step(1):
+        assert copied.attention[0].write_on_host(keys, np.zeros((2, 2, 1, 5), np.float32))
+    assert_rows_hold_their_tokens(batch)
+
+
+@given(
+    lengths=st.lists(st.integers(2, 20), min_size=1, max_size=3),
+    back=st.integers(1, 6),
+    steps=st.integers(1, 8),
+    settle=st.booleans(),
+)
+def test_snapshots_that_share_memory_outlive_a_rewind(
+    lengths: list[int], back: int, steps: int, settle: bool
+) -> None:
+    batch = filled([FULL], lengths)
+    host_step(batch)
+    taken = [batch.extract(row) for row in range(len(batch))]
+    mx.eval([snapshot.layers[0].arrays for snapshot in taken])  # type: ignore[union-attr]
+    if settle:
+        batch.settle(1, [0] * len(batch))
+    else:
+        assert batch.rewind(0, max(0, batch.offsets[0] - back))
+    for _ in range(steps):
+        keys = np.full((len(batch), 2, 1, 3), -7, np.float32)
+        values = np.full((len(batch), 2, 1, 5), -7, np.float32)
+        layer = batch.attention[0]
+        with batch.step(1):
+            if layer.write_on_host(keys, values) is None:
+                layer.update_and_fetch(mx.array(keys), mx.array(values))
+    for row, snapshot in enumerate(taken):
+        (piece,) = snapshot.layers
+        assert isinstance(piece, KVPiece)
+        wanted = tokens_to_kv(1000 * row + np.arange(snapshot.stop)[None])
+        for found, expected in zip(piece.arrays, wanted, strict=True):
+            assert mx.array_equal(found, expected).item()
+    assert layer.write_on_host(keys, values) is not None, "one write by MLX is enough"
 
 
 @pytest.mark.parametrize("case", ["window", "empty", "quantized"])
