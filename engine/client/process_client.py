@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 # The time limit of a step is checked in this many parts. Only parts during which this process was
 # awake count: when it wakes up, messages from the engine may still be unread.
 TICKS = 20
+# A process that could not start sends the reason and ends with code 0. On a busy machine its end
+# may be noticed first.
+EXPLANATION_SECONDS = 5.0
 
 RestartReason = Literal["crash", "hang", "start"]
 
@@ -212,6 +215,8 @@ class ProcessClient(BaseEngineClient):
             if hangs:
                 engine.kill()
             code = await ended
+            if code == 0:
+                await self._await_explanation()
             cause = f"signal {-code}" if code < 0 else f"exit code {code}"
             cause = f"hung: {watch.result()}" if hangs else f"ended with {cause}"
             description = f"the engine process {cause}"
@@ -226,6 +231,14 @@ class ProcessClient(BaseEngineClient):
             self._engine = None
             engine.kill()
             engine.close()
+
+    async def _await_explanation(self) -> None:
+        """Waits for the message of a process that could not start: it may still be on its way."""
+        deadline = time.monotonic() + EXPLANATION_SECONDS
+        while not (self._ready.is_set() or self._stopping.is_set() or self._start_error):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.02)
 
     async def _watch(self, began: float) -> str:
         """Waits until the engine hangs; returns a description."""
