@@ -27,6 +27,7 @@ class Shared:
         lengths: results of ``LayerCache.lengths`` by their limit.
         stops: the result of ``LayerCache.stops``.
         places: rows ``[rows, 1]`` and columns ``[rows, new]`` of the step's new tokens.
+        visible: the columns that attention reads; see ``Ring.visible``.
         traced: whether the step is being compiled, so that its arrays cannot be evaluated.
     """
 
@@ -34,6 +35,7 @@ class Shared:
     lengths: dict[int | None, mx.array] = field(default_factory=dict)
     stops: mx.array | None = None
     places: tuple[mx.array, mx.array] | None = None
+    visible: slice | None = None
     traced: bool = False
 
 
@@ -187,7 +189,7 @@ class LayerCache:
         """The columns for attention to read, once a step's new tokens are written."""
         assert self.keys is not None
         assert self.values is not None
-        seen = slice(*self.ring.visible(step))
+        seen = self.shared.visible = self.shared.visible or slice(*self.ring.visible(step))
         self._fetched = self.keys[:rows, :, seen], self.values[:rows, :, seen]
         return self._fetched
 
