@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.lora.adapters import Adapters
-from chairlift.engine.model.forward import Chunk
+from chairlift.engine.model.forward import Cache, Chunk
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
@@ -30,7 +29,7 @@ class PrefillBatch:
 
     def __init__(
         self,
-        make_cache: Callable[[], BatchCache],
+        make_cache: Callable[[], Cache],
         prefixes: PrefixCache,
         swap: Swap[Sequence],
         limits: Limits,
@@ -41,7 +40,7 @@ class PrefillBatch:
         self._adapters = adapters
         self._prefixes = prefixes
         self._swap = swap
-        self._caches: dict[Sequence, BatchCache] = {}
+        self._caches: dict[Sequence, Cache] = {}
 
     @property
     def nbytes(self) -> int:
@@ -84,10 +83,10 @@ class PrefillBatch:
                 self._prefixes.keep(sequence, self._caches[sequence], 0)
         for sequence in set(plan.ends.values()):
             del self._caches[sequence]
-        ended = {s: self._caches.pop(s).extract(0) for s in set(plan.joins.values())}
+        ended = {s: self._caches.pop(s).hand_over(0) for s in set(plan.joins.values())}
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
-    def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
+    def _begin(self, sequence: Sequence, cached: int) -> Cache:
         """Makes a cache as large as the prompt needs, filled with its swapped or cached tokens."""
         cache = self._make_cache()
         size = self._limits.prompt_size(sequence.num_tokens, cached)

@@ -85,10 +85,10 @@ class MeasuredModel(NamedTuple):
         limits = build_limits(config, current(), geometry, vocabulary, kv_bytes, prefix_bytes=0)
         if not paced:
             limits = replace(limits, step_seconds=math.inf)
-        eager, layers = self.acceleration
+        eager, kernels = self.acceleration
         prepared = prepare_model(
             *(self.model, vocabulary, limits.chunk_multiple, eager),
-            layers=layers,
+            kernels=kernels,
             ranks=ranks,
             adapter_limits=AdapterLimits(max_loras=len(adapters)),
         )
