@@ -57,9 +57,7 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
     )
 
 
-def make_pages(
-    model: Any, kernels: PageKernels, pages: Mapping[int | None, int]
-) -> PagedMemory:
+def make_pages(model: Any, kernels: PageKernels, pages: Mapping[int | None, int]) -> PagedMemory:
     """The memory of the paged caches that ``model`` needs, with ``pages`` by window.
 
     Raises:

@@ -9,9 +9,8 @@ import numpy as np
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.piece import PagedPiece, Run
-from chairlift.cache.pages.pool import pages_for
 from chairlift.cache.pages.rows import PageRows
 from chairlift.cache.snapshot import AttentionPiece, LayerKind, Snapshot, resumable
 
@@ -49,7 +48,7 @@ class PagedBatch:
     @property
     def total_columns(self) -> int:
         """The number of tokens that the rows' pages have room for."""
-        return PAGE_TOKENS * sum(map(pages_for, self.offsets))
+        return PAGE_TOKENS * sum(map(page_count, self.offsets))
 
     @property
     def state(self) -> list[mx.array]:
@@ -105,7 +104,7 @@ class PagedBatch:
         oldest = state.stop - tokens
         rows.begin(row, oldest)
         rows.grow(row, state.stop)
-        pages = rows.last(row, pages_for(state.stop) - oldest // PAGE_TOKENS)
+        pages = rows.last(row, page_count(state.stop) - oldest // PAGE_TOKENS)
         for i, piece in zip(layers, pieces, strict=True):
             if isinstance(piece, AttentionPiece) and tokens:
                 newest = piece.newest(tokens).loaded()

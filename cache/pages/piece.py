@@ -8,8 +8,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from chairlift.cache.pages.buffers import LayerPages
-from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.cache.pages.pool import Page, page_of, pages_for
+from chairlift.cache.pages.page import PAGE_TOKENS, page_count
+from chairlift.cache.pages.pool import Page, page_of
 from chairlift.cache.snapshot import AttentionPiece, KVPiece
 
 
@@ -31,7 +31,7 @@ class Run(NamedTuple):
         if start == stop:
             return Run((), start, start, start)
         first = page_of(self.start)
-        pages = self.pages[page_of(start) - first : pages_for(stop) - first]
+        pages = self.pages[page_of(start) - first : page_count(stop) - first]
         return Run(pages, max(self.oldest, PAGE_TOKENS * page_of(start)), start, stop)
 
     def followed_by(self, later: Run) -> Run | None:

@@ -82,8 +82,3 @@ class PagePool:
 def page_of(position: int) -> int:
     """The index, in a sequence's list, of the page with a position."""
     return position // PAGE_TOKENS
-
-
-def pages_for(tokens: int) -> int:
-    """The number of pages of the first ``tokens`` positions."""
-    return -(-tokens // PAGE_TOKENS)

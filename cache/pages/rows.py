@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chairlift.cache.capacity import rounded_up
-from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.piece import Run
-from chairlift.cache.pages.pool import Page, PagePool, page_of, pages_for
+from chairlift.cache.pages.pool import Page, PagePool, page_of
 from chairlift.cache.pages.step import Table
 
 # Tables have a multiple of this many entries a row, so that steps have few different shapes.
@@ -69,7 +69,7 @@ class PageRows:
             OutOfPages: there are too few.
         """
         pages = self._rows[row]
-        for index in range(pages.first + len(pages.pages), pages_for(stop)):
+        for index in range(pages.first + len(pages.pages), page_count(stop)):
             page = self.pool.take()
             pages.pages.append(page)
             self._widen(index + 1)
@@ -129,10 +129,10 @@ class PageRows:
     def release(self, row: int, stop: int) -> None:
         """Lets another sequence continue in the last page of a row that ends at ``stop``."""
         pages = self._rows[row]
-        for page in pages.pages[pages_for(stop) - pages.first :]:
+        for page in pages.pages[page_count(stop) - pages.first :]:
             page.end = 0
-        if stop % PAGE_TOKENS and len(pages.pages) >= pages_for(stop) - pages.first > 0:
-            last = pages.pages[pages_for(stop) - pages.first - 1]
+        if stop % PAGE_TOKENS and len(pages.pages) >= page_count(stop) - pages.first > 0:
+            last = pages.pages[page_count(stop) - pages.first - 1]
             last.end = stop % PAGE_TOKENS
 
     def arrange(self, order: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ class PageRows:
             assert self._table[row, pages.first : stop].tolist() == numbers, row
             assert not self._table[row, : pages.first].any(), row
             assert not self._table[row, stop:].any(), row
-            assert stop == pages_for(offset), (row, stop, offset)
+            assert stop == page_count(offset), (row, stop, offset)
             assert page_of(pages.oldest) == pages.first or not numbers, (row, pages)
             assert pages.oldest <= self.pool.oldest_seen(offset), (row, pages, offset)
             if offset % PAGE_TOKENS and numbers:

@@ -87,9 +87,7 @@ class EngineCore:
         )
         cached = self.prefixes.cached if prefix_bytes else None
         self.scheduler = Scheduler(limits, cached, self._is_awaited, self.swap.covers)
-        self.prefill = PrefillBatch(
-            *(make_cache, self.prefixes, self.swap, limits, model.adapters)
-        )
+        self.prefill = PrefillBatch(*(make_cache, self.prefixes, self.swap, limits, model.adapters))
         self.prompt_outputs = PromptOutputs()
         self.batch = DecodeBatch(
             [make_cache() for _ in range(limits.bands)],
