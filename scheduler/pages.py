@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.cache.capacity import KVGeometry
-from chairlift.cache.pages.budget import PageBudget, page_bytes, page_count
+from chairlift.cache.pages.budget import PageBudget, page_bytes
+from chairlift.cache.pages.page import page_count
 from chairlift.cache.pages.page import PAGE_TOKENS
 
 
