@@ -1,0 +1,152 @@
+"""Attention of single query tokens to their sequences' pages: decode rows, and any prompt token.
+
+A thread block computes one token, the query heads of one key head (a group), and one part of the
+visible columns. Each warp of the block goes over different columns with a running maximum and sum;
+the warps' results are merged at the end. If there are few tokens, the columns of each are split
+among several blocks, and a second kernel merges their results.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.engine.cuda.paged import token_source as source
+from chairlift.engine.cuda.paged.arrays import KeysValues, TokenStep, scale_array, sinks_array
+from chairlift.engine.cuda.paged.ptx import HEADER
+
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+# Head dimensions for which tensor cores are used, if keys are float16 or bfloat16.
+TENSOR_DIMS = (64, 128, 192, 256)
+WARPS = 4
+# Query heads that a block computes at once; a thread has no registers for more.
+MAX_HEADS = 8
+# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
+TARGET_BLOCKS = 512
+# A token's columns are split only as far as each block gets this many of the widest table.
+MIN_COLUMNS = 64
+
+
+def token_attention(
+    queries: mx.array,
+    new: KeysValues,
+    pool: KeysValues,
+    step: TokenStep,
+    scale: float,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attention of each query token to the columns that it sees; writes the new tokens to the pool.
+
+    Args:
+        queries: ``[tokens, heads, 1, dim]``.
+        new: ``[tokens, key heads, 1, dim]``.
+        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous.
+        step: the tokens' columns.
+        scale: factor of the scores.
+        sinks: ``[heads]``, or None.
+
+    Returns:
+        ``[tokens, heads, 1, dim]`` of the queries' type.
+    """
+    group = queries.shape[1] // pool.keys.shape[1]
+    _compile(queries.dtype, queries.shape[3], group, sinks is not None)
+    return _attend(queries, new, pool, step, scale, sinks)
+
+
+@functools.cache
+def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
+    """Compiles the kernels for few tokens and for many at the first call; takes seconds each."""
+    queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
+    sinks = mx.zeros((group,)) if with_sinks else None
+    one, zero = (mx.array([number], mx.int32) for number in (1, 0))
+    for width in (1, 2):
+        # Each call has a pool of its own: the kernel writes to it.
+        pool = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
+        step = TokenStep(mx.zeros((1, width), mx.int32), zero, zero, one, one)
+        mx.eval(_attend(queries, KeysValues(new, new), KeysValues(*pool), step, 1.0, sinks))
+
+
+def _attend(
+    queries: mx.array,
+    new: KeysValues,
+    pool: KeysValues,
+    step: TokenStep,
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Launches the kernels; the fewer tokens there are, the more blocks share a token's columns."""
+    tokens, heads, _, dim = queries.shape
+    group = heads // pool.keys.shape[1]
+    heads_per_block = next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
+    blocks = heads // heads_per_block
+    columns = step.tables.shape[1] * PAGE_TOKENS
+    splits = min(-(-TARGET_BLOCKS // (tokens * blocks)), columns // MIN_COLUMNS)
+    partial = splits > 1
+    tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
+    out: mx.array
+    out, weights = _kernel(tensor)(
+        inputs=[queries, *new, *pool, *step, scale_array(scale), sinks_array(sinks)],
+        template=[
+            ("T", queries.dtype),
+            ("DIM", dim),
+            ("HEADS", heads_per_block),
+            ("WARPS", WARPS),
+            ("PAGE", PAGE_TOKENS),
+            ("PARTIAL", partial),
+            ("SINKS", sinks is not None),
+            *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
+        ],
+        grid=(splits * WARPS * 32, blocks, tokens),
+        threadgroup=(WARPS * 32, 1, 1),
+        output_shapes=[
+            (tokens, heads, splits, dim) if partial else (tokens, heads, 1, dim),
+            (tokens, heads, splits, 2) if partial else (1,),
+        ],
+        output_dtypes=[mx.float32 if partial else queries.dtype, mx.float32],
+    )
+    if not partial:
+        return out
+    merged: mx.array
+    (merged,) = _merge()(
+        inputs=[out, weights],
+        template=[("DIM", dim), ("T", queries.dtype)],
+        grid=(tokens * heads * dim, 1, 1),
+        threadgroup=(dim, 1, 1),
+        output_shapes=[(tokens, heads, 1, dim)],
+        output_dtypes=[queries.dtype],
+    )
+    return merged
+
+
+@functools.cache
+def _kernel(tensor: bool) -> Any:
+    return mx.fast.cuda_kernel(
+        name="chairlift_token_tensor" if tensor else "chairlift_token",
+        input_names=[
+            "queries",
+            "new_keys",
+            "new_values",
+            "keys",
+            "values",
+            *TokenStep._fields,
+            "scale",
+            "sinks",
+        ],
+        output_names=["out", "weights"],
+        header=HEADER,
+        source=source.BEGIN + (source.TENSOR if tensor else source.PLAIN) + source.END,
+    )
+
+
+@functools.cache
+def _merge() -> Any:
+    return mx.fast.cuda_kernel(
+        name="chairlift_token_merge",
+        input_names=["parts", "weights"],
+        output_names=["out"],
+        source=source.MERGE,
+    )

@@ -1,0 +1,303 @@
+"""CUDA source of ``token_attention``, in fragments.
+
+The first kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``, with ``ptx.HEADER``
+before it; ``MERGE`` is the second kernel. MLX generates their signatures from the names of inputs,
+outputs and template arguments.
+"""
+
+from __future__ import annotations
+
+# Grid: (split, key head and part of its group, token). A split begins at a multiple of UNIT columns
+# of the sequence. Scores are exponents of two: log2(e) is part of ``scale``.
+BEGIN = """
+  constexpr float LEAST = -1e30f, NEVER = -3e38f;
+  constexpr int UNIT = 16;
+  const int key_heads = keys_shape[1];
+  const int splits = gridDim.x, split = blockIdx.x, token = blockIdx.z;
+  const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
+  const int head = blockIdx.y * HEADS;  // the first of the part
+  const int heads = gridDim.y * HEADS;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int* table = tables + (long)owners[token] * tables_shape[1];
+  const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
+  const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
+  const int first = max(start, (unit + (int)((long)units * split / splits)) * UNIT);
+  const int last = min(stop, (unit + (int)((long)units * (split + 1) / splits)) * UNIT);
+  const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
+  const long fresh = token * each + key_head * DIM;
+  // Of a column of the pool, the first number.
+  const auto pooled = [&](int page, int column) {
+    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * DIM;
+  };
+  if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
+    const int at = threadIdx.x * 8;
+    // Nobody reads this column of the pool in this step.
+    const long where = pooled(table[(stop - 1) / PAGE], stop - 1) + at;
+    *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
+        *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
+    *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
+        *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
+  }
+  __shared__ float all_mixed[WARPS][HEADS][DIM];
+  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
+"""
+
+# Scores and sums without tensor cores: any type, any head dimension.
+PLAIN = """
+  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
+  constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
+  constexpr int DEEP = 4;             // and one behind the other
+  constexpr int STRIDE = WARPS * SIDE;
+  const int side = lane / LANES, at = (lane % LANES) * 8;
+  const bool busy = at < DIM;
+  float query[HEADS][8], mixed[HEADS][8], high[HEADS], sum[HEADS];
+  #pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+    const T* from = queries + ((long)token * heads + head + h) * DIM + (busy ? at : 0);
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      query[h][i] = busy ? static_cast<float>(from[i]) * scale[0] : 0.f;
+      mixed[h][i] = 0.f;
+    }
+    high[h] = LEAST;
+    sum[h] = 0.f;
+    if (SINKS && split == 0 && warp == 0 && side == 0) {
+      high[h] = sinks[head + h] * 1.4426950408889634f;
+      sum[h] = 1.f;
+    }
+  }
+  for (int base = first; base < last; base += STRIDE * DEEP) {
+    float score[DEEP][HEADS];
+    Eight<T> key[DEEP], value[DEEP];
+    #pragma unroll
+    for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
+      const int column = min(base + d * STRIDE + warp * SIDE + side, last - 1);
+      const bool old = column < begin;
+      const long where = (busy ? at : 0) +
+          (old ? pooled(table[column / PAGE], column) : fresh - (stop - 1 - column) * each);
+      key[d] = *reinterpret_cast<const Eight<T>*>((old ? keys : new_keys) + where);
+      value[d] = *reinterpret_cast<const Eight<T>*>((old ? values : new_values) + where);
+    }
+    #pragma unroll
+    for (int d = 0; d < DEEP; ++d) {
+      #pragma unroll
+      for (int h = 0; h < HEADS; ++h) score[d][h] = 0.f;
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float number = static_cast<float>(key[d].v[i]);
+        #pragma unroll
+        for (int h = 0; h < HEADS; ++h) score[d][h] += query[h][i] * number;
+      }
+    }
+    #pragma unroll
+    for (int d = 0; d < DEEP; ++d) {
+      const bool real = base + d * STRIDE + warp * SIDE + side < last;
+      #pragma unroll
+      for (int h = 0; h < HEADS; ++h) {
+        #pragma unroll
+        for (int other = LANES / 2; other > 0; other /= 2)
+          score[d][h] += __shfl_xor_sync(0xffffffffu, score[d][h], other);
+        if (!real) score[d][h] = NEVER;
+      }
+    }
+    #pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      float higher = high[h];
+      #pragma unroll
+      for (int d = 0; d < DEEP; ++d) higher = fmaxf(higher, score[d][h]);
+      const float faded = exp2f(high[h] - higher);
+      high[h] = higher;
+      sum[h] *= faded;
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) mixed[h][i] *= faded;
+      #pragma unroll
+      for (int d = 0; d < DEEP; ++d) {
+        const float weight = exp2f(score[d][h] - higher);
+        sum[h] += weight;
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) mixed[h][i] += weight * static_cast<float>(value[d].v[i]);
+      }
+    }
+  }
+  #pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+    #pragma unroll
+    for (int other = LANES; other < 32; other *= 2) {
+      const float theirs = __shfl_xor_sync(0xffffffffu, high[h], other);
+      const float higher = fmaxf(high[h], theirs);
+      const float mine = exp2f(high[h] - higher), their = exp2f(theirs - higher);
+      sum[h] = sum[h] * mine + __shfl_xor_sync(0xffffffffu, sum[h], other) * their;
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float part = __shfl_xor_sync(0xffffffffu, mixed[h][i], other);
+        mixed[h][i] = mixed[h][i] * mine + part * their;
+      }
+      high[h] = higher;
+    }
+  }
+  if (side == 0) {
+    #pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      if (busy) {
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) all_mixed[warp][h][at + i] = mixed[h][i];
+      }
+      if (lane == 0) { all_high[warp][h] = high[h]; all_sum[warp][h] = sum[h]; }
+    }
+  }
+"""
+
+# Scores and sums with tensor cores. A product has 16 rows: the query heads, at most eight, and
+# zeros. A thread has two neighbouring numbers in each of two columns of a key. Queries and keys
+# assign dimensions to threads alike, so that a thread reads 16 bytes at a time. A thread has four
+# columns of values, and pairs neighbouring ones. A weight is split into two numbers of the key's
+# type, whose sum has 16 bits, to lose little precision. A product's 16 columns are in one page.
+TENSOR = """
+  const int g = lane / 4, c = lane % 4;
+  const bool busy = g < HEADS;
+  Four query[DIM / 32];
+  float mixed[DIM / 8][2], high = LEAST, sum = 0.f;
+  #pragma unroll
+  for (int j = 0; j < DIM / 32; ++j) {
+    const T* from = queries + ((long)token * heads + head + (busy ? g : 0)) * DIM + 32 * j + 8 * c;
+    query[j] = *reinterpret_cast<const Four*>(from);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) query[j].v[i] = busy ? query[j].v[i] : 0;
+  }
+  #pragma unroll
+  for (int i = 0; i < DIM / 8; ++i) mixed[i][0] = mixed[i][1] = 0.f;
+  if (SINKS && split == 0 && warp == 0 && busy) {
+    high = sinks[head + g] * 1.4426950408889634f;
+    sum = c == 0 ? 1.f : 0.f;
+  }
+  const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
+  int base = (first / UNIT + warp) * UNIT;
+  int next_page = base < last ? table[base / PAGE] : 0;
+  for (; base < last; base += WARPS * UNIT) {
+    const long page = pooled(next_page, 0);
+    if (base + WARPS * UNIT < last) next_page = table[base / PAGE + WARPS * UNIT / PAGE];
+    // Of a visible column near the given one, the first number of its key or value.
+    const auto row = [&](const T* pool, const T* step, int wanted) {
+      const int column = min(max(wanted, first), last - 1);
+      const bool old = column < begin;
+      return (old ? pool + page : step) + (old ? column % PAGE * DIM : (column - stop + 1) * (int)each);
+    };
+    Four key[2][DIM / 32], value[4][DIM / 64];
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const T* from = row(keys, own_key, base + g + 8 * k);
+      #pragma unroll
+      for (int j = 0; j < DIM / 32; ++j)
+        key[k][j] = *reinterpret_cast<const Four*>(from + 32 * j + 8 * c);
+    }
+    const auto load_values = [&] {
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const T* from = row(values, own_value, base + 2 * c + k % 2 + k / 2 * 8);
+        #pragma unroll
+        for (int j = 0; j < DIM / 64; ++j)
+          value[k][j] = *reinterpret_cast<const Four*>(from + 64 * j + 8 * g);
+      }
+    };
+    if (DIM <= 128) load_values();  // on its way before the keys are needed
+    float score[2][2] = {};
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      #pragma unroll
+      for (int j = 0; j < DIM / 32; ++j) {
+        const unsigned *q = query[j].v, *from = key[k][j].v;
+        multiply_half<BFLOAT>(score[k], q[0], q[1], from[0], from[1]);
+        multiply_half<BFLOAT>(score[k], q[2], q[3], from[2], from[3]);
+      }
+    }
+    if (DIM > 128) load_values();  // there are no registers for both
+    float higher = high;
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int column = base + 2 * c + k % 2 + k / 2 * 8;
+      float& own_score = score[k / 2][k % 2];
+      own_score = column >= first && column < last ? own_score * scale[0] : NEVER;
+      higher = fmaxf(higher, own_score);
+    }
+    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
+    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
+    const float faded = exp2f(high - higher);
+    high = higher;
+    sum *= faded;
+    #pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) { mixed[i][0] *= faded; mixed[i][1] *= faded; }
+    unsigned weight[2], rest[2];
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float one = exp2f(score[k][0] - higher), two = exp2f(score[k][1] - higher);
+      sum += one + two;
+      const T one_high = static_cast<T>(one), two_high = static_cast<T>(two);
+      weight[k] = pair(one_high, two_high);
+      rest[k] = rounded<BFLOAT>(
+          one - static_cast<float>(one_high), two - static_cast<float>(two_high));
+    }
+    #pragma unroll
+    for (int j = 0; j < DIM / 64; ++j) {
+      #pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int half = i % 2 ? 0x7632 : 0x5410;
+        const unsigned near = __byte_perm(value[0][j].v[i / 2], value[1][j].v[i / 2], half);
+        const unsigned far = __byte_perm(value[2][j].v[i / 2], value[3][j].v[i / 2], half);
+        multiply_half<BFLOAT>(mixed[8 * j + i], weight[0], weight[1], near, far);
+        multiply_half<BFLOAT>(mixed[8 * j + i], rest[0], rest[1], near, far);
+      }
+    }
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  if (busy) {
+    #pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) {
+      const int dim = i / 8 * 64 + 16 * c + i % 8;
+      all_mixed[warp][g][dim] = mixed[i][0];
+      all_mixed[warp][g][dim + 8] = mixed[i][1];
+    }
+    if (c == 0) { all_high[warp][g] = high; all_sum[warp][g] = sum; }
+  }
+"""
+
+END = """
+  __syncthreads();
+  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
+    const int h = i / DIM, dim = i % DIM;
+    float higher = LEAST;
+    #pragma unroll
+    for (int w = 0; w < WARPS; ++w) higher = fmaxf(higher, all_high[w][h]);
+    float total = 0.f, result = 0.f;
+    #pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+      const float faded = exp2f(all_high[w][h] - higher);
+      total += all_sum[w][h] * faded;
+      result += all_mixed[w][h][dim] * faded;
+    }
+    const long whole = (long)token * heads + head + h;
+    if (PARTIAL) {
+      out[(whole * splits + split) * DIM + dim] = result;
+      if (dim == 0) {
+        weights[(whole * splits + split) * 2] = higher;
+        weights[(whole * splits + split) * 2 + 1] = total;
+      }
+    } else {
+      out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
+    }
+  }
+"""
+
+# Grid: one block of DIM threads for each token and head.
+MERGE = """
+  const int splits = weights_shape[2];
+  const long whole = blockIdx.x;
+  float higher = -1e30f, total = 0.f, result = 0.f;
+  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * splits + s) * 2]);
+  for (int s = 0; s < splits; ++s) {
+    const float faded = exp2f(weights[(whole * splits + s) * 2] - higher);
+    total += weights[(whole * splits + s) * 2 + 1] * faded;
+    result += parts[(whole * splits + s) * DIM + threadIdx.x] * faded;
+  }
+  out[whole * DIM + threadIdx.x] = static_cast<T>(total > 0.f ? result / total : 0.f);
+"""
