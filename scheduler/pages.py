@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.pages.budget import PageBudget, page_bytes
-from chairlift.cache.pages.page import page_count
-from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,7 @@ class _Model:
         self.sequences.append(sequence)
         mx.eval(self.batch.take_moves())
 
-    def _step(
-        self, bands: list[PagedBatch], chunks: list[tuple[PagedBatch, int, int]]
-    ) -> None:
+    def _step(self, bands: list[PagedBatch], chunks: list[tuple[PagedBatch, int, int]]) -> None:
         owners = [(s, self.batch.offsets[row], 1) for row, s in enumerate(self.sequences)]
         places = owners if bands else []
         places += [(sequence, batch.offsets[0], new) for batch, new, sequence in chunks]
@@ -193,7 +191,9 @@ def test_states_move_between_columns_and_pages(tokens: int) -> None:
     columns.join(pages)
     loaded = columns.extract(0)
     assert all(isinstance(piece, KVPiece) for piece in loaded.layers)
-    model.join(1, merged(memory.kinds, [loaded.part(0, tokens // 2), loaded.part(tokens // 2, tokens)]))
+    model.join(
+        1, merged(memory.kinds, [loaded.part(0, tokens // 2), loaded.part(tokens // 2, tokens)])
+    )
     for _ in range(3):
         model.decode()
 
