@@ -40,7 +40,7 @@ class Sequence:
         prompt_tokens: length of the prompt.
         forked: whether it stands for one choice only.
         shares_prompt: whether its row began with the cache of a prompt that other choices of the
-            request began with as well; a preempted sequence loses that cache.
+            request began with as well; set by the scheduler whenever its row begins.
         finished: whether it has ended.
         nonfinite: whether it has ended because of values that are not finite. The KV of its row
             may contain such values too.
@@ -156,4 +156,3 @@ class Sequence:
     def start_over(self) -> None:
         """Resets a preempted sequence: none of its tokens count as computed."""
         self.computed = 0
-        self.shares_prompt = False

@@ -63,6 +63,12 @@ def scale_array(scale: float) -> mx.array:
     return mx.array([scale * math.log2(math.e)], mx.float32)
 
 
+@functools.cache
+def window_array(window: int | None) -> mx.array:
+    """``[1]``: how many columns a token sees at most; None: more than there are."""
+    return mx.array([window or 1 << 30], mx.int32)
+
+
 def sinks_array(sinks: mx.array | None) -> mx.array:
     """``sinks`` as float32, or something in their place."""
     return _nothing() if sinks is None else sinks.astype(mx.float32)

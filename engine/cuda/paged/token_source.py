@@ -180,7 +180,8 @@ TENSOR = """
     const auto row = [&](const T* pool, const T* step, int wanted) {
       const int column = min(max(wanted, first), last - 1);
       const bool old = column < begin;
-      return (old ? pool + page : step) + (old ? column % PAGE * DIM : (column - stop + 1) * (int)each);
+      return (old ? pool + page : step) +
+          (old ? column % PAGE * DIM : (column - stop + 1) * (int)each);
     };
     Four key[2][DIM / 32], value[4][DIM / 64];
     #pragma unroll

@@ -56,6 +56,7 @@ class Fuzz:
                 ([1, 2, 63, 64, 65, 128, 129, 256, rng.randrange(1, 400)], [0, 1, 2, 30]),
                 (borders, [1, 2, 40]),
                 ([rng.randrange(1, 65)], [100, 150]),
+                *([([128, 129, 190], [30, 70, 150])] if paged else []),
             ]
         )
         self.aborts = rng.choice([0.0, 0.0, 0.01])
