@@ -35,7 +35,6 @@ class PagedBatch:
         self.memory = memory
         self.rows = {window: PageRows(pool) for window, pool in memory.pools.items()}
         self.offsets: list[int] = []
-        self._moves: list[mx.array] = []
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -84,7 +83,10 @@ class PagedBatch:
         return row
 
     def _restore(self, row: int, rows: PageRows, state: Snapshot, window: int | None) -> None:
-        """Gives an empty row one kind's tokens of a state."""
+        """Gives an empty row one kind's tokens of a state.
+
+        NOTE: copies are dispatched at once, because pages are read and written in that order.
+        """
         layers = [i for i, kind in enumerate(self.kinds) if kind.window == window]
         pieces = [state.layers[i] for i in layers]
         first = pieces[0]
@@ -97,7 +99,7 @@ class PagedBatch:
                     layer = self.memory.layers[i]
                     if layer.buffers is not None:
                         copy = layer.get([source], 0, run.stop % PAGE_TOKENS)
-                        self._moves.append(layer.put(last, 0, copy))
+                        mx.async_eval(layer.put(last, 0, copy))
             return
         tokens = min((p.tokens for p in pieces if isinstance(p, AttentionPiece)), default=0)
         tokens = min(tokens, state.stop - rows.pool.oldest_seen(state.stop))
@@ -108,8 +110,7 @@ class PagedBatch:
         for i, piece in zip(layers, pieces, strict=True):
             if isinstance(piece, AttentionPiece) and tokens:
                 newest = piece.newest(tokens).loaded()
-                put = self.memory.layers[i].put(pages, oldest % PAGE_TOKENS, newest)
-                self._moves.append(put)
+                mx.async_eval(self.memory.layers[i].put(pages, oldest % PAGE_TOKENS, newest))
 
     def leave(self, rows: Collection[int], nonfinite: Collection[int] = ()) -> list[int]:
         """Removes rows; the last rows take the freed numbers, and nothing is copied.
@@ -169,9 +170,8 @@ class PagedBatch:
                 pages.shed(row, offset)
 
     def take_moves(self) -> list[mx.array]:
-        """Returns and clears the pending writes of joined rows. Dispatch them before a step."""
-        moves, self._moves = self._moves, []
-        return moves
+        """Nothing is pending: joins dispatch their copies."""
+        return []
 
     def resize(self, capacity: Capacity, step: int = 1) -> None:
         """Does nothing: rows take pages as they grow."""

@@ -55,8 +55,8 @@ class StepTokens:
 
         Returns:
             ``[tiles, 5]`` int32: the four fields of ``ChunkPlace``, its ``token`` counted from the
-            first chunk's, with ``position`` second, and the tile's first token in its chunk. Tiles
-            that see the most tokens come first.
+            first chunk's, and the tile's first token in its chunk. Tiles that see the most
+            tokens come last.
         """
         if size not in self._tiles:
             first = self.chunks[0].token
@@ -65,7 +65,7 @@ class StepTokens:
                 for chunk in self.chunks
                 for start in range(0, chunk.tokens, size)
             ]
-            tiles.sort(key=lambda tile: -tile[1] - tile[4])
+            tiles.sort(key=lambda tile: tile[1] + tile[4])
             self._tiles[size] = mx.array(np.array(tiles, np.int32))
         return self._tiles[size]
 

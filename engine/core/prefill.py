@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
@@ -52,13 +52,28 @@ class PrefillBatch:
         cache = self._caches.get(sequence)
         return cache.extract(0) if cache else None
 
-    def chunks(self, plan: Plan) -> list[Chunk]:
-        """Returns a plan's chunks; drops the caches of sequences that ended or were preempted."""
+    def begin(self, plan: Plan) -> dict[Sequence, Snapshot | None]:
+        """Returns the states from which a plan's new sequences begin.
+
+        Drops the caches of sequences that ended or were preempted.
+        """
         for sequence in list(self._caches):
             if sequence.finished or sequence in plan.preempted:
                 del self._caches[sequence]
-        for sequence, cached in plan.cached.items():
-            self._caches[sequence] = self._begin(sequence, cached)
+        return {
+            sequence: self._swap.take(sequence)
+            if self._swap.covers(sequence)
+            else self._prefixes.state(sequence, cached)
+            for sequence, cached in plan.cached.items()
+        }
+
+    def chunks(self, plan: Plan, states: Mapping[Sequence, Snapshot | None]) -> list[Chunk]:
+        """Returns a plan's chunks; ``states`` are those of ``begin``.
+
+        NOTE: call it once the rows that leave have done so. Until then, their memory is in use.
+        """
+        for sequence, state in states.items():
+            self._caches[sequence] = self._cache(sequence, plan.cached[sequence], state)
         choices = Counter(plan.joins.values())
         chunks = []
         for sequence, tokens in plan.chunks.items():
@@ -86,13 +101,11 @@ class PrefillBatch:
         ended = {s: self._caches.pop(s).hand_over(0) for s in set(plan.joins.values())}
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
-    def _begin(self, sequence: Sequence, cached: int) -> Cache:
+    def _cache(self, sequence: Sequence, cached: int, state: Snapshot | None) -> Cache:
         """Makes a cache as large as the prompt needs, filled with its swapped or cached tokens."""
         cache = self._make_cache()
         size = self._limits.prompt_size(sequence.num_tokens, cached)
         cache.resize(Capacity(1, size.columns), size.step)
-        swapped = self._swap.covers(sequence)
-        state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)
         cache.join(state)
         return cache
 
