@@ -106,11 +106,30 @@ def test_choices_share_the_full_pages_of_their_prompt() -> None:
 
 def test_a_preempted_choice_shares_nothing_any_more() -> None:
     """It is computed again in pages of its own, next to choices that still share theirs."""
-    loop = EngineLoop(_pages(11))
-    loop.scheduler.add(make_sequence("n", 128, outputs=330, n=3))
+    loop = EngineLoop(_pages(28, tokens=2000))
+    loop.scheduler.add(make_sequence("old", 640, outputs=200))
+    loop.scheduler.add(make_sequence("n", 256, outputs=400, n=3))
+    for _ in range(210):
+        loop.step()
+    assert (len(loop.finished), loop.preemptions) == (1, 1)
+    assert len(loop.scheduler.running) == 3, "the preempted choice has a row again"
+    # 8 pages of that choice, 8 of one of the others, 4 of the other, 3 to spare: 5 are left.
+    for pages, fits in ((6, False), (5, True)):
+        loop.scheduler.add(make_sequence("more", 64 * pages, outputs=1, arrival=1.0))
+        assert bool(loop.step().cached) is fits, pages
+        loop.scheduler.finish(loop.scheduler.sequences_of("more")[0])
     loop.drain()
-    assert len(loop.finished) == 3
-    assert loop.preemptions > 0
+    assert len(loop.finished) == 4
+
+
+def test_a_prompt_in_prefill_takes_a_window_of_the_longest_step() -> None:
+    limits = Limits(8, 300, 11 * PAGE, KVGeometry(0, {32: 100}), paged=True)
+    loop = EngineLoop(limits)
+    for name in ("first", "second"):
+        loop.scheduler.add(make_sequence(name, 630, outputs=9))
+    begun = [[s.request_id for s in loop.step().cached] for _ in range(4)]
+    # A prompt takes 31 + 300 tokens, 7 pages; a row 32 tokens, 2 pages.
+    assert begun == [["first"], [], [], ["second"]]
 
 
 def test_a_prompt_leaves_a_page_for_each_row_that_grows() -> None:
