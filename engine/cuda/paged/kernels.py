@@ -58,4 +58,6 @@ def _token_by_token(
     count, tokens = len(queries), step.tokens
     arrays = (tokens.owners, tokens.begins, step.lengths(window), tokens.stops)
     seen = TokenStep(step.tables, *(array[:count] for array in arrays))
-    return token_attention(queries, KeysValues(*new), KeysValues(*buffers), seen, scale, sinks)
+    return token_attention(
+        queries, KeysValues(*new), KeysValues(*buffers), seen, scale, sinks, window
+    )

@@ -1,21 +1,27 @@
 """Attention of single query tokens to their sequences' pages: decode rows, and any prompt token.
 
-A thread block computes one token, the query heads of one key head (a group), and one part of the
+A thread block computes one token, the query heads of one key head (a group), and one span of the
 visible columns. Each warp of the block goes over different columns with a running maximum and sum;
-the warps' results are merged at the end. If there are few tokens, the columns of each are split
-among several blocks, and a second kernel merges their results.
+the warps' results are merged at the end. If a token may have several spans, a second kernel merges
+their results.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.engine.cuda.paged import token_source as source
-from chairlift.engine.cuda.paged.arrays import KeysValues, TokenStep, scale_array, sinks_array
+from chairlift.engine.cuda.paged.arrays import (
+    KeysValues,
+    TokenStep,
+    scale_array,
+    sinks_array,
+    span_array,
+)
 from chairlift.engine.cuda.paged.ptx import HEADER
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
@@ -25,10 +31,37 @@ TENSOR_DIMS = (64, 128, 192, 256)
 WARPS = 4
 # Query heads that a block computes at once; a thread has no registers for more.
 MAX_HEADS = 8
-# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
-TARGET_BLOCKS = 512
-# A token's columns are split only as far as each block gets this many of the widest table.
-MIN_COLUMNS = 64
+# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors), even if most tokens see much
+# fewer columns than the table has.
+TARGET_BLOCKS = 1024
+# A token's columns are divided among blocks of this many columns. Without an upper bound, a few
+# long sequences would occupy a few blocks for long while the rest of the GPU waits.
+# The first span may begin UNIT - 1 columns before the first visible one. So the longest one is long
+# enough that sequences of up to 16 pages need no second kernel.
+_UNIT = 16
+SPANS = (64, 128, 256, 512, 1024 + _UNIT)
+
+
+class Division(NamedTuple):
+    """How the visible columns of a token are divided among blocks.
+
+    Attributes:
+        span: columns of a block.
+        splits: the most blocks that a token needs.
+    """
+
+    span: int
+    splits: int
+
+
+def division(blocks: int, columns: int) -> Division:
+    """The division for ``blocks`` parts of tokens that see at most ``columns`` columns each.
+
+    The fewer tokens there are, the shorter the spans.
+    """
+    fitting = (span for span in SPANS if blocks * columns <= TARGET_BLOCKS * span)
+    span = next(fitting, SPANS[-1])
+    return Division(span, -(-(columns + _UNIT) // span))
 
 
 def token_attention(
@@ -38,6 +71,7 @@ def token_attention(
     step: TokenStep,
     scale: float,
     sinks: mx.array | None = None,
+    window: int | None = None,
 ) -> mx.array:
     """Attention of each query token to the columns that it sees; writes the new tokens to the pool.
 
@@ -48,13 +82,17 @@ def token_attention(
         step: the tokens' columns.
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
+        window: upper bound of ``step.lengths``; None: the tables' columns are.
 
     Returns:
         ``[tokens, heads, 1, dim]`` of the queries' type.
     """
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
-    return _attend(queries, new, pool, step, scale, sinks)
+    columns = step.tables.shape[1] * PAGE_TOKENS
+    blocks = len(queries) * queries.shape[1] // _heads_per_block(group)
+    divided = division(blocks, min(columns, window or columns))
+    return _attend(queries, new, pool, step, scale, sinks, divided)
 
 
 @functools.cache
@@ -63,11 +101,12 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
     sinks = mx.zeros((group,)) if with_sinks else None
     one, zero = (mx.array([number], mx.int32) for number in (1, 0))
-    for width in (1, 2):
+    step = TokenStep(mx.zeros((1, 1), mx.int32), zero, zero, one, one)
+    for splits in (1, 2):
         # Each call has a pool of its own: the kernel writes to it.
-        pool = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
-        step = TokenStep(mx.zeros((1, width), mx.int32), zero, zero, one, one)
-        mx.eval(_attend(queries, KeysValues(new, new), KeysValues(*pool), step, 1.0, sinks))
+        pool = KeysValues(*(mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2)))
+        divided = Division(SPANS[0], splits)
+        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, divided))
 
 
 def _attend(
@@ -77,19 +116,27 @@ def _attend(
     step: TokenStep,
     scale: float,
     sinks: mx.array | None,
+    divided: Division,
 ) -> mx.array:
-    """Launches the kernels; the fewer tokens there are, the more blocks share a token's columns."""
+    """Launches the kernels."""
     tokens, heads, _, dim = queries.shape
     group = heads // pool.keys.shape[1]
-    heads_per_block = next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
+    heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block
-    columns = step.tables.shape[1] * PAGE_TOKENS
-    splits = min(-(-TARGET_BLOCKS // (tokens * blocks)), columns // MIN_COLUMNS)
+    span, splits = span_array(divided.span), divided.splits
     partial = splits > 1
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
     out: mx.array
     out, weights = _kernel(tensor)(
-        inputs=[queries, *new, *pool, *step, scale_array(scale), sinks_array(sinks)],
+        inputs=[
+            queries,
+            *new,
+            *pool,
+            *step,
+            span,
+            scale_array(scale),
+            sinks_array(sinks),
+        ],
         template=[
             ("T", queries.dtype),
             ("DIM", dim),
@@ -112,7 +159,7 @@ def _attend(
         return out
     merged: mx.array
     (merged,) = _merge()(
-        inputs=[out, weights],
+        inputs=[out, weights, step.lengths, step.stops, span],
         template=[("DIM", dim), ("T", queries.dtype)],
         grid=(tokens * heads * dim, 1, 1),
         threadgroup=(dim, 1, 1),
@@ -120,6 +167,10 @@ def _attend(
         output_dtypes=[queries.dtype],
     )
     return merged
+
+
+def _heads_per_block(group: int) -> int:
+    return next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
 
 
 @functools.cache
@@ -133,6 +184,7 @@ def _kernel(tensor: bool) -> Any:
             "keys",
             "values",
             *TokenStep._fields,
+            "span",
             "scale",
             "sinks",
         ],
@@ -146,7 +198,7 @@ def _kernel(tensor: bool) -> Any:
 def _merge() -> Any:
     return mx.fast.cuda_kernel(
         name="chairlift_token_merge",
-        input_names=["parts", "weights"],
+        input_names=["parts", "weights", "lengths", "stops", "span"],
         output_names=["out"],
         source=source.MERGE,
     )

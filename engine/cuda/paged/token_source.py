@@ -7,8 +7,8 @@ outputs and template arguments.
 
 from __future__ import annotations
 
-# Grid: (split, key head and part of its group, token). A split begins at a multiple of UNIT columns
-# of the sequence. Scores are exponents of two: log2(e) is part of ``scale``.
+# Grid: (split, key head and part of its group, token). A split has ``span`` columns, the first one
+# from a multiple of UNIT on. Scores are exponents of two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int UNIT = 16;
@@ -20,9 +20,9 @@ BEGIN = """
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int* table = tables + (long)owners[token] * tables_shape[1];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
-  const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
-  const int first = max(start, (unit + (int)((long)units * split / splits)) * UNIT);
-  const int last = min(stop, (unit + (int)((long)units * (split + 1) / splits)) * UNIT);
+  const int from = start / UNIT * UNIT + split * span[0];
+  const int first = max(start, from), last = min(stop, from + span[0]);
+  if (first >= last) return;  // the merge does not read this split
   const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
   const long fresh = token * each + key_head * DIM;
   // Of a column of the pool, the first number.
@@ -291,14 +291,18 @@ END = """
 
 # Grid: one block of DIM threads for each token and head.
 MERGE = """
-  const int splits = weights_shape[2];
+  constexpr int UNIT = 16;
+  const int most = weights_shape[2];
   const long whole = blockIdx.x;
+  const int token = whole / weights_shape[1], stop = stops[token];
+  const int columns = stop - (stop - lengths[token]) / UNIT * UNIT;
+  const int splits = (columns + span[0] - 1) / span[0];
   float higher = -1e30f, total = 0.f, result = 0.f;
-  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * splits + s) * 2]);
+  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * most + s) * 2]);
   for (int s = 0; s < splits; ++s) {
-    const float faded = exp2f(weights[(whole * splits + s) * 2] - higher);
-    total += weights[(whole * splits + s) * 2 + 1] * faded;
-    result += parts[(whole * splits + s) * DIM + threadIdx.x] * faded;
+    const float faded = exp2f(weights[(whole * most + s) * 2] - higher);
+    total += weights[(whole * most + s) * 2 + 1] * faded;
+    result += parts[(whole * most + s) * DIM + threadIdx.x] * faded;
   }
   out[whole * DIM + threadIdx.x] = static_cast<T>(total > 0.f ? result / total : 0.f);
 """
