@@ -11,7 +11,8 @@ from __future__ import annotations
 SOURCE = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int THREADS = ROWS * 2, COLUMNS = DIM > 128 ? 32 : 64, STRIDE = DIM + 8;
-  constexpr unsigned PIECES = DIM / 8;  // of 16 bytes in a row
+  constexpr int PIECES = DIM / 8;         // of 16 bytes in a row
+  constexpr int LANES = PIECES & -PIECES;  // that copy a row
   const int key_heads = keys_shape[1], parts = gridDim.x / key_heads;
   const int key_head = blockIdx.x / parts;
   const int head = blockIdx.x * HEADS;  // the first of the part
@@ -42,43 +43,47 @@ SOURCE = """
   __shared__ Eight<T> all_values[COLUMNS * STRIDE / 8];
 
   // Begins to copy the columns from ``base`` on; those that no row sees become zeros.
-  const auto load = [&](Eight<T>* to, const T* pool, const T* step, long page, int base) {
+  const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
+  const auto load = [&](Eight<T>* to, const T* pool, const T* packed, int page, int base) {
     const bool old = base < begin;
     const bool whole = base >= start && base + COLUMNS <= (old ? min(begin, stop) : stop);
+    to += own_row * (STRIDE / 8) + own_piece;
     if (whole) {
-      const T* from = old ? pool + page + base % PAGE * DIM : step + (long)(base - begin) * each;
       const int stride = old ? DIM : each;
+      const T* from = old ? pool + pooled(page) + base % PAGE * DIM : packed + fresh + (long)(base - begin) * each;
+      from += own_row * stride + own_piece * 8;
       #pragma unroll
-      for (unsigned i = threadIdx.x; i < COLUMNS * PIECES; i += THREADS) {
-        const unsigned row = i / PIECES, piece = i % PIECES;
-        copy_later(to + row * (STRIDE / 8) + piece, from + row * stride + piece * 8, true);
+      for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
+        #pragma unroll
+        for (int piece = 0; piece < PIECES; piece += LANES)
+          copy_later(to + row * (STRIDE / 8) + piece, from + piece * 8, true);
+        from += THREADS / LANES * stride;
       }
     } else {
-      #pragma unroll
-      for (unsigned i = threadIdx.x; i < COLUMNS * PIECES; i += THREADS) {
-        const unsigned row = i / PIECES, piece = i % PIECES;
-        const int column = base + row;
-        const T* from = column < begin ? pool + page + column % PAGE * DIM
-                                       : step + (long)(column - begin) * each;
+      #pragma unroll 1  // saves registers
+      for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
+        const int column = base + own_row + row;
         const bool real = column >= start && column < stop;
-        copy_later(to + row * (STRIDE / 8) + piece, from + piece * 8, real);
+        const T* from = column < begin ? pool + pooled(page) + column % PAGE * DIM
+                                       : packed + fresh + (long)(column - begin) * each;
+        from += own_piece * 8;
+        #pragma unroll
+        for (int piece = 0; piece < PIECES; piece += LANES)
+          copy_later(to + row * (STRIDE / 8) + piece, from + piece * 8, real);
       }
     }
   };
 
-  const T *step_keys = new_keys + fresh, *step_values = new_values + fresh;
   int base = start / COLUMNS * COLUMNS;
-  long page = pooled(table[base / PAGE]);
-  load(all_keys, keys, step_keys, page, base);
+  int page = table[base / PAGE];
+  load(all_keys, keys, new_keys, page, base);
 
   unsigned query[DIM / 16][4];
   float mixed[DIM / 8][4] = {}, high[2], sum[2];
-  int own_position[2];
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + r * 8 + g, token = min(row / HEADS, tokens - 1);
     const int own_head = head + row % HEADS;
-    own_position[r] = position + token;
     const T* from = queries + ((long)(tile[0] + first + token) * heads + own_head) * DIM + 2 * c;
     #pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
@@ -99,8 +104,8 @@ SOURCE = """
     const int next = base + COLUMNS;
     wait_for_copies();
     __syncthreads();  // the keys are here, and nobody needs the former values
-    load(all_values, values, step_values, page, base);
-    if (next < stop) page = pooled(table[next / PAGE]);
+    load(all_values, values, new_values, page, base);
+    if (next < stop) page = table[next / PAGE];
     float score[COLUMNS / 8][4] = {};
     #pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
@@ -114,13 +119,15 @@ SOURCE = """
     }
     wait_for_copies();
     __syncthreads();  // the values are here, and nobody needs these keys
-    if (next < stop) load(all_keys, keys, step_keys, page, next);
+    if (next < stop) load(all_keys, keys, new_keys, page, next);
     if (next > position + 1 || base < stop - window[0]) {
       #pragma unroll
-      for (int n = 0; n < COLUMNS / 8; ++n) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = warp * 16 + i / 2 * 8 + g;
+        const int until = position + min(row / HEADS, tokens - 1) - base - 2 * c - i % 2;
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = base + 8 * n + 2 * c + i % 2, behind = own_position[i / 2] - column;
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+          const int behind = until - 8 * n;
           if (behind < 0 || behind >= window[0]) score[n][i] = NEVER;
         }
       }

@@ -6,6 +6,8 @@ import mlx.core as mx
 import pytest
 from emulator.kernels import COMPILER, emulated
 from emulator.sequences import SCALE, Chunk, Sequences, Shape
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chairlift.engine.cuda.paged import chunk_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep
@@ -25,7 +27,7 @@ SHAPES = [
     Shape(1, 20, 64, mx.float16),
 ]
 # At and around the ends of pages and tiles, with a chunk of one token.
-CHUNKS = [Chunk(130, 7), Chunk(0, 70), Chunk(63, 2), Chunk(64, 1), Chunk(60, 18)]
+CHUNKS = [Chunk(130, 7), Chunk(0, 70), Chunk(63, 2), Chunk(64, 1), Chunk(60, 18), Chunk(62, 3)]
 
 
 def attend(inputs: Sequences, backwards: bool) -> mx.array:
@@ -50,6 +52,19 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_chunks_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
     inputs = Sequences(shape, CHUNKS)
+    inputs.check(attend(inputs, backwards))
+
+
+@given(
+    chunks=st.lists(
+        st.builds(Chunk, st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=3
+    ),
+    window=st.none() | st.integers(1, 150),
+    backwards=st.booleans(),
+)
+@settings(max_examples=30)
+def test_any_chunks(chunks: list[Chunk], window: int | None, backwards: bool) -> None:
+    inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
     inputs.check(attend(inputs, backwards))
 
 

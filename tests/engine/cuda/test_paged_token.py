@@ -6,6 +6,8 @@ import mlx.core as mx
 import pytest
 from emulator.kernels import COMPILER, emulated
 from emulator.sequences import SCALE, Chunk, Sequences, Shape
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chairlift.engine.cuda.paged import token_attention
 from chairlift.engine.cuda.paged.arrays import TokenStep
@@ -57,6 +59,19 @@ def test_tokens_attend_to_what_they_see(
 ) -> None:
     monkeypatch.setattr(token_attention, "TARGET_BLOCKS", 0)  # no splits
     inputs = Sequences(shape, CHUNKS)
+    inputs.check(attend(inputs, backwards))
+
+
+@given(
+    chunks=st.lists(
+        st.builds(Chunk, st.integers(0, 150), st.integers(1, 4)), min_size=1, max_size=4
+    ),
+    window=st.none() | st.integers(1, 150),
+    backwards=st.booleans(),
+)
+@settings(max_examples=30)
+def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) -> None:
+    inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
     inputs.check(attend(inputs, backwards))
 
 
