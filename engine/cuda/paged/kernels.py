@@ -7,9 +7,9 @@ import mlx.core as mx
 from chairlift.cache.pages.kernels import Buffers
 from chairlift.cache.pages.step import KindStep
 from chairlift.engine.cuda.paged import put as paged_put
-from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep, check
+from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention, tile_tokens
-from chairlift.engine.cuda.paged.token_attention import token_attention
+from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
 
 class CudaPages:
@@ -61,3 +61,10 @@ def _token_by_token(
     return token_attention(
         queries, KeysValues(*new), KeysValues(*buffers), seen, scale, sinks, window
     )
+
+
+def check(keys: mx.array, values: mx.array) -> None:
+    """Raises ValueError if there is no kernel for the shape or type of keys and values."""
+    alike = keys.shape == values.shape and keys.dtype == values.dtype
+    if not alike or keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")
