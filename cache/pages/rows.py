@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chairlift.cache.capacity import rounded_up
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.piece import Run
 from chairlift.cache.pages.pool import Page, PagePool, page_of
 from chairlift.cache.pages.step import Table
 
-# Tables have a multiple of this many entries a row, so that steps have few different shapes.
-TABLE_STEP = 16
+# The least entries of a table's row; wider ones have a power of two times as many, so that steps
+# have few different shapes.
+MIN_WIDTH = 16
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class PageRows:
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self._rows: list[_Row] = []
-        self._table: Table = np.zeros((0, TABLE_STEP), np.int32)
+        self._table: Table = np.zeros((0, MIN_WIDTH), np.int32)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -50,9 +50,8 @@ class PageRows:
 
     @property
     def width(self) -> int:
-        """Entries that the longest row needs in the table, rounded up to ``TABLE_STEP``."""
-        longest = max((row.first + len(row.pages) for row in self._rows), default=0)
-        return max(TABLE_STEP, rounded_up(longest, TABLE_STEP))
+        """Entries that the longest row needs in the table, rounded up; see ``MIN_WIDTH``."""
+        return _rounded(max((row.first + len(row.pages) for row in self._rows), default=0))
 
     def join(self) -> None:
         """Adds an empty row."""
@@ -146,8 +145,7 @@ class PageRows:
 
     def _widen(self, width: int) -> None:
         if width > self._table.shape[1]:
-            more = rounded_up(max(width, 2 * self._table.shape[1]), TABLE_STEP)
-            wider = np.zeros((len(self._table), more), np.int32)
+            wider = np.zeros((len(self._table), _rounded(width)), np.int32)
             wider[:, : self._table.shape[1]] = self._table
             self._table = wider
 
@@ -165,3 +163,7 @@ class PageRows:
             assert pages.oldest <= self.pool.oldest_seen(offset), (row, pages, offset)
             if offset % PAGE_TOKENS and numbers:
                 assert pages.pages[-1].end is None, (row, "another sequence may append")
+
+
+def _rounded(width: int) -> int:
+    return MIN_WIDTH << (-(-width // MIN_WIDTH) - 1).bit_length() if width > MIN_WIDTH else MIN_WIDTH
