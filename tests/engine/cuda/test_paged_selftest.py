@@ -15,7 +15,7 @@ from emulator.kernels import COMPILER, emulated
 from chairlift.engine.cuda.paged import chunk_attention, put, selftest, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
 
 def written_elsewhere(attention: Callable[..., mx.array]) -> Callable[..., mx.array]:
