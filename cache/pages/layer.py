@@ -115,7 +115,10 @@ class PagedStep:
 
 @contextmanager
 def paged_step(
-    bands: Sequence[PagedBatch], chunks: Sequence[tuple[PagedBatch, int]], padding: int = 0
+    bands: Sequence[PagedBatch],
+    chunks: Sequence[tuple[PagedBatch, int]],
+    padding: int = 0,
+    min_width: int = 0,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -125,6 +128,7 @@ def paged_step(
     Args:
         chunks: prompts of one row each, and the number of their new tokens.
         padding: unused rows behind the others, in a step without chunks; they write to page 0.
+        min_width: the least pages of a table's row.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -139,7 +143,7 @@ def paged_step(
     kinds = {}
     for window in memory.pools:
         rows = [batch.rows[window] for batch, _ in batches]
-        width = max(one.width for one in rows)
+        width = max(min_width, *(one.width for one in rows))
         unused = np.zeros((padding, width), np.int32)
         table = np.concatenate([*(one.table(width) for one in rows), unused])
         kinds[window] = KindStep(tokens, mx.array(table))

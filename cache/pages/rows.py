@@ -165,5 +165,10 @@ class PageRows:
                 assert pages.pages[-1].end is None, (row, "another sequence may append")
 
 
+def table_widths(tokens: int) -> list[int]:
+    """All numbers of entries that tables may have for sequences of up to ``tokens`` tokens."""
+    return sorted({_rounded(pages) for pages in range(1, page_count(tokens) + 1)})
+
+
 def _rounded(width: int) -> int:
     return MIN_WIDTH << (-(-width // MIN_WIDTH) - 1).bit_length() if width > MIN_WIDTH else MIN_WIDTH

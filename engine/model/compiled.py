@@ -24,13 +24,11 @@ from chairlift.engine.model.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 
-# A shape is compiled once it has been seen this many times. Compiling takes as long as three more
-# steps.
+# A shape is compiled once it has been seen this many times, unless ``compile`` has done so before.
+# Compiling takes as long as three more steps.
 STEADY = 8
 # The number of compiled shapes that are kept.
-MAX_SHAPES = 128
-# Up to this many rows are not padded; above, rows are padded to a multiple of it.
-ROW_STEP = 8
+MAX_SHAPES = 256
 # As a share of the largest logit. Fused operations round less often.
 TOLERANCE = 0.05
 _TRIAL = Trial(
@@ -45,8 +43,11 @@ Shape = tuple[int, ...]
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows that a decode step of ``rows`` rows is computed with."""
-    return rows if rows <= ROW_STEP else rounded_up(rows, ROW_STEP)
+    """The number of rows that a decode step of ``rows`` rows is computed with.
+
+    At most an eighth more, or seven: products are bound by the weights' memory, or nearly.
+    """
+    return rows if rows <= 8 else rounded_up(rows, max(8, 1 << (rows - 1).bit_length() - 3))
 
 
 class CompiledSteps:
@@ -86,6 +87,12 @@ class CompiledSteps:
             return compiled
         self._gives_up = True
         return self._plain(step, tokens)
+
+    def compile(self, step: PagedStep, tokens: mx.array) -> None:
+        """Compiles a step's shape in advance, and computes the step; see ``__call__``."""
+        if not self._gives_up:
+            self._seen[_shape(step)] = STEADY + 1
+            mx.eval(self(step, tokens))
 
     def _plain(self, step: PagedStep, tokens: mx.array) -> mx.array:
         logits: mx.array = self._model(tokens, cache=step.layers())

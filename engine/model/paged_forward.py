@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, cast
 
@@ -9,10 +10,15 @@ import mlx.core as mx
 
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import paged_step
+from chairlift.cache.pages.rows import table_widths
 from chairlift.engine.model.compiled import CompiledSteps, padded_rows
 from chairlift.engine.model.forward import Cache, Chunk, Forward, Outcome, packed_tokens
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
+
+# Decode steps are compiled in advance for sequences of up to this many tokens, and later ones when
+# they recur.
+COMPILED_TOKENS = 4096
 
 
 class PagedForward(Forward):
@@ -39,6 +45,18 @@ class PagedForward(Forward):
             self.routing.of(runs),
         ):
             return self._packed_outcome(tokens, packed, chunks, step.layers())
+
+    def compile(self, make_cache: Callable[[], Cache], max_rows: int) -> None:
+        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each.
+
+        Args:
+            make_cache: makes the caches that the steps will be called with.
+        """
+        batch = cast(PagedBatch, make_cache())
+        for rows in dict.fromkeys(map(padded_rows, range(1, max_rows + 1))):
+            for pages in table_widths(COMPILED_TOKENS):
+                with paged_step([batch], [], rows, pages) as step:
+                    self._steps.compile(step, mx.zeros((rows, 1), mx.int32))
 
     def _decode(self, rows: Seq[PagedBatch], tokens: mx.array, adapters: Seq[Slot]) -> Outcome:
         """A step of rows alone, padded so that its shape recurs."""

@@ -42,15 +42,16 @@ SOURCE = """
   __shared__ Eight<T> all_keys[COLUMNS * STRIDE / 8];
   __shared__ Eight<T> all_values[COLUMNS * STRIDE / 8];
 
-  // Begins to copy the columns from ``base`` on; those that no row sees become zeros.
   const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
+  // Begins to copy the columns from ``base`` on; those that no row sees become zeros.
   const auto load = [&](Eight<T>* to, const T* pool, const T* packed, int page, int base) {
     const bool old = base < begin;
-    const bool whole = base >= start && base + COLUMNS <= (old ? min(begin, stop) : stop);
+    const bool whole = base >= start && base + COLUMNS <= (old ? begin : stop);
     to += own_row * (STRIDE / 8) + own_piece;
     if (whole) {
       const int stride = old ? DIM : each;
-      const T* from = old ? pool + pooled(page) + base % PAGE * DIM : packed + fresh + (long)(base - begin) * each;
+      const T* from = old ? pool + pooled(page) + base % PAGE * DIM
+                          : packed + fresh + (long)(base - begin) * each;
       from += own_row * stride + own_piece * 8;
       #pragma unroll
       for (int row = 0; row < COLUMNS; row += THREADS / LANES) {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chairlift.engine.cuda.paged import chunk_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
 SHAPES = [
     Shape(2, 1, 64, mx.bfloat16),
@@ -33,8 +33,8 @@ CHUNKS = [Chunk(130, 7), Chunk(0, 70), Chunk(63, 2), Chunk(64, 1), Chunk(60, 18)
 def attend(inputs: Sequences, backwards: bool) -> mx.array:
     tiles, packed = [], 0
     for row, chunk in enumerate(inputs.chunks):
-        for first in range(0, chunk.new, chunk_attention.tile_tokens(inputs.shape.group)):
-            tiles.append((packed, chunk.old, chunk.new, row, first))
+        firsts = range(0, chunk.new, chunk_attention.tile_tokens(inputs.shape.group))
+        tiles += [(packed, chunk.old, chunk.new, row, first) for first in firsts]
         packed += chunk.new
     with emulated(chunk_attention, backwards):
         return chunk_attention.chunk_attention(

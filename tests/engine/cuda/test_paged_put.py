@@ -10,7 +10,7 @@ from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.engine.cuda.paged import put
 from chairlift.engine.cuda.paged.arrays import KeysValues
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])

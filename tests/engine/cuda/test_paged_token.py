@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chairlift.engine.cuda.paged import token_attention
 from chairlift.engine.cuda.paged.arrays import TokenStep
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
 SHAPES = [
     Shape(2, 1, 64, mx.bfloat16),
