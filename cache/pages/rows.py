@@ -171,4 +171,6 @@ def table_widths(tokens: int) -> list[int]:
 
 
 def _rounded(width: int) -> int:
-    return MIN_WIDTH << (-(-width // MIN_WIDTH) - 1).bit_length() if width > MIN_WIDTH else MIN_WIDTH
+    return (
+        MIN_WIDTH << (-(-width // MIN_WIDTH) - 1).bit_length() if width > MIN_WIDTH else MIN_WIDTH
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
+from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, SwapWork
@@ -31,6 +32,7 @@ from chairlift.engine.messages import (
     StepOutput,
     Submit,
 )
+from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
@@ -139,6 +141,12 @@ class EngineCore:
         self._journal.submitted(request, self._is_awaited(sequences[0]))
         for sequence in sequences:
             self.scheduler.add(sequence)
+
+    def compile(self) -> None:
+        """Compiles decode steps in advance, so that none is slower than the others."""
+        (band, *_), forward = self.batch.bands, self.pipeline.forward
+        if isinstance(forward, PagedForward) and isinstance(band, PagedBatch):
+            forward.compile(band.memory, self.limits.max_rows)
 
     def on_due(self, wake: Callable[[], None]) -> None:
         """Registers ``wake``, which other threads call when an idle engine may have work again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 
 from chairlift.cache.quantized import Quantization
@@ -32,6 +33,9 @@ from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.sequence import Sequence
+
+# The caches of the steps that warm an engine up.
+WARM_ROWS, WARM_TOKENS = 4, 4096
 
 
 def start_core(
@@ -119,10 +123,15 @@ def serve_loaded(
     swap = _swap(config, layers, swap_bytes)
     if device.compiles_kernels:
         on_progress(Loading("compiling kernels"))
-    warm(EngineCore(model, limits), kernels=device.compiles_kernels)
+    # Its caches need not be as large as the engine's.
+    small = replace(
+        limits, kv_bytes=min(limits.kv_bytes, WARM_ROWS * limits.bytes_alone(WARM_TOKENS))
+    )
+    warm(EngineCore(model, small), kernels=device.compiles_kernels)
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler), background, ranks.journal
     )
+    core.compile()
     return core, info
 
 

@@ -90,8 +90,10 @@ class CompiledSteps:
 
     def compile(self, step: PagedStep, tokens: mx.array) -> None:
         """Compiles a step's shape in advance, and computes the step; see ``__call__``."""
+        if not _allocated(step):
+            mx.eval(self._plain(step, tokens))
         if not self._gives_up:
-            self._seen[_shape(step)] = STEADY + 1
+            self._seen[_shape(step)] = STEADY
             mx.eval(self(step, tokens))
 
     def _plain(self, step: PagedStep, tokens: mx.array) -> mx.array:
@@ -104,8 +106,7 @@ class CompiledSteps:
         if shape not in self._seen and len(self._seen) >= MAX_SHAPES:
             self._forget()
         self._seen[shape] = self._seen.get(shape, 0) + 1
-        allocated = all(layer.buffers is not None for layer in step.memory.layers)
-        return allocated and self._seen[shape] > STEADY
+        return self._seen[shape] > STEADY and _allocated(step)
 
     def _forget(self) -> None:
         self._seen.clear()
@@ -162,6 +163,10 @@ class CompiledSteps:
         right = _TRIAL.passes(lambda: self._plain(step, tokens), lambda: logits)
         self._checked = right and self._seen[_shape(step)] > STEADY + 1
         return right
+
+
+def _allocated(step: PagedStep) -> bool:
+    return all(layer.buffers is not None for layer in step.memory.layers)
 
 
 def _shape(step: PagedStep) -> Shape:

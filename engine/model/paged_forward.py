@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import mlx.core as mx
 
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import paged_step
+from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.rows import table_widths
 from chairlift.engine.model.compiled import CompiledSteps, padded_rows
 from chairlift.engine.model.forward import Cache, Chunk, Forward, Outcome, packed_tokens
@@ -46,13 +46,9 @@ class PagedForward(Forward):
         ):
             return self._packed_outcome(tokens, packed, chunks, step.layers())
 
-    def compile(self, make_cache: Callable[[], Cache], max_rows: int) -> None:
-        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each.
-
-        Args:
-            make_cache: makes the caches that the steps will be called with.
-        """
-        batch = cast(PagedBatch, make_cache())
+    def compile(self, memory: PagedMemory, max_rows: int) -> None:
+        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each."""
+        batch = PagedBatch(memory)
         for rows in dict.fromkeys(map(padded_rows, range(1, max_rows + 1))):
             for pages in table_widths(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, pages) as step:

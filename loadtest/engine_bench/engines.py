@@ -94,7 +94,9 @@ class MeasuredModel(NamedTuple):
         )
         for folder in adapters:
             prepared.adapters.load(folder.name, folder)
-        return EngineCore(prepared, limits, background=background, journal=ranks.journal)
+        core = EngineCore(prepared, limits, background=background, journal=ranks.journal)
+        core.compile()
+        return core
 
 
 class Ours:

@@ -46,7 +46,9 @@ class Served:
         cuda_block.install(model)
         geometry, vocabulary, _ = probe(model, kind)
         limits = Limits(5, 40, 1 << 24, geometry)
-        self.core: EngineCore = build_core(model, vocabulary, limits, kernels=HostPages(traceable=True))
+        self.core: EngineCore = build_core(
+            model, vocabulary, limits, kernels=HostPages(traceable=True)
+        )
         forward = self.core.pipeline.forward
         assert isinstance(forward, PagedForward)
         forward._adapted_steps = self.steps = ComparedSteps(model, forward.routing)
