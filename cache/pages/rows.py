@@ -12,9 +12,9 @@ from chairlift.cache.pages.piece import Run
 from chairlift.cache.pages.pool import Page, PagePool, page_of
 from chairlift.cache.pages.step import Table
 
-# The least entries of a table's row; wider ones have a power of two times as many, so that steps
-# have few different shapes.
-MIN_WIDTH = 16
+# Entries of a table's row, and the factor to the next larger number of entries: steps have few
+# different shapes.
+MIN_WIDTH, WIDER = 32, 4
 
 
 @dataclass(slots=True)
@@ -167,10 +167,11 @@ class PageRows:
 
 def table_widths(tokens: int) -> list[int]:
     """All numbers of entries that tables may have for sequences of up to ``tokens`` tokens."""
-    return sorted({_rounded(pages) for pages in range(1, page_count(tokens) + 1)})
+    widths = [MIN_WIDTH]
+    while widths[-1] < page_count(tokens):
+        widths.append(widths[-1] * WIDER)
+    return widths
 
 
 def _rounded(width: int) -> int:
-    return (
-        MIN_WIDTH << (-(-width // MIN_WIDTH) - 1).bit_length() if width > MIN_WIDTH else MIN_WIDTH
-    )
+    return table_widths(width * PAGE_TOKENS)[-1]

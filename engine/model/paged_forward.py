@@ -18,7 +18,7 @@ from chairlift.engine.model.lora_routing import Run, Slot
 
 # Decode steps are compiled in advance for sequences of up to this many tokens, and later ones when
 # they recur.
-COMPILED_TOKENS = 4096
+COMPILED_TOKENS = 8192
 
 
 class PagedForward(Forward):

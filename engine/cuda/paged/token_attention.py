@@ -2,8 +2,8 @@
 
 A thread block computes one token, the query heads of one key head (a group), and one span of the
 visible columns. Each warp of the block goes over different columns with a running maximum and sum;
-the warps' results are merged at the end. If a token may have several spans, a second kernel merges
-their results.
+the warps' results are merged at the end. If a token has several spans, the last of its blocks
+merges their results.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ TENSOR_DIMS = (64, 128, 192, 256)
 WARPS = 4
 # Query heads that a block computes at once; a thread has no registers for more.
 MAX_HEADS = 8
-# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors), even if most tokens see much
-# fewer columns than the table has.
-TARGET_BLOCKS = 1024
+# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
+TARGET_BLOCKS = 512
 # A token's columns are divided among blocks of this many columns. Without an upper bound, a few
 # long sequences would occupy a few blocks for long while the rest of the GPU waits.
-# The first span may begin UNIT - 1 columns before the first visible one. So the longest one is long
-# enough that sequences of up to 16 pages need no second kernel.
+# The first span may begin UNIT - 1 columns before the first visible one.
 _UNIT = 16
 SPANS = (64, 128, 256, 512, 1024 + _UNIT)
 
@@ -124,16 +122,17 @@ def _attend(
     heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block
     span, splits = span_array(divided.span), divided.splits
-    partial = splits > 1
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
+    many = splits > 1
     out: mx.array
-    out, weights = _kernel(tensor)(
+    out, _, _ = _kernel(tensor)(
         inputs=[
             queries,
             *new,
             *pool,
             *step,
             span,
+            _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
             scale_array(scale),
             sinks_array(sinks),
         ],
@@ -143,30 +142,28 @@ def _attend(
             ("HEADS", heads_per_block),
             ("WARPS", WARPS),
             ("PAGE", PAGE_TOKENS),
-            ("PARTIAL", partial),
+            ("MANY", many),
             ("SINKS", sinks is not None),
             *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
         grid=(splits * WARPS * 32, blocks, tokens),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[
-            (tokens, heads, splits, dim) if partial else (tokens, heads, 1, dim),
-            (tokens, heads, splits, 2) if partial else (1,),
+            (tokens, heads, 1, dim),
+            (tokens, heads, splits, dim) if many else (1,),
+            (tokens, heads, splits, 2) if many else (1,),
         ],
-        output_dtypes=[mx.float32 if partial else queries.dtype, mx.float32],
+        output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
-    if not partial:
-        return out
-    merged: mx.array
-    (merged,) = _merge()(
-        inputs=[out, weights, step.lengths, step.stops, span],
-        template=[("DIM", dim), ("T", queries.dtype)],
-        grid=(tokens * heads * dim, 1, 1),
-        threadgroup=(dim, 1, 1),
-        output_shapes=[(tokens, heads, 1, dim)],
-        output_dtypes=[queries.dtype],
-    )
-    return merged
+    return out
+
+
+@functools.cache
+def _counters(count: int) -> mx.array:
+    """``[count]`` int32 zeros, in which a launch counts blocks, and which it leaves as zeros."""
+    counters = mx.zeros((count,), mx.int32)
+    mx.eval(counters)
+    return counters
 
 
 def _heads_per_block(group: int) -> int:
@@ -185,20 +182,11 @@ def _kernel(tensor: bool) -> Any:
             "values",
             *TokenStep._fields,
             "span",
+            "counters",
             "scale",
             "sinks",
         ],
-        output_names=["out", "weights"],
+        output_names=["out", "partials", "weights"],
         header=HEADER,
         source=source.BEGIN + (source.TENSOR if tensor else source.PLAIN) + source.END,
-    )
-
-
-@functools.cache
-def _merge() -> Any:
-    return mx.fast.cuda_kernel(
-        name="chairlift_token_merge",
-        input_names=["parts", "weights", "lengths", "stops", "span"],
-        output_names=["out"],
-        source=source.MERGE,
     )

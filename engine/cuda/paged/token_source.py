@@ -1,8 +1,7 @@
 """CUDA source of ``token_attention``, in fragments.
 
-The first kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``, with ``ptx.HEADER``
-before it; ``MERGE`` is the second kernel. MLX generates their signatures from the names of inputs,
-outputs and template arguments.
+The kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``, with ``ptx.HEADER`` before it.
+MLX generates its signature from the names of inputs, outputs and template arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ BEGIN = """
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
   const int from = start / UNIT * UNIT + split * span[0];
   const int first = max(start, from), last = min(stop, from + span[0]);
-  if (first >= last) return;  // the merge does not read this split
+  if (first >= last) return;  // the token has fewer splits
   const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
   const long fresh = token * each + key_head * DIM;
   // Of a column of the pool, the first number.
@@ -264,6 +263,8 @@ TENSOR = """
 
 END = """
   __syncthreads();
+  // The number of the token's splits. If there are more, the last one to end merges all.
+  const int used = MANY ? (stop - start / UNIT * UNIT + span[0] - 1) / span[0] : 1;
   for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
     const int h = i / DIM, dim = i % DIM;
     float higher = LEAST;
@@ -277,8 +278,8 @@ END = """
       result += all_mixed[w][h][dim] * faded;
     }
     const long whole = (long)token * heads + head + h;
-    if (PARTIAL) {
-      out[(whole * splits + split) * DIM + dim] = result;
+    if (used > 1) {
+      partials[(whole * splits + split) * DIM + dim] = result;
       if (dim == 0) {
         weights[(whole * splits + split) * 2] = higher;
         weights[(whole * splits + split) * 2 + 1] = total;
@@ -287,22 +288,29 @@ END = """
       out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
     }
   }
-"""
-
-# Grid: one block of DIM threads for each token and head.
-MERGE = """
-  constexpr int UNIT = 16;
-  const int most = weights_shape[2];
-  const long whole = blockIdx.x;
-  const int token = whole / weights_shape[1], stop = stops[token];
-  const int columns = stop - (stop - lengths[token]) / UNIT * UNIT;
-  const int splits = (columns + span[0] - 1) / span[0];
-  float higher = -1e30f, total = 0.f, result = 0.f;
-  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * most + s) * 2]);
-  for (int s = 0; s < splits; ++s) {
-    const float faded = exp2f(weights[(whole * most + s) * 2] - higher);
-    total += weights[(whole * most + s) * 2 + 1] * faded;
-    result += parts[(whole * most + s) * DIM + threadIdx.x] * faded;
+  if (used == 1) return;
+  __shared__ int ended;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int* counter = const_cast<int*>(counters) + token * gridDim.y + blockIdx.y;
+    ended = atomicAdd(counter, 1) + 1;
+    if (ended == used) *counter = 0;  // for the next launch
   }
-  out[whole * DIM + threadIdx.x] = static_cast<T>(total > 0.f ? result / total : 0.f);
+  __syncthreads();
+  if (ended < used) return;
+  __threadfence();
+  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
+    const int dim = i % DIM;
+    const long whole = (long)token * heads + head + i / DIM;
+    float higher = LEAST, total = 0.f, result = 0.f;
+    for (int s = 0; s < used; ++s)
+      higher = fmaxf(higher, __ldcg(weights + (whole * splits + s) * 2));
+    for (int s = 0; s < used; ++s) {
+      const float faded = exp2f(__ldcg(weights + (whole * splits + s) * 2) - higher);
+      total += __ldcg(weights + (whole * splits + s) * 2 + 1) * faded;
+      result += __ldcg(partials + (whole * splits + s) * DIM + dim) * faded;
+    }
+    out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
+  }
 """
