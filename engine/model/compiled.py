@@ -92,8 +92,8 @@ class CompiledSteps:
         """Compiles a step's shape in advance, and computes the step; see ``__call__``."""
         if not _allocated(step):
             mx.eval(self._plain(step, tokens))
-        if not self._gives_up:
-            self._seen[_shape(step)] = STEADY
+        self._seen[_shape(step)] = STEADY
+        for _ in range(1 if self._checked else 2):
             mx.eval(self(step, tokens))
 
     def _plain(self, step: PagedStep, tokens: mx.array) -> mx.array:
@@ -160,6 +160,8 @@ class CompiledSteps:
 
         Later steps rely on the answer only if it comes from a step after the traced one.
         """
+        # One after the other: in one graph, both would run at the same time on the same pages.
+        mx.eval(logits)
         right = _TRIAL.passes(lambda: self._plain(step, tokens), lambda: logits)
         self._checked = right and self._seen[_shape(step)] > STEADY + 1
         return right

@@ -6,8 +6,9 @@ MLX generates its signature from the names of inputs, outputs and template argum
 
 from __future__ import annotations
 
-# Grid: (split, key head and part of its group, token). A split has ``span`` columns, the first one
-# from a multiple of UNIT on. Scores are exponents of two: log2(e) is part of ``scale``.
+# Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
+# about ``span`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents
+# of two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int UNIT = 16;
@@ -19,9 +20,11 @@ BEGIN = """
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int* table = tables + (long)owners[token] * tables_shape[1];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
-  const int from = start / UNIT * UNIT + split * span[0];
-  const int first = max(start, from), last = min(stop, from + span[0]);
-  if (first >= last) return;  // the token has fewer splits
+  const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
+  const int used = MANY ? (units * UNIT + span[0] - 1) / span[0] : 1;
+  if (split >= used) return;
+  const int first = max(start, (unit + units * split / used) * UNIT);
+  const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);
   const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
   const long fresh = token * each + key_head * DIM;
   // Of a column of the pool, the first number.
@@ -263,8 +266,6 @@ TENSOR = """
 
 END = """
   __syncthreads();
-  // The number of the token's splits. If there are more, the last one to end merges all.
-  const int used = MANY ? (stop - start / UNIT * UNIT + span[0] - 1) / span[0] : 1;
   for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
     const int h = i / DIM, dim = i % DIM;
     float higher = LEAST;
@@ -289,6 +290,7 @@ END = """
     }
   }
   if (used == 1) return;
+  // The last of the token's blocks merges the results of all.
   __shared__ int ended;
   __threadfence();
   __syncthreads();
@@ -300,17 +302,30 @@ END = """
   __syncthreads();
   if (ended < used) return;
   __threadfence();
-  for (int i = threadIdx.x; i < HEADS * DIM; i += WARPS * 32) {
-    const int dim = i % DIM;
-    const long whole = (long)token * heads + head + i / DIM;
-    float higher = LEAST, total = 0.f, result = 0.f;
-    for (int s = 0; s < used; ++s)
-      higher = fmaxf(higher, __ldcg(weights + (whole * splits + s) * 2));
-    for (int s = 0; s < used; ++s) {
-      const float faded = exp2f(__ldcg(weights + (whole * splits + s) * 2) - higher);
-      total += __ldcg(weights + (whole * splits + s) * 2 + 1) * faded;
-      result += __ldcg(partials + (whole * splits + s) * DIM + dim) * faded;
+  constexpr int EACH = (HEADS * DIM + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
+  float highest[EACH], total[EACH] = {}, result[EACH] = {};
+  #pragma unroll
+  for (int e = 0; e < EACH; ++e) highest[e] = LEAST;
+  #pragma unroll 2
+  for (int s = 0; s < used; ++s) {
+    #pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int i = min((int)threadIdx.x + e * WARPS * 32, HEADS * DIM - 1);
+      const long at = ((long)token * heads + head + i / DIM) * splits + s;
+      const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
+      const float number = __ldcg(partials + at * DIM + i % DIM);
+      const float higher = fmaxf(highest[e], theirs);
+      const float mine = exp2f(highest[e] - higher), their = exp2f(theirs - higher);
+      total[e] = total[e] * mine + share * their;
+      result[e] = result[e] * mine + number * their;
+      highest[e] = higher;
     }
-    out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
+  }
+  #pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    const int i = threadIdx.x + e * WARPS * 32;
+    if (i < HEADS * DIM)
+      out[((long)token * heads + head) * DIM + i] =
+          static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
   }
 """
