@@ -70,9 +70,9 @@ def window_array(window: int | None) -> mx.array:
 
 
 @functools.cache
-def offset_array(first: int) -> mx.array:
-    """``[1]`` int32: the first token of a launch."""
-    return mx.array([first], mx.int32)
+def span_array(span: int) -> mx.array:
+    """``[1]`` int32: the columns of a split."""
+    return mx.array([span], mx.int32)
 
 
 def sinks_array(sinks: mx.array | None) -> mx.array:

@@ -1,15 +1,15 @@
 """Attention of single query tokens to their sequences' pages: decode rows, and any prompt token.
 
-A thread block computes one token, the query heads of one key head (a group), and one split of the
-visible columns, then the next item of this work. Each warp of the block goes over different columns
-with a running maximum and sum; the warps' results are merged at the end. If a token has several
-splits, the last of its blocks merges their results.
+A thread block computes one token, the query heads of one key head (a group), and one span of the
+visible columns. Each warp of the block goes over different columns with a running maximum and sum;
+the warps' results are merged at the end. If a token has several spans, the last of its blocks
+merges their results.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -18,9 +18,9 @@ from chairlift.engine.cuda.paged import token_source as source
 from chairlift.engine.cuda.paged.arrays import (
     KeysValues,
     TokenStep,
-    offset_array,
     scale_array,
     sinks_array,
+    span_array,
 )
 from chairlift.engine.cuda.paged.ptx import HEADER
 
@@ -31,14 +31,35 @@ TENSOR_DIMS = (64, 128, 192, 256)
 WARPS = 4
 # Query heads that a block computes at once; a thread has no registers for more.
 MAX_HEADS = 8
-# Blocks of a launch: three for each multiprocessor of an H200, which has registers for no more.
-BLOCKS = 3 * 132
-# Items of work that a block gets, or more. More items are distributed more evenly, and cost merges.
-ROUNDS = 4
-# The least columns of a split, in units of 16.
-MIN_UNITS = 8
-# Tokens of a launch; each block has a list of them in shared memory.
-MAX_TOKENS = 1024
+# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
+TARGET_BLOCKS = 512
+# A token's columns are divided among blocks of this many columns. Without an upper bound, a few
+# long sequences would occupy a few blocks for long while the rest of the GPU waits.
+# The first span may begin UNIT - 1 columns before the first visible one.
+_UNIT = 16
+SPANS = (64, 128, 256, 512, 1024 + _UNIT)
+
+
+class Division(NamedTuple):
+    """How the visible columns of a token are divided among blocks.
+
+    Attributes:
+        span: columns of a block.
+        splits: the most blocks that a token needs.
+    """
+
+    span: int
+    splits: int
+
+
+def division(blocks: int, columns: int) -> Division:
+    """The division for ``blocks`` parts of tokens that see at most ``columns`` columns each.
+
+    The fewer tokens there are, the shorter the spans.
+    """
+    fitting = (span for span in SPANS if blocks * columns <= TARGET_BLOCKS * span)
+    span = next(fitting, SPANS[-1])
+    return Division(span, -(-(columns + _UNIT) // span))
 
 
 def token_attention(
@@ -48,6 +69,7 @@ def token_attention(
     step: TokenStep,
     scale: float,
     sinks: mx.array | None = None,
+    window: int | None = None,
 ) -> mx.array:
     """Attention of each query token to the columns that it sees; writes the new tokens to the pool.
 
@@ -58,17 +80,17 @@ def token_attention(
         step: the tokens' columns.
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
+        window: upper bound of ``step.lengths``; None: the tables' columns are.
 
     Returns:
         ``[tokens, heads, 1, dim]`` of the queries' type.
     """
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
-    parts = [
-        _attend(queries, new, pool, step, scale, sinks, first)
-        for first in range(0, len(queries), MAX_TOKENS)
-    ]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    columns = step.tables.shape[1] * PAGE_TOKENS
+    blocks = len(queries) * queries.shape[1] // _heads_per_block(group)
+    divided = division(blocks, min(columns, window or columns))
+    return _attend(queries, new, pool, step, scale, sinks, divided)
 
 
 @functools.cache
@@ -78,9 +100,11 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     sinks = mx.zeros((group,)) if with_sinks else None
     one, zero = (mx.array([number], mx.int32) for number in (1, 0))
     step = TokenStep(mx.zeros((1, 1), mx.int32), zero, zero, one, one)
-    # The kernel writes to the pool.
-    pool = KeysValues(*(mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2)))
-    mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, 0))
+    for splits in (1, 2):
+        # Each call has a pool of its own: the kernel writes to it.
+        pool = KeysValues(*(mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2)))
+        divided = Division(SPANS[0], splits)
+        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, divided))
 
 
 def _attend(
@@ -90,17 +114,16 @@ def _attend(
     step: TokenStep,
     scale: float,
     sinks: mx.array | None,
-    first: int,
+    divided: Division,
 ) -> mx.array:
-    """Launches the kernel for ``MAX_TOKENS`` tokens, or as many as there are, from ``first`` on."""
-    _, heads, _, dim = queries.shape
-    tokens = min(len(queries) - first, MAX_TOKENS)
+    """Launches the kernels."""
+    tokens, heads, _, dim = queries.shape
     group = heads // pool.keys.shape[1]
     heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block
-    # Splits of all tokens, at most.
-    works = tokens + -(-BLOCKS * ROUNDS // blocks)
+    span, splits = span_array(divided.span), divided.splits
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
+    many = splits > 1
     out: mx.array
     out, _, _ = _kernel(tensor)(
         inputs=[
@@ -108,8 +131,8 @@ def _attend(
             *new,
             *pool,
             *step,
-            offset_array(first),
-            _counters(MAX_TOKENS * blocks),
+            span,
+            _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
             scale_array(scale),
             sinks_array(sinks),
         ],
@@ -119,18 +142,16 @@ def _attend(
             ("HEADS", heads_per_block),
             ("WARPS", WARPS),
             ("PAGE", PAGE_TOKENS),
-            ("TOKENS", max(WARPS * 32, 1 << (tokens - 1).bit_length())),
-            ("ROUNDS", ROUNDS),
-            ("MIN_UNITS", MIN_UNITS),
+            ("MANY", many),
             ("SINKS", sinks is not None),
             *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
-        grid=(min(BLOCKS, works * blocks) * WARPS * 32, 1, 1),
+        grid=(splits * WARPS * 32, blocks, tokens),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[
             (tokens, heads, 1, dim),
-            (works, heads, dim),
-            (works, heads, 2),
+            (tokens, heads, splits, dim) if many else (1,),
+            (tokens, heads, splits, 2) if many else (1,),
         ],
         output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
@@ -160,7 +181,7 @@ def _kernel(tensor: bool) -> Any:
             "keys",
             "values",
             *TokenStep._fields,
-            "offsets",
+            "span",
             "counters",
             "scale",
             "sinks",

@@ -6,78 +6,32 @@ MLX generates its signature from the names of inputs, outputs and template argum
 
 from __future__ import annotations
 
-# Blocks take items of work in turn: a split of a token's columns, for one key head and part of its
-# group. Splits have about the same length, which follows from the number of blocks, and begin at
-# multiples of UNIT columns. Scores are exponents of two: log2(e) is part of ``scale``.
+# Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
+# about ``span`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents
+# of two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int UNIT = 16, THREADS = WARPS * 32, OWN = TOKENS / THREADS;
-  const int key_heads = keys_shape[1], heads = queries_shape[1];
-  const int offset = offsets[0], tokens = min(TOKENS, (int)queries_shape[0] - offset);
-  const int blocks = heads / HEADS, parts = blocks / key_heads;
+  constexpr int UNIT = 16;
+  const int key_heads = keys_shape[1];
+  const int splits = gridDim.x, split = blockIdx.x, token = blockIdx.z;
+  const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
+  const int head = blockIdx.y * HEADS;  // the first of the part
+  const int heads = gridDim.y * HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
-  __shared__ float all_mixed[WARPS][HEADS][DIM];
-  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
-  __shared__ int ends[TOKENS], sums[THREADS], ended;
-
-  // Leaves in ``sums`` the sum of the numbers of this thread and of those before it.
-  const auto add_up = [&](int number) {
-    __syncthreads();
-    sums[threadIdx.x] = number;
-    __syncthreads();
-    for (int apart = 1; apart < THREADS; apart *= 2) {
-      const int before = threadIdx.x >= apart ? sums[threadIdx.x - apart] : 0;
-      __syncthreads();
-      sums[threadIdx.x] += before;
-      __syncthreads();
-    }
-  };
-  int units[OWN], own = 0;
-  #pragma unroll
-  for (int j = 0; j < OWN; ++j) {
-    const int t = threadIdx.x * OWN + j, at = offset + (t < tokens ? t : 0), stop = stops[at];
-    units[j] = t < tokens ? (stop + UNIT - 1) / UNIT - (stop - lengths[at]) / UNIT : 0;
-    own += units[j];
-  }
-  add_up(own);
-  const long all = (long)sums[THREADS - 1] * blocks;
-  const int longest = max(MIN_UNITS, (int)(all / (gridDim.x * ROUNDS)) + 1);
-  own = 0;
-  #pragma unroll
-  for (int j = 0; j < OWN; ++j) {
-    own += (units[j] + longest - 1) / longest;
-    ends[threadIdx.x * OWN + j] = own;
-  }
-  add_up(own);
-  #pragma unroll
-  for (int j = 0; j < OWN; ++j) ends[threadIdx.x * OWN + j] += sums[threadIdx.x] - own;
-  __syncthreads();
-  const int works = ends[tokens - 1];  // splits of all tokens
-
-for (int item = blockIdx.x; item < works * blocks; item += gridDim.x) {
-  const int work = item / blocks, block = item % blocks;
-  int local = 0;
-  for (int above = tokens - 1; local < above;) {
-    const int middle = (local + above) / 2;
-    if (ends[middle] > work) above = middle;
-    else local = middle + 1;
-  }
-  const int first_work = local ? ends[local - 1] : 0;
-  const int split = work - first_work, used = ends[local] - first_work;
-  const int token = offset + local;
-  const int key_head = block / parts, head = block * HEADS;  // the first of the part
   const int* table = tables + (long)owners[token] * tables_shape[1];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
-  const int unit = start / UNIT, own_units = (stop + UNIT - 1) / UNIT - unit;
-  const int first = max(start, (unit + own_units * split / used) * UNIT);
-  const int last = min(stop, (unit + own_units * (split + 1) / used) * UNIT);
+  const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
+  const int used = MANY ? (units * UNIT + span[0] - 1) / span[0] : 1;
+  if (split >= used) return;
+  const int first = max(start, (unit + units * split / used) * UNIT);
+  const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);
+  const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
   const long fresh = token * each + key_head * DIM;
   // Of a column of the pool, the first number.
   const auto pooled = [&](int page, int column) {
     return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * DIM;
   };
-  if (split == 0 && block % parts == 0 && threadIdx.x < DIM / 8) {
+  if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
     const int at = threadIdx.x * 8;
     // Nobody reads this column of the pool in this step.
     const long where = pooled(table[(stop - 1) / PAGE], stop - 1) + at;
@@ -86,6 +40,8 @@ for (int item = blockIdx.x; item < works * blocks; item += gridDim.x) {
     *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
         *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
   }
+  __shared__ float all_mixed[WARPS][HEADS][DIM];
+  __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
 """
 
 # Scores and sums without tensor cores: any type, any head dimension.
@@ -322,32 +278,29 @@ END = """
       total += all_sum[w][h] * faded;
       result += all_mixed[w][h][dim] * faded;
     }
+    const long whole = (long)token * heads + head + h;
     if (used > 1) {
-      const long at = (long)work * heads + head + h;
-      partials[at * DIM + dim] = result;
+      partials[(whole * splits + split) * DIM + dim] = result;
       if (dim == 0) {
-        weights[at * 2] = higher;
-        weights[at * 2 + 1] = total;
+        weights[(whole * splits + split) * 2] = higher;
+        weights[(whole * splits + split) * 2 + 1] = total;
       }
     } else {
-      out[((long)local * heads + head + h) * DIM + dim] =
-          static_cast<T>(total > 0.f ? result / total : 0.f);
+      out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
     }
   }
-  if (used == 1) {
-    __syncthreads();  // before the next item's results
-    continue;
-  }
+  if (used == 1) return;
   // The last of the token's blocks merges the results of all.
+  __shared__ int ended;
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    int* counter = const_cast<int*>(counters) + local * blocks + block;
+    int* counter = const_cast<int*>(counters) + token * gridDim.y + blockIdx.y;
     ended = atomicAdd(counter, 1) + 1;
     if (ended == used) *counter = 0;  // for the next launch
   }
   __syncthreads();
-  if (ended < used) continue;
+  if (ended < used) return;
   __threadfence();
   constexpr int EACH = (HEADS * DIM + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
   float highest[EACH], total[EACH] = {}, result[EACH] = {};
@@ -358,7 +311,7 @@ END = """
     #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const int i = min((int)threadIdx.x + e * WARPS * 32, HEADS * DIM - 1);
-      const long at = (long)(first_work + s) * heads + head + i / DIM;
+      const long at = ((long)token * heads + head + i / DIM) * splits + s;
       const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
       const float number = __ldcg(partials + at * DIM + i % DIM);
       const float higher = fmaxf(highest[e], theirs);
@@ -372,8 +325,7 @@ END = """
   for (int e = 0; e < EACH; ++e) {
     const int i = threadIdx.x + e * WARPS * 32;
     if (i < HEADS * DIM)
-      out[((long)local * heads + head) * DIM + i] =
+      out[((long)token * heads + head) * DIM + i] =
           static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
   }
-}
 """

@@ -57,7 +57,7 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
 def test_tokens_attend_to_what_they_see(
     shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_attention, "MIN_UNITS", 1 << 20)  # no splits
+    monkeypatch.setattr(token_attention, "TARGET_BLOCKS", 0)  # no splits
     inputs = Sequences(shape, CHUNKS)
     inputs.check(attend(inputs, backwards))
 
