@@ -14,7 +14,7 @@ from chairlift.cache.pages.step import Table
 
 # Entries of a table's row, and the factor to the next larger number of entries: steps have few
 # different shapes.
-MIN_WIDTH, WIDER = 32, 4
+MIN_WIDTH, WIDER = 16, 2
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from functools import partial
 
 from chairlift.cache.quantized import Quantization
@@ -18,7 +17,7 @@ from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
-from chairlift.engine.core.warm import warm
+from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device import memory, profile
 from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
@@ -33,9 +32,6 @@ from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.sequence import Sequence
-
-# The caches of the steps that warm an engine up.
-WARM_ROWS, WARM_TOKENS = 4, 4096
 
 
 def start_core(
@@ -123,11 +119,7 @@ def serve_loaded(
     swap = _swap(config, layers, swap_bytes)
     if device.compiles_kernels:
         on_progress(Loading("compiling kernels"))
-    # Its caches need not be as large as the engine's.
-    small = replace(
-        limits, kv_bytes=min(limits.kv_bytes, WARM_ROWS * limits.bytes_alone(WARM_TOKENS))
-    )
-    warm(EngineCore(model, small), kernels=device.compiles_kernels)
+    warm_model(model, limits, kernels=device.compiles_kernels)
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler), background, ranks.journal
     )

@@ -15,6 +15,7 @@ from chairlift.engine.core.acceleration import Acceleration
 from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
 from chairlift.engine.lora.adapters import AdapterLimits
@@ -94,6 +95,7 @@ class MeasuredModel(NamedTuple):
         )
         for folder in adapters:
             prepared.adapters.load(folder.name, folder)
+        warm_model(prepared, limits, kernels=current().compiles_kernels)
         core = EngineCore(prepared, limits, background=background, journal=ranks.journal)
         core.compile()
         return core

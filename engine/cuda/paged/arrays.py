@@ -69,12 +69,6 @@ def window_array(window: int | None) -> mx.array:
     return mx.array([window or 1 << 30], mx.int32)
 
 
-@functools.cache
-def span_array(span: int) -> mx.array:
-    """``[1]`` int32: the columns of a split."""
-    return mx.array([span], mx.int32)
-
-
 def sinks_array(sinks: mx.array | None) -> mx.array:
     """``sinks`` as float32, or something in their place."""
     return _nothing() if sinks is None else sinks.astype(mx.float32)

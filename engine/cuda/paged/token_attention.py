@@ -9,7 +9,7 @@ merges their results.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,7 +20,6 @@ from chairlift.engine.cuda.paged.arrays import (
     TokenStep,
     scale_array,
     sinks_array,
-    span_array,
 )
 from chairlift.engine.cuda.paged.ptx import HEADER
 
@@ -31,35 +30,10 @@ TENSOR_DIMS = (64, 128, 192, 256)
 WARPS = 4
 # Query heads that a block computes at once; a thread has no registers for more.
 MAX_HEADS = 8
-# Enough blocks to fill a large GPU (an H200 has 132 multiprocessors).
-TARGET_BLOCKS = 512
-# A token's columns are divided among blocks of this many columns. Without an upper bound, a few
-# long sequences would occupy a few blocks for long while the rest of the GPU waits.
-# The first span may begin UNIT - 1 columns before the first visible one.
-_UNIT = 16
-SPANS = (64, 128, 256, 512, 1024 + _UNIT)
-
-
-class Division(NamedTuple):
-    """How the visible columns of a token are divided among blocks.
-
-    Attributes:
-        span: columns of a block.
-        splits: the most blocks that a token needs.
-    """
-
-    span: int
-    splits: int
-
-
-def division(blocks: int, columns: int) -> Division:
-    """The division for ``blocks`` parts of tokens that see at most ``columns`` columns each.
-
-    The fewer tokens there are, the shorter the spans.
-    """
-    fitting = (span for span in SPANS if blocks * columns <= TARGET_BLOCKS * span)
-    span = next(fitting, SPANS[-1])
-    return Division(span, -(-(columns + _UNIT) // span))
+# A token's columns are divided among blocks of about this many columns, the same for any number of
+# tokens: shorter splits were not faster (on an H200), even for one token. The first column may lie
+# up to 15 columns behind the split's begin, and 16 pages of a table should need no second block.
+SPAN = 1024 + 16
 
 
 def token_attention(
@@ -88,9 +62,8 @@ def token_attention(
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
     columns = step.tables.shape[1] * PAGE_TOKENS
-    blocks = len(queries) * queries.shape[1] // _heads_per_block(group)
-    divided = division(blocks, min(columns, window or columns))
-    return _attend(queries, new, pool, step, scale, sinks, divided)
+    splits = -(-(min(columns, window or columns) + 16) // SPAN)
+    return _attend(queries, new, pool, step, scale, sinks, splits)
 
 
 @functools.cache
@@ -103,8 +76,7 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     for splits in (1, 2):
         # Each call has a pool of its own: the kernel writes to it.
         pool = KeysValues(*(mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2)))
-        divided = Division(SPANS[0], splits)
-        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, divided))
+        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, splits))
 
 
 def _attend(
@@ -114,14 +86,13 @@ def _attend(
     step: TokenStep,
     scale: float,
     sinks: mx.array | None,
-    divided: Division,
+    splits: int,
 ) -> mx.array:
     """Launches the kernels."""
     tokens, heads, _, dim = queries.shape
     group = heads // pool.keys.shape[1]
     heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block
-    span, splits = span_array(divided.span), divided.splits
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
     many = splits > 1
     out: mx.array
@@ -131,7 +102,6 @@ def _attend(
             *new,
             *pool,
             *step,
-            span,
             _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
             scale_array(scale),
             sinks_array(sinks),
@@ -143,6 +113,7 @@ def _attend(
             ("WARPS", WARPS),
             ("PAGE", PAGE_TOKENS),
             ("MANY", many),
+            ("SPAN", SPAN),
             ("SINKS", sinks is not None),
             *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
@@ -181,7 +152,6 @@ def _kernel(tensor: bool) -> Any:
             "keys",
             "values",
             *TokenStep._fields,
-            "span",
             "counters",
             "scale",
             "sinks",

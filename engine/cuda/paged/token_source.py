@@ -7,7 +7,7 @@ MLX generates its signature from the names of inputs, outputs and template argum
 from __future__ import annotations
 
 # Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
-# about ``span`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents
+# about ``SPAN`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents
 # of two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
@@ -21,7 +21,7 @@ BEGIN = """
   const int* table = tables + (long)owners[token] * tables_shape[1];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
   const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
-  const int used = MANY ? (units * UNIT + span[0] - 1) / span[0] : 1;
+  const int used = MANY ? (units * UNIT + SPAN - 1) / SPAN : 1;
   if (split >= used) return;
   const int first = max(start, (unit + units * split / used) * UNIT);
   const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);

@@ -57,7 +57,7 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
 def test_tokens_attend_to_what_they_see(
     shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_attention, "TARGET_BLOCKS", 0)  # no splits
+    monkeypatch.setattr(token_attention, "SPAN", 1 << 20)  # no splits
     inputs = Sequences(shape, CHUNKS)
     inputs.check(attend(inputs, backwards))
 
@@ -72,11 +72,14 @@ def test_tokens_attend_to_what_they_see(
 @settings(max_examples=30)
 def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) -> None:
     inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
-    inputs.check(attend(inputs, backwards))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_attention, "SPAN", 64)
+        inputs.check(attend(inputs, backwards))
 
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[3:10:2], ids=str)
-def test_splits_are_merged(shape: Shape, backwards: bool) -> None:
+def test_splits_are_merged(shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_attention, "SPAN", 64)
     inputs = Sequences(shape, [Chunk(200, 1), Chunk(0, 3)])
     inputs.check(attend(inputs, backwards))
