@@ -14,7 +14,7 @@ from chairlift.cache.chunked import ChunkedLayer, QuantizedChunkedLayer
 from chairlift.cache.inspection import check_buffers, check_rings, measured_geometry
 from chairlift.cache.layer import LayerCache, Shared
 from chairlift.cache.quantized import Quantization, QuantizedLayer
-from chairlift.cache.ring import Ring
+from chairlift.cache.ring import Ring, order_without
 from chairlift.cache.snapshot import (
     AttentionPiece,
     LayerKind,
@@ -163,7 +163,7 @@ class BatchCache:
             ring.place(row, 0)
         for layer, piece in zip(self._parts, state.layers, strict=True):
             if not isinstance(layer, LayerCache):
-                layer.put(row, _state(piece))
+                layer.put(row, piece if isinstance(piece, StatePiece) else None)
             elif isinstance(piece, AttentionPiece):
                 newest = piece.newest(layer.ring.columns).loaded()
                 layer.ring.place(row, newest.tokens)
@@ -208,18 +208,13 @@ class BatchCache:
         Returns:
             The former number of each remaining row, in the new order.
         """
-        remaining = len(self) - len(rows)
-        freed = sorted(row for row in rows if row < remaining)
-        movers = [row for row in range(remaining, len(self)) if row not in rows]
-        order = list(range(remaining))
-        moves = list(zip(movers, freed, strict=True))
-        for mover, row in moves:
-            order[row] = mover
+        order = order_without(rows, len(self))
+        moves = [(row, to) for to, row in enumerate(order) if row != to]
         for layer in self._attention:
             for row in nonfinite:
                 layer.clear(row)
             self._moves += layer.move(moves)
-            layer.clear_newest(remaining, len(self))
+            layer.clear_newest(len(order), len(self))
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
@@ -229,12 +224,10 @@ class BatchCache:
         return order
 
     def take_moves(self) -> list[mx.array]:
-        """Returns and clears the copies of moving and joining rows. Evaluate them before building
-        anything else on the buffers.
+        """Returns and clears the copies of moving rows, to evaluate before the next step is built.
 
         NOTE: MLX writes into a buffer in place only if nothing else references it, not even an
-        operation that is still running; otherwise it copies the entire buffer. A row that moves
-        within a buffer is therefore read out first.
+        operation that is still running; otherwise it copies the entire buffer.
         """
         moves, self._moves = self._moves, []
         return moves
@@ -354,8 +347,3 @@ class BatchCache:
         for state in self._states:
             state.check_integrity(len(self))
         check_buffers(self._attention)
-
-
-def _state(piece: LayerState | None) -> StatePiece | None:
-    assert piece is None or isinstance(piece, StatePiece), piece
-    return piece

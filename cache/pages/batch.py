@@ -12,6 +12,7 @@ from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import PAGE_TOKENS, page_count
 from chairlift.cache.pages.piece import PagedPiece, Run
 from chairlift.cache.pages.rows import PageRows
+from chairlift.cache.ring import order_without
 from chairlift.cache.snapshot import AttentionPiece, LayerKind, Snapshot, resumable
 
 
@@ -120,12 +121,7 @@ class PagedBatch:
         Returns:
             The former number of each remaining row, in the new order.
         """
-        remaining = len(self) - len(rows)
-        freed = sorted(row for row in rows if row < remaining)
-        movers = [row for row in range(remaining, len(self)) if row not in rows]
-        order = list(range(remaining))
-        for mover, row in zip(movers, freed, strict=True):
-            order[row] = mover
+        order = order_without(rows, len(self))
         for pages in self.rows.values():
             for row in rows:
                 pages.release(row, self.offsets[row])

@@ -36,7 +36,7 @@ class LaunchOrder(Enum):
     EAGER = "eager"
     # Build, wait, dispatch: MLX writes in place only to buffers that nothing else references.
     SEQUENTIAL = "sequential"
-    # Build, dispatch, wait: the cache layers write to their buffers without MLX.
+    # Build, dispatch, wait: kernels write pages without MLX.
     QUEUED = "queued"
 
 

@@ -17,13 +17,15 @@ from chairlift.engine.model.forward import Cache, Chunk, Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.model.paged_forward import PagedForward
-from chairlift.engine.model.trial import Trial, within_largest
+from chairlift.engine.model.trial import Trial, within_rms
 
 log = logging.getLogger(__name__)
 
-# As a share of the largest logit. bfloat16 has two digits; wrong logits differ by much more.
-TOLERANCE = 0.05
-_TRIAL = Trial(within_largest(TOLERANCE), log, error="a model call of another form fails: %s")
+# As a share of a row's logits. In bfloat16, attention that rounds at other places changes the
+# logits of 34 random layers by up to 0.08, and the model's own code is as far from exact logits;
+# one token that is not seen changes them by 0.2 or more.
+TOLERANCE = 0.15
+_TRIAL = Trial(within_rms(TOLERANCE), log, error="a model call of another form fails: %s")
 # Pages of each kind during a trial, which has six short sequences.
 TRIAL_PAGES = 16
 

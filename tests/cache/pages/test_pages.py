@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import mlx.core as mx
@@ -33,9 +34,12 @@ def _memory(pages: int = 60, kinds: tuple[LayerKind, ...] = KINDS) -> PagedMemor
     return memory
 
 
-def _key(sequence: int, position: int) -> mx.array:
-    """The key and value of a token: different in each sequence and position."""
-    return mx.random.normal((KEY_HEADS, DIM), key=mx.random.key(1000 * sequence + position))
+@functools.cache
+def _keys(sequence: int) -> mx.array:
+    """The keys and values of a sequence's tokens: ``[key heads, tokens, dim]``."""
+    keys = mx.random.normal((KEY_HEADS, 1100, DIM), key=mx.random.key(sequence))
+    mx.eval(keys)
+    return keys
 
 
 class _Model:
@@ -67,7 +71,8 @@ class _Model:
         owners = [(s, self.batch.offsets[row], 1) for row, s in enumerate(self.sequences)]
         places = owners if bands else []
         places += [(sequence, batch.offsets[0], new) for batch, new, sequence in chunks]
-        keys = mx.stack([_key(s, at + i) for s, at, new in places for i in range(new)])[:, :, None]
+        parts = [_keys(s)[:, at : at + new].swapaxes(0, 1) for s, at, new in places]
+        keys = mx.concatenate(parts)[:, :, None]
         queries = mx.random.normal((len(keys), HEADS, 1, DIM), key=mx.random.key(len(keys)))
         with paged_step(bands, [(batch, new) for batch, new, _ in chunks]) as step:
             for kind, layer in zip(self.memory.kinds, step.layers(), strict=True):
@@ -81,15 +86,13 @@ class _Model:
     ) -> mx.array:
         outputs, token = [], 0
         for sequence, at, new in places:
-            for position in range(at, at + new):
-                first = max(0, position + 1 - kind.window) if kind.window else 0
-                seen = mx.stack([_key(sequence, p) for p in range(first, position + 1)], axis=1)
-                outputs.append(
-                    mx.fast.scaled_dot_product_attention(
-                        queries[token : token + 1], seen[None], seen[None], scale=0.3
-                    )
-                )
-                token += 1
+            seen = _keys(sequence)[None, :, : at + new]
+            behind = mx.arange(at, at + new)[:, None] - mx.arange(at + new)
+            mask = (behind >= 0) & (behind < (kind.window or at + new))
+            part = queries[token : token + new].swapaxes(0, 2)
+            mixed = mx.fast.scaled_dot_product_attention(part, seen, seen, scale=0.3, mask=mask)
+            outputs.append(mixed.swapaxes(0, 2))
+            token += new
         return mx.concatenate(outputs)
 
 
@@ -174,7 +177,7 @@ def test_the_prefix_tree_shares_pages_and_frees_them() -> None:
     whole = tree.match(tokens, 150).snapshot()
     piece = whole.layers[0]
     assert isinstance(piece, PagedPiece)
-    expected = mx.stack([_key(1, p) for p in range(150)], axis=1)[None]
+    expected = _keys(1)[None, :, :150]
     assert mx.array_equal(piece.loaded().keys, expected)
     del piece, whole, state, match, other, first
     assert tree.evict(1 << 30)
