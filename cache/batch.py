@@ -14,8 +14,15 @@ from chairlift.cache.chunked import ChunkedLayer, QuantizedChunkedLayer
 from chairlift.cache.inspection import check_buffers, check_rings, measured_geometry
 from chairlift.cache.layer import LayerCache, Shared
 from chairlift.cache.quantized import Quantization, QuantizedLayer
-from chairlift.cache.ring import Ring
-from chairlift.cache.snapshot import KVPiece, LayerKind, LayerState, Snapshot, StatePiece, resumable
+from chairlift.cache.ring import Ring, order_without
+from chairlift.cache.snapshot import (
+    AttentionPiece,
+    LayerKind,
+    LayerState,
+    Snapshot,
+    StatePiece,
+    resumable,
+)
 from chairlift.cache.state import StateLayer
 
 Layer = LayerCache | StateLayer
@@ -35,8 +42,10 @@ class BatchCache:
         view: turns the list of layers into the nesting that the model expects.
         grouped_masks: masks are ``[rows, 1, 1, queries, columns]``, for attention scores with an
             axis for the query heads of a key head.
-        plain: the class of attention layers that are neither quantized nor chunked.
     """
+
+    # MLX writes the buffers, and copies them while an unfinished step still references them.
+    queued = False
 
     def __init__(
         self,
@@ -44,10 +53,8 @@ class BatchCache:
         quantization: Quantization | None = None,
         view: Callable[[Sequence[Any]], Sequence[Any]] = list,
         grouped_masks: bool = False,
-        plain: type[LayerCache] = LayerCache,
     ) -> None:
         self.kinds = tuple(kinds)
-        self._plain = plain
         windows = [kind.window for kind in kinds if not kind.recurrent]
         self._rings = {window: Ring(window) for window in dict.fromkeys(windows)}
         self._parts = [self._layer(kind, quantization) for kind in kinds]
@@ -71,7 +78,7 @@ class BatchCache:
         if quantization:
             packed = QuantizedChunkedLayer if kind.chunked else QuantizedLayer
             return packed(ring, quantization)
-        return ChunkedLayer(ring) if kind.chunked else self._plain(ring)
+        return ChunkedLayer(ring) if kind.chunked else LayerCache(ring)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -80,11 +87,6 @@ class BatchCache:
     def pads(self) -> bool:
         """Whether rows may take padding in a step; it would corrupt a recurrent state."""
         return not self._states
-
-    @property
-    def queued(self) -> bool:
-        """Whether every layer is ``LayerCache.queued``."""
-        return all(isinstance(part, LayerCache) and part.queued for part in self._parts)
 
     @property
     def nbytes(self) -> int:
@@ -110,6 +112,11 @@ class BatchCache:
     def parts(self) -> Sequence[Layer]:
         """All layers, in the order of ``kinds``."""
         return self._parts
+
+    @property
+    def total_columns(self) -> int:
+        """The number of columns of all rows, including padding."""
+        return self.capacity.columns * len(self)
 
     @property
     def surplus(self) -> list[int]:
@@ -156,11 +163,11 @@ class BatchCache:
             ring.place(row, 0)
         for layer, piece in zip(self._parts, state.layers, strict=True):
             if not isinstance(layer, LayerCache):
-                layer.put(row, _state(piece))
-            elif isinstance(piece, KVPiece):
-                newest = piece.newest(layer.ring.columns)
+                layer.put(row, piece if isinstance(piece, StatePiece) else None)
+            elif isinstance(piece, AttentionPiece):
+                newest = piece.newest(layer.ring.columns).loaded()
                 layer.ring.place(row, newest.tokens)
-                self._moves += layer.put(row, newest)
+                layer.put(row, newest)
 
     def rewind(self, row: int, offset: int) -> bool:
         """Truncates a row to its first ``offset`` tokens, where that is possible.
@@ -201,18 +208,13 @@ class BatchCache:
         Returns:
             The former number of each remaining row, in the new order.
         """
-        remaining = len(self) - len(rows)
-        freed = sorted(row for row in rows if row < remaining)
-        movers = [row for row in range(remaining, len(self)) if row not in rows]
-        order = list(range(remaining))
-        moves = list(zip(movers, freed, strict=True))
-        for mover, row in moves:
-            order[row] = mover
+        order = order_without(rows, len(self))
+        moves = [(row, to) for to, row in enumerate(order) if row != to]
         for layer in self._attention:
             for row in nonfinite:
                 layer.clear(row)
             self._moves += layer.move(moves)
-            layer.clear_newest(remaining, len(self))
+            layer.clear_newest(len(order), len(self))
         for state in self._states:
             state.rearrange(order)
         self.offsets = [self.offsets[row] for row in order]
@@ -222,15 +224,17 @@ class BatchCache:
         return order
 
     def take_moves(self) -> list[mx.array]:
-        """Returns and clears the copies of moving and joining rows. Evaluate them before building
-        anything else on the buffers.
+        """Returns and clears the copies of moving rows, to evaluate before the next step is built.
 
         NOTE: MLX writes into a buffer in place only if nothing else references it, not even an
-        operation that is still running; otherwise it copies the entire buffer. A row that moves
-        within a buffer is therefore read out first.
+        operation that is still running; otherwise it copies the entire buffer.
         """
         moves, self._moves = self._moves, []
         return moves
+
+    def hand_over(self, row: int) -> Snapshot:
+        """The state of a row that takes no further step."""
+        return self.extract(row)
 
     def extract(self, row: int, start: int = 0) -> Snapshot:
         """A row's cached tokens from ``start`` on; the batch is unchanged.
@@ -343,8 +347,3 @@ class BatchCache:
         for state in self._states:
             state.check_integrity(len(self))
         check_buffers(self._attention)
-
-
-def _state(piece: LayerState | None) -> StatePiece | None:
-    assert piece is None or isinstance(piece, StatePiece), piece
-    return piece

@@ -17,11 +17,6 @@ class ChunkedLayer(LayerCache):
     so the number of columns that a row sees depends on its position in the chunk.
     """
 
-    def seen(self, mask: Mask) -> mx.array | None:
-        """See ``LayerCache.seen``."""
-        lengths = super().seen(mask)
-        return None if lengths is None else mx.minimum(lengths, self.offset % self._chunk + 1)
-
     @property
     def _chunk(self) -> int:
         assert self.ring.window is not None

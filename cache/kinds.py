@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -15,7 +15,8 @@ from mlx_lm.models.cache import (
 )
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.pages.kernels import PageKernels
+from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
@@ -24,21 +25,6 @@ SUPPORTED = ("KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "Cac
 # Model files of mlx-lm whose attention scores have an axis for the query heads of a key head and
 # that add the mask unchanged.
 GROUPED_MASKS = frozenset({"gemma2"})
-
-
-class AttentionLayers(NamedTuple):
-    """The classes of plain attention layers (neither quantized nor chunked).
-
-    Attributes:
-        rows: the class in the decode batch.
-        prompts: the class in batches of prompts.
-    """
-
-    rows: type[LayerCache] = LayerCache
-    prompts: type[LayerCache] = LayerCache
-
-
-PLAIN = AttentionLayers()
 
 
 class UnsupportedKind(Exception):
@@ -54,11 +40,7 @@ def layer_kinds(model: Any) -> list[LayerKind]:
     return [_kind(cache) for cache in _flat(_model_caches(model))]
 
 
-def make_batch(
-    model: Any,
-    quantization: Quantization | None = None,
-    plain: type[LayerCache] = LayerCache,
-) -> BatchCache:
+def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCache:
     """An empty batch of the layers that ``model`` needs. Raises UnsupportedKind.
 
     NOTE: a model file that assumes a single sequence has to be adapted first
@@ -72,8 +54,18 @@ def make_batch(
         quantization,
         lambda layers: _nested(caches, iter(layers)),
         grouped_masks=name in GROUPED_MASKS,
-        plain=plain,
     )
+
+
+def make_pages(model: Any, kernels: PageKernels, pages: Mapping[int | None, int]) -> PagedMemory:
+    """The memory of the paged caches that ``model`` needs, with ``pages`` by window.
+
+    Raises:
+        UnsupportedKind: see ``layer_kinds``.
+    """
+    caches = _model_caches(model)
+    kinds = [_kind(cache) for cache in _flat(caches)]
+    return PagedMemory(kinds, pages, kernels, lambda layers: _nested(caches, iter(layers)))
 
 
 def _model_caches(model: Any) -> Sequence[Any]:

@@ -24,19 +24,13 @@ class Shared:
 
     Attributes:
         masks: masks by the arguments of ``make_mask``.
-        lengths: results of ``LayerCache.lengths`` by their limit.
-        stops: the result of ``LayerCache.stops``.
         places: rows ``[rows, 1]`` and columns ``[rows, new]`` of the step's new tokens.
         visible: the columns that attention reads; see ``Ring.visible``.
-        traced: whether the step is being compiled, so that its arrays cannot be evaluated.
     """
 
     masks: dict[tuple[int, int | None, bool], Mask] = field(default_factory=dict)
-    lengths: dict[int | None, mx.array] = field(default_factory=dict)
-    stops: mx.array | None = None
     places: tuple[mx.array, mx.array] | None = None
     visible: slice | None = None
-    traced: bool = False
 
 
 class LayerCache:
@@ -46,10 +40,6 @@ class LayerCache:
     protocol (``offset``, ``make_mask``, ``update_and_fetch``, ``state``, ``nbytes``), so that
     mlx-lm's model files run unchanged. All layers of a kind share the geometry of one ``Ring``.
     """
-
-    # Whether the buffers are written outside MLX: reads and writes then happen in the order of
-    # evaluation, and a step may be evaluated while the one before still runs.
-    queued = False
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -95,36 +85,6 @@ class LayerCache:
                 mask = mask[:, :, None]
             masks[key] = mask
         return masks[key]
-
-    def seen(self, mask: Mask) -> mx.array | None:
-        """The number of columns that a mask shows each row's single new query.
-
-        Returns:
-            ``[rows]`` int32, the query's own column included; None if ``make_mask`` did not make
-            this mask for one query per row in this step.
-        """
-        keys = (key for key, made in self.shared.masks.items() if made is mask and key[0] == 1)
-        key = next(keys, None)
-        if key is None:
-            return None
-        return self.lengths(key[1])
-
-    def lengths(self, limit: int | None) -> mx.array:
-        """The number of columns that each row sees in a step of one token, ``[rows]`` int32: the
-        new column included, and at most ``limit``.
-        """
-        lengths = self.shared.lengths
-        if limit not in lengths:
-            visible = min(limit or self.ring.columns, self.ring.window or self.ring.columns)
-            lengths[limit] = mx.array([min(n + 1, visible) for n in self.ring.lengths], mx.int32)
-        return lengths[limit]
-
-    @property
-    def stops(self) -> mx.array:
-        """The column after each row's newest one in a step of one token, ``[rows]`` int32."""
-        if self.shared.stops is None:
-            self.shared.stops = mx.array([cursor + 1 for cursor in self.ring.cursors], mx.int32)
-        return self.shared.stops
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new columns for all rows and returns the columns for attention to read.
@@ -207,18 +167,12 @@ class LayerCache:
         """Drops the step's views: MLX writes in place only into unreferenced buffers."""
         self._fetched = None
 
-    def put(self, row: int, piece: KVPiece) -> list[mx.array]:
-        """Copies one row's tokens into the columns directly before the cursor of that row.
-
-        Returns:
-            Further arrays to evaluate for it, if evaluating the buffers is not enough.
-        """
-        if not piece.keys.shape[1]:
-            return []
-        if self.keys is None or self.values is None:
-            self._allocate(piece.keys, piece.values)
-        self._write(slice(row, row + 1), self.ring.cursors[row], piece.keys, piece.values)
-        return []
+    def put(self, row: int, piece: KVPiece) -> None:
+        """Copies one row's tokens into the columns directly before the cursor of that row."""
+        if piece.keys.shape[1]:
+            if self.keys is None or self.values is None:
+                self._allocate(piece.keys, piece.values)
+            self._write(slice(row, row + 1), self.ring.cursors[row], piece.keys, piece.values)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> list[mx.array]:
         """Copies rows over others, ``(row, to)`` each; no row is in two of the moves.

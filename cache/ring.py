@@ -12,7 +12,7 @@ so attention does not depend on their order in the ring.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -210,3 +210,15 @@ class Ring:
             assert 0 <= length <= self.columns, (row, length, self.columns)
             # With full attention a row begins at column 0, so what attention reads is one run.
             assert self.window is not None or cursor == length % max(1, self.columns), (row, self)
+
+
+def order_without(rows: Collection[int], count: int) -> list[int]:
+    """The former number of each row once ``rows`` of ``count`` have left: the last rows take the
+    freed numbers.
+    """
+    remaining = count - len(rows)
+    order = list(range(remaining))
+    movers = (row for row in range(remaining, count) if row not in rows)
+    for row, mover in zip(sorted(row for row in rows if row < remaining), movers, strict=True):
+        order[row] = mover
+    return order

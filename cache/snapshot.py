@@ -14,6 +14,7 @@ every layer has the tokens or the state that it needs there.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,8 +30,49 @@ def _compact(array: mx.array) -> mx.array:
     return mx.contiguous(array)
 
 
+class AttentionPiece(ABC):
+    """The newest tokens that a snapshot has of an attention layer."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """The number of tokens."""
+
+    @property
+    @abstractmethod
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays to evaluate; none if the tokens are in a batch's buffers."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the tokens."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> AttentionPiece:
+        """Tokens ``[start, stop)`` of this piece, sharing memory."""
+
+    @abstractmethod
+    def copy(self) -> AttentionPiece:
+        """A piece that, once evaluated, keeps no more memory than its own."""
+
+    @abstractmethod
+    def loaded(self) -> KVPiece:
+        """The tokens as arrays of their own."""
+
+    def newest(self, tokens: int) -> AttentionPiece:
+        """At most the last ``tokens`` tokens, sharing memory."""
+        return self.part(max(0, self.tokens - tokens), self.tokens)
+
+    def followed_by(self, later: Sequence[AttentionPiece]) -> AttentionPiece | None:
+        """This piece and those after it as one that shares memory; None if that is impossible."""
+        return None if later else self
+
+
 @dataclass(frozen=True, slots=True)
-class KVPiece:
+class KVPiece(AttentionPiece):
     """Keys and values ``[1, heads, tokens, dim]`` (their dims may differ), oldest token first.
 
     Raises:
@@ -66,13 +108,13 @@ class KVPiece:
             return self
         return KVPiece(self.keys[:, :, start:stop], self.values[:, :, start:stop])
 
-    def newest(self, tokens: int) -> KVPiece:
-        """At most the last ``tokens`` tokens, sharing memory."""
-        return self.part(max(0, self.tokens - tokens), self.tokens)
-
     def copy(self) -> KVPiece:
         """A copy that, once evaluated, keeps no larger array alive."""
         return KVPiece(_compact(self.keys), _compact(self.values))
+
+    def loaded(self) -> KVPiece:
+        """This piece."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +138,7 @@ class StatePiece:
         return StatePiece(tuple(None if slot is None else _compact(slot) for slot in self.slots))
 
 
-LayerState = KVPiece | StatePiece
+LayerState = AttentionPiece | StatePiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +180,7 @@ class Snapshot:
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"a snapshot cannot cover [{self.start}, {self.stop})")
-        longest = max((p.tokens for p in self.layers if isinstance(p, KVPiece)), default=0)
+        longest = max((p.tokens for p in self.layers if isinstance(p, AttentionPiece)), default=0)
         if longest > self.stop - self.start:
             raise ValueError(f"{longest} tokens held, but [{self.start}, {self.stop}) covered")
 
@@ -157,6 +199,13 @@ class Snapshot:
         layers = tuple(None if piece is None else piece.copy() for piece in self.layers)
         return Snapshot(self.start, self.stop, layers)
 
+    def loaded(self) -> Snapshot:
+        """This state in arrays of its own, which no batch's buffers have to keep."""
+        layers = tuple(
+            piece.loaded() if isinstance(piece, AttentionPiece) else piece for piece in self.layers
+        )
+        return Snapshot(self.start, self.stop, layers)
+
     def part(self, start: int, stop: int) -> Snapshot:
         """The part for ``[start, stop)``, sharing memory; it has states only at this one's end.
 
@@ -171,7 +220,7 @@ class Snapshot:
         return Snapshot(start, stop, layers)
 
     def _part_of(self, piece: LayerState | None, start: int, stop: int) -> LayerState | None:
-        if not isinstance(piece, KVPiece):
+        if not isinstance(piece, AttentionPiece):
             return piece if stop == self.stop else None
         oldest = self.stop - piece.tokens
         start = max(start, oldest)
@@ -215,7 +264,7 @@ class Snapshot:
 
 def _richer(mine: LayerState | None, other: LayerState | None) -> LayerState | None:
     more = mine is None
-    if isinstance(mine, KVPiece) and isinstance(other, KVPiece):
+    if isinstance(mine, AttentionPiece) and isinstance(other, AttentionPiece):
         more = other.tokens > mine.tokens
     return other.copy() if more and other is not None else mine
 
@@ -275,13 +324,13 @@ def _state(path: Sequence[Snapshot], layer: int) -> StatePiece | None:
     return None
 
 
-def _newest(path: Sequence[Snapshot], layer: int, tokens: int) -> list[KVPiece]:
+def _newest(path: Sequence[Snapshot], layer: int, tokens: int) -> list[AttentionPiece]:
     """A layer's newest consecutive tokens, at most ``tokens`` of them, oldest first."""
-    pieces: list[KVPiece] = []
+    pieces: list[AttentionPiece] = []
     for snapshot in reversed(path):
         piece = snapshot.layers[layer]
-        cached = piece.tokens if isinstance(piece, KVPiece) else 0
-        if isinstance(piece, KVPiece) and min(cached, tokens) > 0:
+        cached = piece.tokens if isinstance(piece, AttentionPiece) else 0
+        if isinstance(piece, AttentionPiece) and min(cached, tokens) > 0:
             pieces.append(piece.newest(tokens))
             tokens -= cached
         if tokens <= 0 or cached < snapshot.stop - snapshot.start:
@@ -289,10 +338,13 @@ def _newest(path: Sequence[Snapshot], layer: int, tokens: int) -> list[KVPiece]:
     return pieces[::-1]
 
 
-def _joined(pieces: Sequence[KVPiece]) -> KVPiece | None:
-    if len(pieces) <= 1:
-        return pieces[0] if pieces else None
+def _joined(pieces: Sequence[AttentionPiece]) -> AttentionPiece | None:
+    if not pieces:
+        return None
+    if shared := pieces[0].followed_by(pieces[1:]):
+        return shared
+    loaded = [piece.loaded() for piece in pieces]
     return KVPiece(
-        mx.concatenate([piece.keys for piece in pieces], axis=2),
-        mx.concatenate([piece.values for piece in pieces], axis=2),
+        mx.concatenate([piece.keys for piece in loaded], axis=2),
+        mx.concatenate([piece.values for piece in loaded], axis=2),
     )

@@ -17,7 +17,7 @@ MAX_MOVES = 2
 
 
 class CapacityPlanner:
-    """Computes the capacities that the bands of the decode batch need.
+    """Implements ``MemoryPlan``: computes the capacities that the bands of the decode batch need.
 
     Each row is looked at once a step, however many prompts are checked.
 
@@ -108,7 +108,7 @@ class CapacityPlanner:
             spare = COLUMN_STEP if self.rows else 0
             other_bytes = self._other_bytes + prompt_bytes
         needed = [Capacity(n.rows, n.columns + spare) if n.rows else n for n in needed]
-        return self._limits.choose_capacities(needed, expected, self._now, other_bytes)
+        return self._limits.columns.choose_capacities(needed, expected, self._now, other_bytes)
 
     def _with(self, prompt: Sequence) -> tuple[list[Capacity], list[Capacity]]:
         """The needed and the expected capacities with one more prompt."""

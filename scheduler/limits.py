@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from chairlift.cache.capacity import (
-    COLUMN_STEP,
-    Capacity,
-    KVGeometry,
-    bucket,
-    padded,
-    resized,
-    rounded_up,
-)
+from chairlift.cache.capacity import COLUMN_STEP, KVGeometry
+from chairlift.cache.pages.budget import PageBudget
+from chairlift.scheduler.columns import ColumnMemory, PromptSize
+from chairlift.scheduler.memory import Memory
+from chairlift.scheduler.pages import PageMemory
 
 # Seconds by which one level of priority moves the time at which a request is due.
 PRIORITY_AGEING = 10.0
 # Requests due up to this many seconds later may pass one that waits for several free rows. A larger
 # value keeps more rows busy and makes that request wait longer.
 BYPASS = 2.0
-
-
-class PromptSize(NamedTuple):
-    """The size of a prompt's own KV cache.
-
-    Attributes:
-        columns: tokens that it holds.
-        step: the most tokens that one model call writes.
-    """
-
-    columns: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +45,8 @@ class Limits:
         ageing: seconds by which one level of priority delays a request.
         bypass: requests due up to this many seconds later may start before one that waits for
             several free rows.
+        paged: the KV memory consists of pages; there are no bands, and ``chunk_multiple`` takes no
+            memory. False: it consists of columns.
 
     Raises:
         ValueError: a limit cannot work; the text has the numbers.
@@ -84,6 +67,7 @@ class Limits:
     band_bytes: int = 1
     ageing: float = PRIORITY_AGEING
     bypass: float = BYPASS
+    paged: bool = False
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -99,6 +83,8 @@ class Limits:
             raise ValueError(f"max-scored must be at least 1, not {self.max_scored}")
         if min(self.bands, self.band_bytes) < 1:
             raise ValueError(f"bands must be above 0: {self.bands} of {self.band_bytes} bytes")
+        if self.paged and self.bands > 1:
+            raise ValueError(f"pages have no bands, not {self.bands}")
         if not 0 < self.ageing < math.inf:
             raise ValueError(f"priority-ageing must be above 0 seconds, not {self.ageing:g}")
         if not 0 <= self.bypass < math.inf:
@@ -110,105 +96,46 @@ class Limits:
             )
 
     @property
-    def max_context(self) -> int:
-        """The maximum tokens, prompt and output, of a sequence that has all KV memory to itself.
-
-        Without a full-attention layer, memory sets no limit and this number is huge.
-        """
-        low, high = 0, self.kv_bytes // max(1, self.geometry.full_bytes) + 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.bytes_alone(middle) <= self.kv_bytes
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
-
-    def bytes_alone(self, tokens: int) -> int:
-        """Bytes that a sequence of ``tokens`` prompt and output tokens needs on an idle engine.
-
-        Besides its row it may need a prompt cache of the same size: if it is preempted near its
-        end, all its tokens are prefilled again. Its last token is never fed to the model, so no
-        cache holds it.
-        """
-        row = Capacity(1, max(1, tokens - 1))
-        return self.max_prompt_bytes(row.columns) + self.geometry.moved(Capacity(0, 0), row)
-
-    def shortage(self, tokens: int) -> str:
-        """The text for a refused client: bytes that ``tokens`` tokens need, and bytes available."""
-        geometry = self.geometry
-        each = [f"{geometry.full_bytes} bytes a token in full-attention layers"]
-        each += [
-            f"{size} bytes a token in layers with a window of {window} tokens"
-            for window, size in geometry.window_bytes.items()
-        ]
-        each += [f"{geometry.row_bytes} bytes a row in recurrent layers"]
-        kinds = ", ".join(kind for kind in each if not kind.startswith("0 "))
-        return (
-            f"{tokens} tokens need {self.bytes_alone(tokens)} bytes of KV memory, alone, and there "
-            f"are {self.kv_bytes} ({kinds}); {self.max_context} tokens are the most"
-        )
-
-    def prompt_size(self, num_tokens: int, computed: int) -> PromptSize:
-        """The cache size for a prompt of ``num_tokens`` tokens, of which ``computed`` are cached.
-
-        A cache of this size never grows during prefill: it has room for the remaining tokens as one
-        padded chunk, and a window layer has room for a full chunk plus the keys that the chunk's
-        first query sees.
-        """
-        rest = padded(num_tokens - computed, self.chunk_multiple)
-        return PromptSize(computed + rest, min(rest, self._longest_chunk))
-
-    def prompt_bytes(self, num_tokens: int, computed: int) -> int:
-        """Bytes of a cache of ``prompt_size``."""
-        size = self.prompt_size(num_tokens, computed)
-        return self.geometry.reserved(Capacity(1, size.columns), size.step)
-
-    def min_prompt_bytes(self, num_tokens: int) -> int:
-        """A lower bound of ``prompt_bytes`` for any number of cached tokens."""
-        return self.geometry.reserved(Capacity(1, num_tokens))
-
-    def max_prompt_bytes(self, num_tokens: int) -> int:
-        """An upper bound of ``prompt_bytes`` for any number of cached tokens."""
-        columns = num_tokens + self.chunk_multiple - 1
-        return self.geometry.reserved(Capacity(1, columns), self._longest_chunk)
+    def columns(self) -> ColumnMemory:
+        """The memory as columns."""
+        return ColumnMemory(self.kv_bytes, self.geometry, self.max_step_tokens, self.chunk_multiple)
 
     @property
-    def _longest_chunk(self) -> int:
-        return rounded_up(self.max_step_tokens, self.chunk_multiple)
+    def pages(self) -> PageBudget | None:
+        """The pages of each kind of layer; None without ``paged``."""
+        if not self.paged:
+            return None
+        return PageBudget.divided(self.kv_bytes, self.geometry, self.max_rows, self.max_step_tokens)
 
-    def choose_capacities(
-        self,
-        needed: Seq[Capacity],
-        expected: Seq[Capacity],
-        now: Seq[Capacity],
-        other_bytes: int = 0,
-    ) -> tuple[Capacity, ...] | None:
-        """Chooses the capacity of each band.
+    @property
+    def page_memory(self) -> PageMemory:
+        """The memory as pages; only with ``paged``."""
+        budget = self.pages
+        assert budget is not None
+        return PageMemory(budget, self.kv_bytes, self.geometry, self.max_step_tokens)
 
-        Roomy capacities are tried first, since growing a buffer later costs a copy.
+    @property
+    def memory(self) -> Memory:
+        """The memory as ``paged`` says."""
+        return self.page_memory if self.paged else self.columns
 
-        Args:
-            needed: what each band must hold in this step.
-            expected: what each band will probably have to hold soon.
-            now: the present capacities. The peak of memory while buffers are resized counts.
-            other_bytes: bytes taken outside the bands.
+    @property
+    def max_context(self) -> int:
+        """See ``Memory.max_context``."""
+        return self.memory.max_context
 
-        Returns:
-            One capacity a band; None if even the smallest do not fit ``kv_bytes``.
-        """
-        sizes = [list(_sizes(*band)) for band in zip(needed, expected, now, strict=True)]
-        for capacities in zip(*sizes, strict=True):
-            if self.geometry.moved_bands(now, capacities) + other_bytes <= self.kv_bytes:
-                return capacities
-        return None
+    def bytes_alone(self, tokens: int) -> int:
+        """See ``Memory.bytes_alone``."""
+        return self.memory.bytes_alone(tokens)
 
+    def shortage(self, tokens: int) -> str:
+        """See ``Memory.shortage``."""
+        return self.memory.shortage(tokens)
 
-def _sizes(needed: Capacity, expected: Capacity, now: Capacity) -> Iterator[Capacity]:
-    """Yields four capacities to try for a band, the roomiest first."""
-    if not needed.rows:
-        yield from [Capacity(0, 0)] * 4
-        return
-    soon = Capacity(max(needed.rows, expected.rows), max(needed.columns, expected.columns))
-    yield resized(soon, now)
-    yield resized(needed, now)
-    yield Capacity(bucket(needed.rows, 1), bucket(needed.columns, COLUMN_STEP))
-    yield needed
+    def prompt_size(self, num_tokens: int, computed: int) -> PromptSize:
+        """See ``ColumnMemory.prompt_size``."""
+        return self.columns.prompt_size(num_tokens, computed)
+
+    def prompt_bytes(self, num_tokens: int, computed: int) -> int:
+        """See ``Memory.prompt_bytes``."""
+        return self.memory.prompt_bytes(num_tokens, computed)

@@ -9,12 +9,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from chairlift.cache.capacity import COLUMN_STEP, Capacity
+from chairlift.cache.capacity import Capacity
 from chairlift.scheduler.bands import ONE_BAND, Bands
-from chairlift.scheduler.capacity_planner import MAX_MOVES, CapacityPlanner
+from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.memory_plan import MemoryPlan, plan_memory
 from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
@@ -96,6 +97,7 @@ class Scheduler:
         swapped: Callable[[Sequence], int] = lambda sequence: 0,
     ) -> None:
         self.limits = limits
+        self._memory = limits.memory
         self._cached = cached
         self._swapped = swapped
         self.waiting = Queue(fetching)
@@ -126,13 +128,10 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence; as separate choices if the rows of all cannot fit together."""
-        limits = self.limits
-        sequence.due = sequence.arrival + sequence.priority * limits.ageing
+        sequence.due = sequence.arrival + sequence.priority * self.limits.ageing
         sequence.number = next(self._numbers)
-        all_rows = [Capacity(sequence.rows, sequence.num_tokens + COLUMN_STEP)]
-        prompt_bytes = limits.max_prompt_bytes(sequence.num_tokens)
-        fits = limits.choose_capacities(all_rows, all_rows, [NO_CAPACITY], prompt_bytes) is not None
-        together = fits and sequence.rows <= limits.max_rows
+        fits = self._memory.fits_together(sequence.rows, sequence.num_tokens)
+        together = fits and sequence.rows <= self.limits.max_rows
         for queued in [sequence] if together else sequence.fork():
             self._by_request.setdefault(sequence.request_id, {})[queued] = None
             self.waiting.add(queued)
@@ -198,7 +197,7 @@ class Scheduler:
                 or self._chunk_sizes.tokens_left(sequence, 0, work, seconds) < 1
             ):
                 break
-            fits = planner.capacities(sequence, self.limits.min_prompt_bytes(sequence.num_tokens))
+            fits = planner.capacities(sequence, self._memory.min_prompt_bytes(sequence.num_tokens))
             if fits is None:
                 break
             begin = self._admissible_prefix(sequence, prefill)
@@ -212,7 +211,7 @@ class Scheduler:
             cut = self.limits.avoid_partial_prefill and tokens < sequence.num_tokens - begin
             if cut and self._chunk_sizes.size(sequence, begin, rows_only, seconds) > tokens:
                 break
-            prompt_bytes = self.limits.prompt_bytes(sequence.num_tokens, begin)
+            prompt_bytes = self._memory.prompt_bytes(sequence.num_tokens, begin)
             fits = planner.capacities(sequence, prompt_bytes)
             if fits is None:
                 break
@@ -242,7 +241,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             self.prefilling.append(sequence)
             begin = plan.cached[sequence]
-            sequence.begin(begin, self.limits.prompt_bytes(sequence.num_tokens, begin))
+            sequence.begin(begin, self._memory.prompt_bytes(sequence.num_tokens, begin))
         for sequence in plan.preempted:
             sequence.start_over()
             self.waiting.add(sequence)
@@ -260,6 +259,7 @@ class Scheduler:
         for choice, parent in computed.items():
             choice.cached = parent.cached
             choice.prompt_logprobs = None
+            choice.shares_prompt = choice is not parent
             siblings = self._by_request[choice.request_id]
             siblings.pop(parent, None)
             siblings[choice] = None
@@ -293,12 +293,10 @@ class Scheduler:
 
     def _planner(
         self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
-    ) -> CapacityPlanner:
+    ) -> MemoryPlan:
         joining = {s: self._joining[s] for s in decode if s in self._joining}
         upcoming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
-        return CapacityPlanner(
-            self.limits, decode, prefill, joining, upcoming, now, self._bands, moves
-        )
+        return plan_memory(self.limits, decode, prefill, joining, upcoming, now, self._bands, moves)
 
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between two steps."""

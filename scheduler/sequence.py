@@ -39,6 +39,8 @@ class Sequence:
             have joined.
         prompt_tokens: length of the prompt.
         forked: whether it stands for one choice only.
+        shares_prompt: whether its row began with the cache of a prompt that other choices of the
+            request began with as well; set by the scheduler whenever its row begins.
         finished: whether it has ended.
         nonfinite: whether it has ended because of values that are not finite. The KV of its row
             may contain such values too.
@@ -72,6 +74,7 @@ class Sequence:
     prompt_bytes: int = 0
     prompt_tokens: int = field(default=0)
     forked: bool = False
+    shares_prompt: bool = False
     finished: bool = False
     nonfinite: bool = False
     replay: bool = False

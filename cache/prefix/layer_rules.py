@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.cache.prefix.node import Node, Walk
-from chairlift.cache.snapshot import KVPiece, LayerKind, Snapshot, StatePiece
+from chairlift.cache.snapshot import AttentionPiece, LayerKind, Snapshot, StatePiece
 
 
 class PositionRange(NamedTuple):
@@ -37,9 +37,9 @@ class LayerRules:
         if len(snapshot.layers) != len(self.kinds):
             raise ValueError(f"{len(snapshot.layers)} layers, but the tree has {len(self.kinds)}")
         for i, (kind, piece) in enumerate(zip(self.kinds, snapshot.layers, strict=True)):
-            if isinstance(piece, KVPiece if kind.recurrent else StatePiece):
+            if isinstance(piece, AttentionPiece if kind.recurrent else StatePiece):
                 raise ValueError(f"layer {i} is {kind}, but has a {type(piece).__name__}")
-            cached = piece.tokens if isinstance(piece, KVPiece) else 0
+            cached = piece.tokens if isinstance(piece, AttentionPiece) else 0
             full = kind.window is None and not kind.recurrent
             if full and cached < snapshot.stop - snapshot.start:
                 raise ValueError(
@@ -52,7 +52,7 @@ class LayerRules:
 
     def _window_tokens(self, snapshot: Snapshot, window: int) -> int:
         return min(
-            piece.tokens if isinstance(piece, KVPiece) else 0
+            piece.tokens if isinstance(piece, AttentionPiece) else 0
             for kind, piece in zip(self.kinds, snapshot.layers, strict=True)
             if kind.window == window
         )

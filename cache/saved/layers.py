@@ -101,6 +101,7 @@ def pack(kinds: Sequence[LayerKind], snapshot: Snapshot) -> tuple[SavedLayer, ..
     Raises:
         SavedStateError: the snapshot has a kind of layer or a type that files cannot store.
     """
+    snapshot = snapshot.loaded()
     mx.eval(snapshot.arrays)
     pieces = zip(kinds, snapshot.layers, strict=True)
     return tuple(_packed(kind, piece, snapshot.stop) for kind, piece in pieces)

@@ -146,7 +146,7 @@ class Swap(Generic[Key]):
         nbytes = state.nbytes + TOKEN_BYTES * state.stop
         if self.nbytes + self._reserved + nbytes > self.budget:
             return False
-        fresh = _Fresh(list(tokens[: state.stop]), state.copy())
+        fresh = _Fresh(list(tokens[: state.stop]), state.loaded().copy())
         self._states[key] = _State(state.stop, nbytes, fresh)
         return True
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from chairlift.cache.kinds import PLAIN, AttentionLayers
+from chairlift.cache.pages.kernels import PageKernels
 from chairlift.engine.cpu import decode_attention as host_attention
 from chairlift.engine.cpu import kernels
 from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.cuda import experts, quantized
-from chairlift.engine.cuda.layer import CudaLayer, CudaPrompt
-from chairlift.engine.cuda.selftest import kernels_work
+from chairlift.engine.cuda.paged.kernels import CudaPages
+from chairlift.engine.cuda.paged.selftest import kernels_work
 from chairlift.engine.device import memory, profile
 from chairlift.engine.model import attention
 
@@ -21,11 +21,11 @@ class Acceleration(NamedTuple):
 
     Attributes:
         eager: the model computes while its graph is built; see ``engine.cpu.kernels``.
-        layers: the classes of its cache layers.
+        pages: kernels for paged caches; None: caches are columns.
     """
 
     eager: bool
-    layers: AttentionLayers = PLAIN
+    pages: PageKernels | None = None
 
 
 def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None) -> Acceleration:
@@ -48,4 +48,4 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
     attention.install(model, cuda_attention.attend)
     spare = memory.free_memory() if spare_bytes is None else spare_bytes
     quantized.install(model, cuda_block.install(model), spare)
-    return Acceleration(False, AttentionLayers(CudaLayer, CudaPrompt))
+    return Acceleration(False, CudaPages())

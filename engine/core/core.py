@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from pathlib import Path
 
+from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, SwapWork
@@ -32,6 +32,7 @@ from chairlift.engine.messages import (
     StepOutput,
     Submit,
 )
+from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
@@ -46,7 +47,7 @@ class EngineCore:
 
     Args:
         model: how to call the model, and its caches.
-        limits: the scheduler's limits. Without packed model calls, the batch has only one band.
+        limits: the scheduler's limits; see ``PreparedModel.fitted``.
         prefix_bytes: memory for the prefix cache; 0 turns it off.
         store: keeps prefixes on disk; None keeps them only in memory.
         swap: keeps the states of preempted rows; with None they are computed again.
@@ -66,14 +67,14 @@ class EngineCore:
         background: Seq[Background] = (),
         journal: Journal | None = None,
     ) -> None:
-        # If bands do not share a model call, each band's call reads all weights again.
-        self.limits = limits = limits if model.forward.packs else replace(limits, bands=1)
+        self.limits = limits = model.fitted(limits)
         self._journal: Journal = NoJournal() if journal is None else journal
         # Called with the sequences about to run, before any work is dispatched.
         self.on_compute: Callable[[list[Sequence]], None] = lambda sequences: None
         self.adapters = model.adapters
         self.requests = Requests(model.vocabulary, model.adapters)
         self.prefixes = PrefixCache(model.kinds, prefix_bytes, store)
+        make_cache = model.caches(limits, prefix_bytes, self.prefixes.drop_one)
         self.swap: Swap[Sequence] = Swap(model.kinds, 0) if swap is None else swap
         self.grammars = Grammars(compiler)
         self._background: tuple[Background, ...] = (
@@ -88,12 +89,10 @@ class EngineCore:
         )
         cached = self.prefixes.cached if prefix_bytes else None
         self.scheduler = Scheduler(limits, cached, self._is_awaited, self.swap.covers)
-        self.prefill = PrefillBatch(
-            *(model.caches.prompts, self.prefixes, self.swap, limits, model.adapters)
-        )
+        self.prefill = PrefillBatch(*(make_cache, self.prefixes, self.swap, limits, model.adapters))
         self.prompt_outputs = PromptOutputs()
         self.batch = DecodeBatch(
-            [model.caches.rows() for _ in range(limits.bands)],
+            [make_cache() for _ in range(limits.bands)],
             model.vocabulary,
             lambda sequence: self.requests.request_for(sequence).sampler_row(sequence),
             model.agree,
@@ -142,6 +141,12 @@ class EngineCore:
         self._journal.submitted(request, self._is_awaited(sequences[0]))
         for sequence in sequences:
             self.scheduler.add(sequence)
+
+    def compile(self) -> None:
+        """Compiles decode steps in advance, so that none is slower than the others."""
+        (band, *_), forward = self.batch.bands, self.pipeline.forward
+        if isinstance(forward, PagedForward) and isinstance(band, PagedBatch):
+            forward.compile(band.memory, self.limits.max_rows)
 
     def on_due(self, wake: Callable[[], None]) -> None:
         """Registers ``wake``, which other threads call when an idle engine may have work again."""

@@ -8,9 +8,9 @@ from itertools import chain
 
 import mlx.core as mx
 
-from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.snapshot import Snapshot
+from chairlift.engine.model.forward import Cache
 from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
 from chairlift.scheduler.scheduler import Plan
@@ -33,7 +33,7 @@ class DecodeBatch:
 
     def __init__(
         self,
-        bands: Seq[BatchCache],
+        bands: Seq[Cache],
         vocabulary: int,
         sampler_row: Callable[[Sequence], SamplerRow],
         agree: Callable[[mx.array], mx.array],
@@ -68,7 +68,7 @@ class DecodeBatch:
     @property
     def total_columns(self) -> int:
         """The number of columns of all rows in the caches, including padding."""
-        return sum(band.capacity.columns * len(band) for band in self.bands)
+        return sum(band.total_columns for band in self.bands)
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +77,7 @@ class DecodeBatch:
 
     @property
     def queued(self) -> bool:
-        """Whether all cache layers are queued; see ``LayerCache.queued``."""
+        """Whether a step may be dispatched while the one before still runs."""
         return all(band.queued for band in self.bands)
 
     @property
@@ -92,7 +92,7 @@ class DecodeBatch:
         band, row = next((band, row) for band, row, other in self._places() if other is sequence)
         return band.extract(row)
 
-    def places_of(self, leaves: Seq[Sequence]) -> Iterator[tuple[Sequence, BatchCache, int]]:
+    def places_of(self, leaves: Seq[Sequence]) -> Iterator[tuple[Sequence, Cache, int]]:
         """Yields each of these sequences that has a row in the caches, with its band and row."""
         if leaves:
             leaving = set(leaves)
@@ -142,7 +142,7 @@ class DecodeBatch:
             self.rows = [self.rows[row] for row in order] + joins
         return moves
 
-    def _places(self) -> Iterator[tuple[BatchCache, int, Sequence]]:
+    def _places(self) -> Iterator[tuple[Cache, int, Sequence]]:
         """Yields each row in the caches: its band, its number there, its sequence."""
         places = ((band, row) for band in self.bands for row in range(len(band)))
         for (band, row), sequence in zip(places, self.rows, strict=False):
@@ -175,6 +175,6 @@ class DecodeBatch:
 
 
 def _dispatched(arrays: list[mx.array]) -> list[mx.array]:
-    """Dispatches arrays at once, because queued layers rely on the order of dispatch."""
+    """Dispatches arrays at once, because pages are written in the order of dispatch."""
     mx.async_eval(arrays)
     return arrays

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from copy import copy
 from enum import Enum
 
@@ -35,7 +36,7 @@ class LaunchOrder(Enum):
     EAGER = "eager"
     # Build, wait, dispatch: MLX writes in place only to buffers that nothing else references.
     SEQUENTIAL = "sequential"
-    # Build, dispatch, wait: the cache layers write to their buffers without MLX.
+    # Build, dispatch, wait: kernels write pages without MLX.
     QUEUED = "queued"
 
 
@@ -159,16 +160,16 @@ class Pipeline:
                 sequence.chunks.append((now, tokens))
         self._recorder.begin(plan)
         batch, prefixes = self._batch, self._prefixes
-        for sequence in plan.preempted:
-            state = self._prefill.state(sequence) or batch.state(sequence)
-            self._swap.put(sequence, sequence.tokens, state)
+        self._swap_out(plan.preempted)
         # NOTE: this comes before ``keep``, which may evict the prefixes that the plan begins with.
-        chunks = self._prefill.chunks(plan)
+        states = self._prefill.begin(plan)
         if prefixes.active:
             for sequence, band, row in batch.places_of(plan.leaves):
                 if not self._swap.covers(sequence):
                     prefixes.keep(sequence, band, row)
         before_dispatch = self._move_rows(plan)
+        chunks = self._prefill.chunks(plan, states)
+        del states
         self._constraints.join(plan.joins)
         outcome = self.forward(batch.bands, batch.tokens, chunks, self._row_adapters())
         logits = outcome.logits
@@ -192,6 +193,15 @@ class Pipeline:
             prompt_only=list(plan.ends),
             prompt_outputs=self._prompt_outputs.ended(plan),
         )
+
+    def _swap_out(self, preempted: Seq[Sequence]) -> None:
+        """Keeps the states of preempted sequences, if there is room.
+
+        NOTE: no state may be referenced afterwards: its pages are free only then.
+        """
+        for sequence in preempted:
+            state = self._prefill.state(sequence) or self._batch.state(sequence)
+            self._swap.put(sequence, sequence.tokens, state)
 
     def _row_adapters(self) -> list[Slot]:
         """The slot of the adapter of each row in the caches; empty if no adapter is loaded."""

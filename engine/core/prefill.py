@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import Capacity
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.lora.adapters import Adapters
-from chairlift.engine.model.forward import Chunk
+from chairlift.engine.model.forward import Cache, Chunk
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Plan
 from chairlift.scheduler.sequence import Sequence
@@ -30,7 +29,7 @@ class PrefillBatch:
 
     def __init__(
         self,
-        make_cache: Callable[[], BatchCache],
+        make_cache: Callable[[], Cache],
         prefixes: PrefixCache,
         swap: Swap[Sequence],
         limits: Limits,
@@ -41,7 +40,7 @@ class PrefillBatch:
         self._adapters = adapters
         self._prefixes = prefixes
         self._swap = swap
-        self._caches: dict[Sequence, BatchCache] = {}
+        self._caches: dict[Sequence, Cache] = {}
 
     @property
     def nbytes(self) -> int:
@@ -53,13 +52,28 @@ class PrefillBatch:
         cache = self._caches.get(sequence)
         return cache.extract(0) if cache else None
 
-    def chunks(self, plan: Plan) -> list[Chunk]:
-        """Returns a plan's chunks; drops the caches of sequences that ended or were preempted."""
+    def begin(self, plan: Plan) -> dict[Sequence, Snapshot | None]:
+        """Returns the states from which a plan's new sequences begin.
+
+        Drops the caches of sequences that ended or were preempted.
+        """
         for sequence in list(self._caches):
             if sequence.finished or sequence in plan.preempted:
                 del self._caches[sequence]
-        for sequence, cached in plan.cached.items():
-            self._caches[sequence] = self._begin(sequence, cached)
+        return {
+            sequence: self._swap.take(sequence)
+            if self._swap.covers(sequence)
+            else self._prefixes.state(sequence, cached)
+            for sequence, cached in plan.cached.items()
+        }
+
+    def chunks(self, plan: Plan, states: Mapping[Sequence, Snapshot | None]) -> list[Chunk]:
+        """Returns a plan's chunks; ``states`` are those of ``begin``.
+
+        NOTE: call it once the rows that leave have done so. Until then, their memory is in use.
+        """
+        for sequence, state in states.items():
+            self._caches[sequence] = self._cache(sequence, plan.cached[sequence], state)
         choices = Counter(plan.joins.values())
         chunks = []
         for sequence, tokens in plan.chunks.items():
@@ -84,16 +98,14 @@ class PrefillBatch:
                 self._prefixes.keep(sequence, self._caches[sequence], 0)
         for sequence in set(plan.ends.values()):
             del self._caches[sequence]
-        ended = {s: self._caches.pop(s).extract(0) for s in set(plan.joins.values())}
+        ended = {s: self._caches.pop(s).hand_over(0) for s in set(plan.joins.values())}
         return {choice: ended[sequence] for choice, sequence in plan.joins.items()}
 
-    def _begin(self, sequence: Sequence, cached: int) -> BatchCache:
+    def _cache(self, sequence: Sequence, cached: int, state: Snapshot | None) -> Cache:
         """Makes a cache as large as the prompt needs, filled with its swapped or cached tokens."""
         cache = self._make_cache()
         size = self._limits.prompt_size(sequence.num_tokens, cached)
         cache.resize(Capacity(1, size.columns), size.step)
-        swapped = self._swap.covers(sequence)
-        state = self._swap.take(sequence) if swapped else self._prefixes.state(sequence, cached)
         cache.join(state)
         return cache
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence as Seq
 
 import mlx.core as mx
 
-from chairlift.cache.batch import BatchCache
 from chairlift.cache.prefix.match import Evicted
 from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
@@ -18,6 +17,7 @@ from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.core.background import NOTHING_NEW, Collected
 from chairlift.engine.core.store_stats import StoreReport
 from chairlift.engine.messages import StepStats
+from chairlift.engine.model.forward import Cache
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class PrefixCache:
         assert match.length == length, (match.length, length)
         return match.snapshot()
 
-    def keep(self, sequence: Sequence, cache: BatchCache, row: int) -> None:
+    def keep(self, sequence: Sequence, cache: Cache, row: int) -> None:
         """Adds a sequence's tokens to the tree, with their state in a row of ``cache``."""
         if sequence.replay or sequence.bypasses_prefix_cache or sequence.nonfinite:
             return  # no request repeats it, it must not be shared, or its state is broken
@@ -171,6 +171,10 @@ class PrefixCache:
             known = self._tree.match(tokens, salt=sequence.cache_salt).known
         snapshot = cache.extract(row, known).part(known, len(tokens))
         self._tree.insert(tokens, snapshot, sequence.cache_salt)
+
+    def drop_one(self) -> bool:
+        """Drops the least recently used prefix; returns whether there was one."""
+        return self._tree.evict(1) > 0
 
     def take_pending(self) -> list[mx.array]:
         """Returns pending copies, to be evaluated before the copied buffers change."""

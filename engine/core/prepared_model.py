@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.kinds import PLAIN, AttentionLayers, make_batch
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.kinds import make_batch, make_pages
+from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.kernels import PageKernels
+from chairlift.cache.pages.memory import can_page
+from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapters
 from chairlift.engine.model.attention import score_heads
-from chairlift.engine.model.forward import (
-    CacheFactories,
-    Forward,
-    hidden_size,
-    select_forward,
-    trial_logits,
-)
+from chairlift.engine.model.forward import Cache, Forward
+from chairlift.engine.model.selection import MakePages, hidden_size, select_forward
 from chairlift.engine.parallel.ranks import ALONE, Ranks
+from chairlift.scheduler.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class PreparedModel:
 
     Attributes:
         forward: builds the model calls of a step.
-        caches: makes the caches of decode rows and of prompts.
+        make_cache: makes an empty cache of columns, for decode rows or for a prompt.
+        make_pages: makes the memory of paged caches, see ``SelectedForward``; None if the caches
+            are columns.
         kinds: the kind of each layer's cache.
         vocabulary: the last dimension of the logits.
         hidden_size: the length of the last hidden states; None if they cannot be read.
@@ -40,13 +43,47 @@ class PreparedModel:
     """
 
     forward: Forward
-    caches: CacheFactories
+    make_cache: Callable[[], BatchCache]
+    make_pages: MakePages | None
     kinds: tuple[LayerKind, ...]
     vocabulary: int
     hidden_size: int | None
     eager: bool
     adapters: Adapters
     agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
+
+    def fitted(self, limits: Limits) -> Limits:
+        """The limits for this model's caches.
+
+        Raises:
+            ValueError: in pages, the memory is too small.
+        """
+        if self.make_pages is not None:
+            # A step with a further prompt or a new chunk length costs no more launches.
+            return replace(
+                limits, paged=True, bands=1, chunk_multiple=1, avoid_partial_prefill=False
+            )
+        # If bands do not share a model call, each band's call reads all weights again.
+        return limits if self.forward.packs else replace(limits, bands=1)
+
+    def caches(
+        self, limits: Limits, prefix_bytes: int, reclaim: Callable[[], bool]
+    ) -> Callable[[], Cache]:
+        """A function that makes empty caches, for decode rows or for a prompt.
+
+        Args:
+            limits: the result of ``fitted``.
+            prefix_bytes: memory for the prefix cache. In pages it is part of the same pools.
+            reclaim: drops a cached prefix; see ``PagePool``.
+        """
+        if self.make_pages is None:
+            return self.make_cache
+        assert limits.pages is not None
+        prefix_pages = prefix_bytes // (PAGE_TOKENS * max(1, limits.geometry.bytes_per_token))
+        budget = zip(limits.pages.pages, limits.pages.usable, strict=True)
+        memory = self.make_pages({window: pages + prefix_pages for window, pages in budget})
+        memory.on_shortage(reclaim)
+        return partial(PagedBatch, memory)
 
 
 def prepare_model(
@@ -55,7 +92,7 @@ def prepare_model(
     chunk_multiple: int = 1,
     eager: bool = False,
     quantization: Quantization | None = None,
-    layers: AttentionLayers = PLAIN,
+    kernels: PageKernels | None = None,
     score_bytes: int | None = None,
     ranks: Ranks = ALONE,
     adapter_limits: AdapterLimits = DEFAULT_LIMITS,
@@ -68,28 +105,33 @@ def prepare_model(
         chunk_multiple: the last chunk of a prompt is padded to a multiple of this many tokens.
         eager: see ``PreparedModel``.
         quantization: the quantization of keys and values, in rows and prefixes; None for none.
-        layers: the cache classes that are used if the model works with them; see
-            ``engine.core.acceleration``.
+        kernels: read and write pages, if the device has such kernels. The caches are pages if all
+            layers cache keys and values, unquantized, and the model works with pages.
         score_bytes: bounds the float32 attention scores of a layer, where a model file computes
             them by itself; None: no bound.
         ranks: those that compute the model together.
     """
     make_cache = partial(make_batch, model, quantization)
-    preferred = CacheFactories(*(partial(make_cache, plain=layer) for layer in layers))
+    kinds = tuple(make_cache().kinds)
+    pages: MakePages | None = None
+    if kernels is not None and quantization is None and can_page(kinds):
+        pages = partial(make_pages, model, kernels)
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
-    forward, caches = select_forward(
-        *(model, make_cache, preferred, chunk_multiple, max_pairs), chained=ranks.size > 1
+    choice = select_forward(
+        *(model, make_cache, pages, chunk_multiple, max_pairs), chained=ranks.size > 1
     )
+    forward = choice.forward
     return PreparedModel(
         forward=forward,
-        caches=caches,
-        kinds=tuple(make_cache().kinds),
+        make_cache=make_cache,
+        make_pages=choice.make_pages,
+        kinds=kinds,
         vocabulary=vocabulary,
-        hidden_size=hidden_size(forward, make_cache),
+        hidden_size=hidden_size(choice),
         eager=eager,
         adapters=Adapters(
-            *(model, forward.routing, partial(trial_logits, forward, caches), adapter_limits),
+            *(model, forward.routing, choice.trial_logits, adapter_limits),
             on_host=eager,
         ),
         agree=ranks.agree,

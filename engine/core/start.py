@@ -17,7 +17,7 @@ from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
-from chairlift.engine.core.warm import warm
+from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device import memory, profile
 from chairlift.engine.device.impossible import check_model_settings, check_settings
 from chairlift.engine.device.limits import build_limits
@@ -73,7 +73,7 @@ def serve_loaded(
     # is computed exactly.
     exactly = config.dtype != "auto" or not loaded.quantized
     spare = memory.spare_bytes(config, ranks.sharing)
-    eager, own_layers = accelerate(loaded.model, exactly, spare)
+    eager, kernels = accelerate(loaded.model, exactly, spare)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     device = profile.current()
@@ -86,13 +86,17 @@ def serve_loaded(
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:
         raise ModelError(str(error)) from error
-    contexts = (limits.max_context, loaded.max_context, config.max_context)
     model = prepare_model(
-        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, own_layers),
+        *(loaded.model, vocabulary, limits.chunk_multiple, eager, quantization, kernels),
         score_bytes=device.attention_bytes,
         ranks=ranks,
         adapter_limits=AdapterLimits(config.max_loras, config.max_lora_rank),
     )
+    try:
+        limits = model.fitted(limits)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    contexts = (limits.max_context, loaded.max_context, config.max_context)
     info = ModelInfo(
         architecture=loaded.architecture,
         dtype=loaded.dtype,
@@ -115,10 +119,11 @@ def serve_loaded(
     swap = _swap(config, layers, swap_bytes)
     if device.compiles_kernels:
         on_progress(Loading("compiling kernels"))
-    warm(EngineCore(model, limits), kernels=device.compiles_kernels)
+    warm_model(model, limits, kernels=device.compiles_kernels)
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler), background, ranks.journal
     )
+    core.compile()
     return core, info
 
 

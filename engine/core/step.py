@@ -5,7 +5,7 @@ references its inputs until it has run. A step that is dispatched while the prev
 would therefore copy every buffer that it writes (measured: 220 ms against 7 for a buffer of 246 MB
 on the CPU). So the next step is built while this one runs, then the engine waits for this one,
 dispatches the next, and only then reads this one's tokens: the device idles for microseconds, and
-nothing is copied. If buffers are written without MLX (``LayerCache.queued``), the engine does not
+nothing is copied. If the caches are pages, which kernels write without MLX, the engine does not
 have to wait.
 """
 

@@ -6,8 +6,15 @@ second longer, because the BLAS sets itself up.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.messages import SamplingParams, Submit, Thinking
+from chairlift.scheduler.limits import Limits
+
+# The rows and tokens for which a warming engine's caches have room.
+_ROWS, _TOKENS = 4, 4096
 
 _ALL_PARAMETERS = SamplingParams(
     max_tokens=4,
@@ -27,6 +34,14 @@ _ALL_PARAMETERS = SamplingParams(
 _GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
 _SHORT = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
 _CONSTRAINED = SamplingParams(max_tokens=4, seed=0, thinking=Thinking(end=(0,), budget=1))
+
+
+def warm_model(model: PreparedModel, limits: Limits, kernels: bool) -> None:
+    """Serves short requests with an engine of its own, whose caches are small; see ``warm``."""
+    limits = model.fitted(limits)
+    little = _ROWS * limits.bytes_alone(_TOKENS)
+    small = replace(limits, kv_bytes=min(limits.kv_bytes, little))
+    warm(EngineCore(model, small), kernels)
 
 
 def warm(core: EngineCore, kernels: bool) -> None:

@@ -1,7 +1,7 @@
-"""CUDA kernels: attention of decode rows, transformer blocks in few launches, rows in buffers.
+"""CUDA kernels: attention over pages, transformer blocks in few launches, experts, adapters.
 
-``selftest.kernels_work`` tries the kernels on this device, ``attention.attend`` and
-``block.install`` use them in a model, and ``layer`` has the cache layers that they write to. Runs
-in the engine process; importing it needs no GPU. Imports neither the engine's core nor its client,
-the scheduler or the API.
+``paged.selftest.kernels_work`` tries the attention kernels on this device, ``paged.kernels`` offers
+them to the caches, and ``block.install`` uses others in a model. Runs in the engine process;
+importing it needs no GPU. Imports neither the engine's core nor its client, the scheduler or the
+API.
 """

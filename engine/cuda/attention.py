@@ -1,23 +1,19 @@
-"""Attention on CUDA: our kernel for decode rows; MLX's own, in few shapes, for prompt chunks."""
+"""Attention of prompt chunks on CUDA for models whose caches are columns: MLX's own, in few shapes.
+
+Models with paged caches use ``engine.cuda.paged`` instead.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 from chairlift.cache.packed import Part
-from chairlift.engine.cuda.kernel import KeysValues, decode_attention
-from chairlift.engine.cuda.layer import CudaLayer
 
 # Prompt chunks are padded to a multiple of this many tokens; they are fastest if they also begin
 # at such a multiple.
 CHUNK_MULTIPLE = 128
-# Plans are compiled in advance for chunks of sequences up to this length: 36 plans, one to two
-# seconds.
-PLANNED_TOKENS = 1024
 # Up to this many scores a head, plain products are faster than compiling a plan of cuDNN's.
 FEW_SCORES = 1 << 21
 
@@ -25,28 +21,11 @@ FEW_SCORES = 1 << 21
 def attend(
     parts: Sequence[Part], scale: float, sinks: mx.array | None
 ) -> Sequence[mx.array | None]:
-    """See ``model.attention.Attend``: rows of a ``CudaLayer``, prompt chunks without ``sinks``.
-
-    Raises:
-        ValueError: rows have a mask that is not one of ``CudaLayer``'s.
-    """
-    if any(isinstance(part.layer, CudaLayer) and not part.layer.shared.traced for part in parts):
-        # This makes one CUDA graph per layer, the same for all layers. MLX keeps the graphs that it
-        # has built, and a new one takes milliseconds. The call does not wait for the running step.
-        mx.async_eval([array for part in parts for array in part[1:4]])
+    """See ``model.attention.Attend``: prompt chunks without ``sinks``."""
     return [_attended(part, scale, sinks) for part in parts]
 
 
 def _attended(part: Part, scale: float, sinks: mx.array | None) -> mx.array | None:
-    layer = part.layer
-    if isinstance(layer, CudaLayer):
-        lengths = layer.seen(part.mask)
-        if lengths is None:
-            raise ValueError("rows attend by a mask of the model's own")
-        new = KeysValues(part.keys, part.values)
-        return decode_attention(
-            part.queries, new, layer.buffers, lengths, layer.stops, scale, sinks
-        )
     causal = part.queries.shape[2] > 1 and isinstance(part.mask, str) and sinks is None
     return chunk_attention(part.queries, part.keys, part.values, scale) if causal else None
 
@@ -70,9 +49,6 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
     new, total = queries.shape[2], keys.shape[2]
     if (total - new) % CHUNK_MULTIPLE and new * total <= FEW_SCORES:
         return _products(queries, keys, values, scale)
-    rows, heads, _, dim = queries.shape
-    if rows == 1:
-        _plan(heads, keys.shape[1], dim, values.shape[3], queries.dtype)
     arrays = [queries, keys, values]
     if missing := -new % CHUNK_MULTIPLE:
         arrays = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in arrays]
@@ -80,19 +56,6 @@ def chunk_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: 
         arrays = [mx.contiguous(array) for array in arrays]
     mixed = mx.fast.scaled_dot_product_attention(*arrays, scale=scale, mask="causal")
     return mixed[:, :, :new]
-
-
-@functools.cache
-def _plan(heads: int, key_heads: int, dim: int, value_dim: int, dtype: mx.Dtype) -> None:
-    """Lets cuDNN compile plans for the most frequent shapes of chunks, at the first call."""
-    sizes = range(CHUNK_MULTIPLE, PLANNED_TOKENS + 1, CHUNK_MULTIPLE)
-    for new, total in itertools.combinations_with_replacement(sizes, 2):
-        shapes = [(new, heads, dim), (total, key_heads, dim), (total, key_heads, value_dim)]
-        # Swapped: in a packed step, tokens are the outer axis in memory.
-        arrays = [mx.zeros((1, *shape), dtype).swapaxes(1, 2) for shape in shapes]
-        if new < total:
-            arrays = [mx.contiguous(array) for array in arrays]
-        mx.eval(mx.fast.scaled_dot_product_attention(*arrays, scale=1.0, mask="causal"))
 
 
 def _products(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:

@@ -19,6 +19,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer
+from chairlift.cache.pages.layer import PagedLayer
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cuda.fused_linear import Product, fuse_linears
 from chairlift.engine.cuda.heads import WIDE, HeadNorms, Heads, split_heads, swiglu
@@ -77,7 +78,7 @@ def _replace(block: Any) -> bool:
 
     def fused(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
         result: mx.array
-        if more or not isinstance(cache, LayerCache | PackedLayer):
+        if more or not isinstance(cache, LayerCache | PackedLayer | PagedLayer):
             result = original.__call__(self, x, mask, cache, **more)
             return result
         mixed = _mixed(attention, first(x), mask, cache, lookup)

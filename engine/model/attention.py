@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer, PackedMask, Part
+from chairlift.cache.pages.layer import PagedLayer, PagedMask
 
 _NAME = "scaled_dot_product_attention"
 # Attributes in which mlx-lm's attention layers keep the number of their query heads.
@@ -93,9 +94,12 @@ def _with_caches(
         values: mx.array,
         cache: Any,
         scale: float,
-        mask: mx.array | str | PackedMask | None,
+        mask: mx.array | str | PackedMask | PagedMask | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        if isinstance(mask, PagedMask):
+            assert isinstance(cache, PagedLayer)
+            return cache.attend(queries, mask, scale, sinks)
         if isinstance(mask, PackedMask):
             assert isinstance(cache, PackedLayer)
             return cache.attend(queries, mask, lambda parts: compute(parts, scale, sinks))

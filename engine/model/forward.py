@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from itertools import product
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -15,16 +11,11 @@ import mlx.core as mx
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.engine.model.compiled import CompiledSteps
+from chairlift.cache.pages.batch import PagedBatch
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
-from chairlift.engine.model.trial import Trial, within_largest
 
-log = logging.getLogger(__name__)
-
-# As a share of the largest logit. bfloat16 has two digits; wrong logits differ by much more.
-TOLERANCE = 0.05
-_TRIAL = Trial(within_largest(TOLERANCE), log, error="a model call of another form fails: %s")
+Cache = BatchCache | PagedBatch
 
 
 class Chunk(NamedTuple):
@@ -39,7 +30,7 @@ class Chunk(NamedTuple):
         adapter: the slot of its adapter.
     """
 
-    cache: BatchCache
+    cache: Cache
     tokens: Seq[int]
     choices: int
     scored: int = 0
@@ -60,6 +51,43 @@ class Outcome(NamedTuple):
     logits: mx.array | None
     scored: dict[int, mx.array]
     hidden: dict[int, mx.array]
+
+
+class PackedTokens(NamedTuple):
+    """The tokens of a model call that computes rows and chunks together.
+
+    Attributes:
+        new: the chunks' tokens, which follow the rows'.
+        places: each chunk's tokens among all.
+        positions: the tokens whose logits are needed.
+        sampled: how many of ``positions``, the first ones, are sampled: rows, then choices.
+        scored: which of ``positions`` score prompt tokens, by chunk number.
+    """
+
+    new: list[int]
+    places: list[slice]
+    positions: list[int]
+    sampled: int
+    scored: dict[int, slice]
+
+
+def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int]) -> PackedTokens:
+    """Arranges ``rows`` rows and chunks, each padded to one of ``lengths``, in one call."""
+    new: list[int] = []
+    places: list[slice] = []
+    positions = list(range(rows))
+    for chunk, length in zip(chunks, lengths, strict=True):
+        start = rows + len(new)
+        places.append(slice(start, start + len(chunk.tokens)))
+        positions += [places[-1].stop - 1] * chunk.choices
+        new += [*chunk.tokens, *[0] * (length - len(chunk.tokens))]
+    sampled = len(positions)
+    scored = {}
+    for number, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
+        if chunk.scored:
+            scored[number] = slice(len(positions), len(positions) + chunk.scored)
+            positions += range(place.start, place.start + chunk.scored)
+    return PackedTokens(new, places, positions, sampled, scored)
 
 
 class Forward:
@@ -92,8 +120,6 @@ class Forward:
     ) -> None:
         self._model = model
         self.routing = Routing()
-        self._rows = CompiledSteps(model)
-        self._adapted_rows = CompiledSteps(model, self.routing)
         self._head = head
         self.packs = packs
         self._multiple = multiple
@@ -106,7 +132,7 @@ class Forward:
         return self._head is not None
 
     def __call__(
-        self, bands: Seq[BatchCache], tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
+        self, bands: Seq[Cache], tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
     ) -> Outcome:
         """Computes the next logits of all rows and chunks.
 
@@ -116,7 +142,7 @@ class Forward:
             chunks: the next tokens of prompts.
             adapters: the slot of each row's adapter; empty if no row has one.
         """
-        bands = [band for band in bands if len(band)]
+        bands = cast("list[BatchCache]", [band for band in bands if len(band)])
         if self.packs and (chunks or len(bands) > 1):
             return self._packed_call(bands, tokens, chunks, adapters)
         logits = []
@@ -128,8 +154,7 @@ class Forward:
             rows = slice(start, start + len(band))
             fed, start = tokens[rows, None], rows.stop
             with band.step(1), self.routing.of([Run(slot, 1) for slot in adapters[rows]]):
-                steps = self._rows if self.routing.call is None else self._adapted_rows
-                logits.append(steps(band, self._after(last, fed))[:, -1])
+                logits.append(self._model(self._after(last, fed), cache=band.layers)[:, -1])
             last = logits[-1]
         for number, chunk in enumerate(chunks):
             result, inputs = self._chunk_call(chunk, last)
@@ -160,6 +185,7 @@ class Forward:
         """
         results: list[mx.array] = []
         inputs: list[mx.array] = []
+        cache = cast(BatchCache, chunk.cache)
         count = len(chunk.tokens)
         size = self._call_tokens(chunk)
         for start in range(0, count, size):
@@ -170,12 +196,12 @@ class Forward:
                 positions.append(len(part) - 1)
             run = Run(chunk.adapter, len(part))
             with (
-                chunk.cache.step(len(part)),
+                cache.step(len(part)),
                 self._select(positions, axis=1) as seen,
                 self.routing.of([run]),
             ):
                 tokens = self._after(last, mx.array([part], mx.int32))
-                last = result = self._model(tokens, cache=chunk.cache.layers)
+                last = result = self._model(tokens, cache=cache.layers)
             result = result[0] if seen else result[0, mx.array(positions)]
             if is_last or chunk.scored > start:
                 results.append(result)
@@ -183,7 +209,7 @@ class Forward:
                 inputs.append(seen[0][0])
             if not is_last:
                 # The scores of this call are freed before those of the next are allocated.
-                mx.eval(chunk.cache.state, results, inputs)
+                mx.eval(cache.state, results, inputs)
         return mx.concatenate(results), inputs
 
     def _call_tokens(self, chunk: Chunk) -> int:
@@ -200,37 +226,28 @@ class Forward:
         chunks: Seq[Chunk],
         adapters: Seq[Slot],
     ) -> Outcome:
-        new: list[int] = []
+        lengths = [self._padded(chunk) for chunk in chunks]
+        tokens_of = packed_tokens(tokens.shape[0], chunks, lengths)
         runs = [Run(slot, 1) for slot in adapters] or [Run(None, tokens.shape[0])]
+        runs += [Run(chunk.adapter, step) for chunk, step in zip(chunks, lengths, strict=True)]
         steps = [BatchStep(band, 1, 1) for band in bands]
-        rows = tokens.shape[0]
-        sampled = list(range(rows))
-        places: list[slice] = []
-        for chunk in chunks:
-            real = len(chunk.tokens)
-            step = self._padded(chunk)
-            places.append(slice(rows + len(new), rows + len(new) + real))
-            sampled += [places[-1].stop - 1] * chunk.choices
-            new += [*chunk.tokens, *[0] * (step - real)]
-            steps.append(BatchStep(chunk.cache, step, real))
-            runs.append(Run(chunk.adapter, step))
-        positions, parts = list(sampled), {}
-        for number, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
-            if chunk.scored:
-                parts[number] = slice(len(positions), len(positions) + chunk.scored)
-                positions += range(place.start, place.start + chunk.scored)
-        fed = mx.concatenate([tokens, mx.array(new, mx.int32)])[:, None]
-        with (
-            packed(steps) as layers,
-            self._select(positions, axis=0) as inputs,
-            self.routing.of(runs),
-        ):
+        for chunk, step in zip(chunks, lengths, strict=True):
+            steps.append(BatchStep(cast(BatchCache, chunk.cache), step, len(chunk.tokens)))
+        with packed(steps) as layers, self.routing.of(runs):
+            return self._packed_outcome(tokens, tokens_of, chunks, layers)
+
+    def _packed_outcome(
+        self, tokens: mx.array, packed: PackedTokens, chunks: Seq[Chunk], layers: Seq[Any]
+    ) -> Outcome:
+        """Calls the model with the tokens of rows and chunks, ``[tokens, 1]``."""
+        fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
+        with self._select(packed.positions, axis=0) as inputs:
             logits = self._model(fed, cache=layers)
-        logits = logits[:, -1] if inputs else logits[mx.array(positions, mx.int32), -1]
+        logits = logits[:, -1] if inputs else logits[mx.array(packed.positions, mx.int32), -1]
         return Outcome(
-            logits[: len(sampled)] if sampled else None,
-            {number: logits[part] for number, part in parts.items()},
-            {n: inputs[0][place, 0] for n, place in enumerate(places) if chunks[n].pooled},
+            logits[: packed.sampled] if packed.sampled else None,
+            {number: logits[part] for number, part in packed.scored.items()},
+            {n: inputs[0][place, 0] for n, place in enumerate(packed.places) if chunks[n].pooled},
         )
 
     def _padded(self, chunk: Chunk) -> int:
@@ -238,7 +255,7 @@ class Forward:
 
         Only a prompt's last chunk is padded, and only if its cache does not have to grow for that.
         """
-        real, cache = len(chunk.tokens), chunk.cache
+        real, cache = len(chunk.tokens), cast(BatchCache, chunk.cache)
         step = padded(real, self._multiple) if chunk.choices else real
         return step if cache.offsets[0] + step <= cache.capacity.columns else real
 
@@ -248,100 +265,3 @@ class Forward:
         Yields the list of the output layer's inputs, which stays empty if that layer is unknown.
         """
         return self._head.select(positions, axis) if self._head else nullcontext([])
-
-
-class CacheFactories(NamedTuple):
-    """Two functions: one makes an empty cache for decode rows, one an empty cache for a prompt."""
-
-    rows: Callable[[], BatchCache]
-    prompts: Callable[[], BatchCache]
-
-
-class SelectedForward(NamedTuple):
-    """The chosen way to call a model, with the caches for it."""
-
-    forward: Forward
-    caches: CacheFactories
-
-
-def select_forward(
-    model: Any,
-    make_cache: Callable[[], BatchCache],
-    preferred: CacheFactories,
-    multiple: int = 1,
-    max_pairs: int | None = None,
-    chained: bool = False,
-) -> SelectedForward:
-    """Finds the fastest way to call a model that gives the same logits as plain calls.
-
-    Args:
-        make_cache: makes the caches of plain calls.
-        preferred: make the device's caches, which are used if they give the same logits, too.
-        multiple, max_pairs, chained: see ``Forward``.
-    """
-    plain = Forward(model, None, packs=False, max_pairs=max_pairs, chained=chained)
-    both = CacheFactories(make_cache, make_cache)
-    expected = trial_logits(plain, both)
-    head = Head(model)
-    forms = [(head, True), (None, True), (head, False), (None, False)]
-    choices = (preferred, both) if preferred.rows().queued else (both,)
-    for (head_or_none, packs), caches in product(forms, choices):
-        if packs and not make_cache().pads:
-            continue  # a recurrent state has to see one token after the other
-        forward = Forward(model, head_or_none, packs, multiple, max_pairs, chained)
-        if _TRIAL.passes(lambda: expected, partial(trial_logits, forward, caches)):
-            return _log_choice(SelectedForward(forward, caches))
-    return _log_choice(SelectedForward(plain, both))
-
-
-def _log_choice(fit: SelectedForward) -> SelectedForward:
-    calls = "one for rows and prompts" if fit.forward.packs else "one for the rows and each prompt"
-    logits = "where they are wanted" if fit.forward.selects_positions else "for every token"
-    steps = (
-        "launched while the one before runs" if fit.caches.rows().queued else "one after the other"
-    )
-    log.info("model calls of a step: %s; logits: %s; steps: %s", calls, logits, steps)
-    return fit
-
-
-def trial_logits(forward: Forward, caches: CacheFactories, adapter: Slot = None) -> mx.array:
-    """The logits of a short run of two steps, in which all tokens have this adapter.
-
-    Two prompts, one of them in two chunks, end in the first step. In the second step they decode in
-    two bands, beside a third prompt.
-    """
-    bands = one, two = caches.rows(), caches.rows()
-    prompts = [caches.prompts() for _ in range(3)]
-    for prompt in prompts:
-        prompt.join(columns=4)
-
-    def chunk(prompt: int, tokens: list[int], choices: int) -> Chunk:
-        return Chunk(prompts[prompt], tokens, choices, adapter=adapter)
-
-    no_rows = mx.zeros((0,), mx.int32)
-    forward(bands, no_rows, [chunk(1, [4, 2], 0)])
-    mx.eval([prompt.state for prompt in prompts])
-    first = forward(bands, no_rows, [chunk(0, [1, 5, 2], 2), chunk(1, [3], 1)])
-    mx.eval(first.logits, *(prompt.state for prompt in prompts))
-    for band, prompt in ((one, prompts[0]), (two, prompts[1]), (two, prompts[0])):
-        band.join(prompt.extract(0))
-    mx.eval([(band.take_moves(), band.state) for band in bands])
-    tokens = mx.array([6, 7, 6], mx.int32)
-    second = forward(bands, tokens, [chunk(2, [2, 6, 1, 3], 1)], [adapter] * 3)
-    assert first.logits is not None
-    assert second.logits is not None
-    return mx.concatenate([first.logits, second.logits]).astype(mx.float32)
-
-
-def hidden_size(forward: Forward, make_cache: Callable[[], BatchCache]) -> int | None:
-    """The length of a model's last hidden states; None if they cannot be read."""
-    prompt = make_cache()
-    prompt.join(columns=4)
-    chunk = Chunk(prompt, [1, 5, 2], 1, pooled=True)
-    try:
-        hidden = forward([], mx.zeros((0,), mx.int32), [chunk]).hidden[0]
-        mx.eval(hidden)
-    except Exception as error:  # a model file may raise anything
-        log.debug("a model's hidden states cannot be read: %s", error)
-        return None
-    return hidden.shape[1] if hidden.ndim == 2 and hidden.shape[0] == len(chunk.tokens) else None

@@ -74,6 +74,23 @@ def within_largest(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
     return agree
 
 
+def within_rms(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
+    """A comparison: in each row, the root mean square of the differences is at most ``tolerance``
+    times that of the reference. Values that are not finite count as in ``within_largest``.
+    """
+
+    def agree(actual: mx.array, expected: mx.array) -> bool:
+        if actual.shape != expected.shape:
+            return False
+        finite = mx.isfinite(expected)
+        same = (mx.isfinite(actual) == finite).all()
+        difference = mx.where(finite, actual - expected, 0).square().sum(axis=-1)
+        reference = mx.where(finite, expected, 0).square().sum(axis=-1)
+        return bool((same & (difference <= tolerance**2 * reference).all()).item())
+
+    return agree
+
+
 def elementwise(tolerance: float) -> Callable[[mx.array, mx.array], bool]:
     """A comparison of each element, with ``tolerance`` as absolute and as relative tolerance."""
 

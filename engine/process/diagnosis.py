@@ -150,12 +150,12 @@ def _cores() -> Finding:
 
 
 def _kernels(on_cpu: bool) -> Finding:
-    from chairlift.engine.cuda.selftest import kernels_work
+    from chairlift.engine.cuda.paged.selftest import kernels_work
 
     if on_cpu:
         return Finding("kernels", "attention and activations on the host")
     if kernels_work():
-        return Finding("kernels", "CUDA: attention of rows, joins and moves")
+        return Finding("kernels", "CUDA: attention over pages")
     if sys.platform == "darwin":
         return Finding("kernels", "MLX's own, on Metal")
     advice = "ours for CUDA did not compile, or were wrong here; the log says why"

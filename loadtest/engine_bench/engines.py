@@ -15,6 +15,7 @@ from chairlift.engine.core.acceleration import Acceleration
 from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import current
 from chairlift.engine.lora.adapters import AdapterLimits
@@ -85,16 +86,19 @@ class MeasuredModel(NamedTuple):
         limits = build_limits(config, current(), geometry, vocabulary, kv_bytes, prefix_bytes=0)
         if not paced:
             limits = replace(limits, step_seconds=math.inf)
-        eager, layers = self.acceleration
+        eager, kernels = self.acceleration
         prepared = prepare_model(
             *(self.model, vocabulary, limits.chunk_multiple, eager),
-            layers=layers,
+            kernels=kernels,
             ranks=ranks,
             adapter_limits=AdapterLimits(max_loras=len(adapters)),
         )
         for folder in adapters:
             prepared.adapters.load(folder.name, folder)
-        return EngineCore(prepared, limits, background=background, journal=ranks.journal)
+        warm_model(prepared, limits, kernels=current().compiles_kernels)
+        core = EngineCore(prepared, limits, background=background, journal=ranks.journal)
+        core.compile()
+        return core
 
 
 class Ours:

@@ -100,14 +100,18 @@ class Measurements:
         if tokens:
             self.gaps[round(seconds * MICROSECONDS)] += tokens
 
-    def add_step(self, clock: float, seconds: float, plan: Plan, waiting: int) -> None:
-        """Counts a step that was launched at ``clock`` while ``waiting`` sequences waited."""
+    def add_step(
+        self, clock: float, seconds: float, plan: Plan, columns: int, waiting: int
+    ) -> None:
+        """Counts a step that was launched at ``clock`` while ``waiting`` sequences waited.
+
+        Its rows hold ``columns`` columns with padding.
+        """
         number = int(clock // SLICE_SECONDS)
         part = self.slices.get(number)
         if part is None:
             part = self.slices[number] = Slice()
         rows = len(plan.decode)
-        columns = sum(plan.capacities[band].columns for band in plan.decode.values())
         part.seconds += seconds
         part.row_seconds += rows * seconds
         part.waiting_seconds += waiting * seconds

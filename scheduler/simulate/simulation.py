@@ -117,7 +117,9 @@ class Simulation:
             sequence.last_token_at = self.clock
         self._running = RunningStep(plan, self._seconds(plan))
         waiting = len(self.scheduler.waiting)
-        self.measurements.add_step(self.clock, self._running.seconds, plan, waiting)
+        self.measurements.add_step(
+            self.clock, self._running.seconds, plan, self.budget.columns, waiting
+        )
         return ended
 
     def _wait(self) -> None:

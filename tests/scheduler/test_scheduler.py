@@ -15,11 +15,15 @@ from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10**6), kv=st.sampled_from([60_000, 200_000, 2_000_000]))
-def test_every_request_is_served_within_the_limits(seed: int, kv: int) -> None:
+@settings(max_examples=24, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    kv=st.sampled_from([60_000, 200_000, 2_000_000]),
+    paged=st.booleans(),
+)
+def test_every_request_is_served_within_the_limits(seed: int, kv: int, paged: bool) -> None:
     random_ = random.Random(seed)
-    loop = EngineLoop(make_limits(kv=kv))
+    loop = EngineLoop(make_limits(kv=kv, paged=paged))
     longest = loop.scheduler.limits.max_context
     expected = 0
     for number in range(20):

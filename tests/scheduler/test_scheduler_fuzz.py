@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.scheduler.fuzz import Counts, Fuzz
+from support.scheduler.fuzz import Fuzz
+from support.scheduler.fuzz_counts import Counts
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
@@ -20,18 +21,20 @@ SEEDS = int(os.environ.get("SCHEDULER_FUZZ_SEEDS", "60"))
 COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
 
 
-def test_random_requests_break_no_limit_and_are_all_served() -> None:
+@pytest.mark.parametrize("paged", [False, True], ids=["columns", "pages"])
+def test_random_requests_break_no_limit_and_are_all_served(paged: bool) -> None:
     counts = Counts()
     for seed in range(SEEDS):
         try:
-            Fuzz(seed, counts).run()
+            Fuzz(seed, counts, paged).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
     print(counts)
     # The seeds have to reach every case.
     assert counts.finished > 5 * SEEDS
     assert min(counts.preempted, counts.hits, counts.followers, counts.passed) > 0
-    assert min(counts.resumed, counts.aborted, counts.bands, counts.padded) > 0
+    assert min(counts.resumed, counts.aborted) > 0
+    assert min([counts.shared] if paged else [counts.bands, counts.padded]) > 0
 
 
 def _preemptions(prompt: int, output: int, limits: Limits) -> float:

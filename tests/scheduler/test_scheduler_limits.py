@@ -41,9 +41,10 @@ def test_max_context_is_exactly_what_fits_alone(geometry: KVGeometry) -> None:
     assert not scheduler.plan([NO_CAPACITY]).chunks, "it fits at no time"
 
 
-def test_two_requests_that_fit_only_alone_are_both_served() -> None:
+@pytest.mark.parametrize("paged", [False, True], ids=["columns", "pages"])
+def test_two_requests_that_fit_only_alone_are_both_served(paged: bool) -> None:
     """A preempted request is computed again, whatever its length."""
-    loop = EngineLoop(make_limits(kv=60_000))
+    loop = EngineLoop(make_limits(kv=60_000, paged=paged))
     longest = loop.scheduler.limits.max_context
     for name in "ab":
         loop.scheduler.add(make_sequence(name, 9, longest - 9))

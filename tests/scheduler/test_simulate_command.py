@@ -116,6 +116,15 @@ def test_invalid_flags_are_refused(
     assert message in capsys.readouterr().err
 
 
+def test_pages_have_less_padding_than_columns(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    padding = []
+    for flags in ([], ["--pages"]):
+        assert main(["--requests", "60", "--rate", "12", "--json", str(out), *flags]) == 0
+        padding.append(json.loads(out.read_text())["padding_ratio"])
+    assert padding[0] > padding[1] > 0
+
+
 def _run(seed: int, folder: Path, hash_seed: str) -> tuple[bytes, bytes]:
     """The command's output and JSON file, from a process that must not import MLX."""
     out = folder / f"{seed}-{hash_seed}.json"

@@ -16,19 +16,15 @@ import pytest
 from support.engine.core import build_core
 from support.engine.grammars import compiler
 from support.engine.logit_faults import VALUES, Faults
-from support.engine.on_cuda import ON_CUDA, on_cuda
+from support.engine.pages import HostPages
 from support.tiny import VOCAB_SIZE, tiny_model
 
-from chairlift.cache.kinds import PLAIN
 from chairlift.engine.cpu import kernels
-from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.messages import FinishReason, Grammar, SamplingParams, StepStats, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
-
-__all__ = ["on_cuda"]
 
 # On a GPU the path of the CPU, with its kernels, is none that an engine takes.
 ON_CPU = mx.default_device() == mx.Device(mx.cpu)
@@ -54,16 +50,12 @@ class Run:
 
     def __init__(self, path: str) -> None:
         model = tiny_model("llama", seed=3)
-        layers = PLAIN
         names = names_of(model)
         names["swiglu"] = getattr(names["swiglu"], "replaces", names["swiglu"])
         if path == "cpu":
             kernels.install(model)
-        elif path == "packed":
-            attention.install(model)
         else:
-            attention.install(model, cuda_attention.attend)
-            layers = ON_CUDA
+            attention.install(model)
         geometry, vocabulary, _ = probe(model, "llama")
         limits = Limits(16, 24, 1 << 26, geometry)
         if path != "cpu":
@@ -75,7 +67,9 @@ class Run:
                 band_bytes=1024,
             )
         self.core = build_core(
-            *(model, vocabulary, limits, path == "cpu"), layers=layers, compiler=compiler()
+            *(model, vocabulary, limits, path == "cpu"),
+            kernels=HostPages() if path == "queued" else None,
+            compiler=compiler(),
         )
         assert self.core.pipeline.forward.packs
         assert self.core.batch.queued == (path == "queued")
@@ -143,7 +137,6 @@ def test_a_nonfinite_row_fails_alone_and_within_a_step(
     kind: str,
     bad: str,
     at: int,
-    on_cuda: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """If the request has two choices, the second fails."""
@@ -170,7 +163,7 @@ def test_a_nonfinite_row_fails_alone_and_within_a_step(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_single_infinite_logits_are_no_fault(path: str, on_cuda: None) -> None:
+def test_single_infinite_logits_are_no_fault(path: str) -> None:
     """A model may rule out tokens by -inf; a grammar that allows only these is an error."""
     run = Run(path)
     forward = run.core.pipeline.forward
@@ -197,7 +190,7 @@ def test_single_infinite_logits_are_no_fault(path: str, on_cuda: None) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stop_token_is_chosen_if_a_grammar_allows_nothing_else(path: str, on_cuda: None) -> None:
+def test_a_stop_token_is_chosen_if_a_grammar_allows_nothing_else(path: str) -> None:
     """Even before min_tokens, since the text is complete."""
     run = Run(path)
     for name, temperature in (("greedy", 0.0), ("cold", 1e-40), ("hot", 2.0)):

@@ -13,26 +13,24 @@ from support.engine.adapters import matrices, write_mlx
 from support.engine.core import build_core
 from support.engine.on_cuda import (
     LOW_RANK_CALLS,
-    ON_CUDA,
     ComparedSteps,
     kernels,
     low_rank_kernel,
-    on_cuda,
-    traceable,
 )
+from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.core.core import EngineCore
-from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.cuda import block as cuda_block
 from chairlift.engine.messages import AdapterLoaded, LoadAdapter, SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.compiled import STEADY
+from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.scheduler.limits import Limits
 
-__all__ = ["kernels", "low_rank_kernel", "on_cuda"]
+__all__ = ["kernels", "low_rank_kernel"]
 
 # Layers of each adapter: whole groups of fused layers, parts of groups, and all.
 SUFFIXES = [("proj",), ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("o_proj", "down_proj")]
@@ -44,13 +42,16 @@ class Served:
     def __init__(self, kind: TinyKind, bits: int | None, path: Path) -> None:
         self._kind, self._bits, self._path = kind, bits, path
         model = self._new_model()
-        attention.install(model, cuda_attention.attend)
+        attention.install(model)
         cuda_block.install(model)
         geometry, vocabulary, _ = probe(model, kind)
-        limits = Limits(5, 40, 1 << 24, geometry, chunk_multiple=8, bands=2, band_bytes=1024)
-        self.core: EngineCore = build_core(model, vocabulary, limits, layers=ON_CUDA)
+        limits = Limits(5, 40, 1 << 24, geometry)
+        self.core: EngineCore = build_core(
+            model, vocabulary, limits, kernels=HostPages(traceable=True)
+        )
         forward = self.core.pipeline.forward
-        forward._adapted_rows = self.steps = ComparedSteps(model, forward.routing)
+        assert isinstance(forward, PagedForward)
+        forward._adapted_steps = self.steps = ComparedSteps(model, forward.routing)
         self._tokens: dict[str, list[int]] = {}
 
     def load(self, key: str, seed: int) -> None:
@@ -99,16 +100,13 @@ def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
     bits: int | None,
     kernel: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
-    on_cuda: None,
     kernels: None,
 ) -> None:
     """While rows of five adapters and of none join and leave."""
     LOW_RANK_CALLS.clear()
     if kernel:
         request.getfixturevalue("low_rank_kernel")
-    monkeypatch.setattr(cuda_attention, "decode_attention", traceable)
     served = Served(kind, bits, tmp_path)
     random_ = random.Random(kind)
     for seed in range(5):
@@ -129,10 +127,7 @@ def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
     assert bool(LOW_RANK_CALLS) == kernel
 
 
-def test_a_compiled_step_does_not_keep_unloaded_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cuda: None, kernels: None
-) -> None:
-    monkeypatch.setattr(cuda_attention, "decode_attention", traceable)
+def test_a_compiled_step_does_not_keep_unloaded_adapters(tmp_path: Path, kernels: None) -> None:
     served = Served("llama", None, tmp_path)
     prompt, count = [5, 6, 7], 3 * STEADY
     seen = set()
@@ -144,5 +139,5 @@ def test_a_compiled_step_does_not_keep_unloaded_adapters(
         seen.add(tuple(tokens))
         assert served.steps.compared > STEADY * len(seen)
         served.core.unload_adapter("a")
-        assert not served.steps._known, "their matrices can be freed"
+        assert not served.steps._seen, "their matrices can be freed"
     assert len(seen) == 3

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from support.engine.core import build_core
-from support.engine.on_cuda import (
-    ON_CUDA,
-    TRACES,
-    ComparedSteps,
-    _decode,
-    decode_in_trace,
-    on_cuda,
-    traceable,
-)
+from support.engine.on_cuda import ComparedSteps
+from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.engine.core.core import EngineCore
-from chairlift.engine.cuda import attention as cuda_attention
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps
+from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps, padded_rows
+from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.trial import within_largest
 from chairlift.scheduler.limits import Limits
-
-__all__ = ["on_cuda"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,37 +30,44 @@ def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
 
 
-def _core(kind: TinyKind) -> EngineCore:
+def _core(kind: TinyKind, kernels: HostPages) -> EngineCore:
     model = tiny_model(kind)
-    attention.install(model, cuda_attention.attend)
+    attention.install(model)
     geometry, vocabulary, _ = probe(model, kind)
-    return build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry), layers=ON_CUDA)
+    core = build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry), kernels=kernels)
+    assert core.batch.queued
+    return core
 
 
 def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None:
     core.submit(Submit(name, prompt, SamplingParams(max_tokens=tokens, seed=0, temperature=0.0)))
 
 
-def _assert_gives_up_in_time() -> None:
+def _assert_gives_up_in_time(kernels: HostPages) -> None:
     """Asserts that compiled steps are given up, and that the tokens are right."""
-    core = _core("llama")
+    core = _core("llama", kernels)
     _submit(core, "a", [5, 6, 7], 3 * STEADY)
     tokens: list[int] = []
     while not core.idle:
         tokens += [token for output in core.step().outputs for token in output.token_ids]
-    assert core.pipeline.forward._rows._gives_up
+    assert _steps(core)._gives_up
     assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
 
 
+def _steps(core: EngineCore) -> CompiledSteps:
+    forward = core.pipeline.forward
+    assert isinstance(forward, PagedForward)
+    return forward._steps
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_shape_is_traced_once_and_correct_in_every_step(
-    kind: TinyKind, on_cuda: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though offsets, lengths and the ring's cursor differ in each step."""
-    monkeypatch.setattr(cuda_attention, "decode_attention", traceable)
-    TRACES.clear()
-    core = _core(kind)
-    core.pipeline.forward._rows = steps = ComparedSteps(core.pipeline.forward._model)
+def test_a_shape_is_traced_once_and_correct_in_every_step(kind: TinyKind) -> None:
+    """Though positions, lengths and page tables differ in each step."""
+    kernels = HostPages(traceable=True)
+    core = _core(kind, kernels)
+    forward = core.pipeline.forward
+    assert isinstance(forward, PagedForward)
+    forward._steps = steps = ComparedSteps(forward._model)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():
@@ -78,26 +78,31 @@ def test_a_shape_is_traced_once_and_correct_in_every_step(
     expected = tiny_model(kind)
     assert tokens == {name: solo_tokens(expected, prompt, 60) for name, prompt in prompts.items()}
     assert steps.compared > 30
-    layers = len(core.batch.bands[0].attention)
-    assert len(TRACES) == layers * len(steps._known)
+    shapes = sum(count > STEADY for count in steps._seen.values())
+    assert len(kernels.traces) == shapes * len(expected.layers)
 
 
-def test_steps_that_cannot_be_traced_run_uncompiled(on_cuda: None) -> None:
-    """The test's kernel is in NumPy, which needs real numbers."""
-    _assert_gives_up_in_time()
+def test_steps_that_cannot_be_traced_run_uncompiled() -> None:
+    """Kernels in NumPy need real numbers."""
+
+    _assert_gives_up_in_time(HostPages())
 
 
-def test_a_compiled_step_that_is_wrong_is_not_used(
-    on_cuda: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(*given: object) -> mx.array:
-        try:
-            return _decode(*given)  # type: ignore[arg-type]
-        except Exception:
-            return 5 * decode_in_trace(*given)  # type: ignore[arg-type]
+def test_a_compiled_step_that_is_wrong_is_not_used() -> None:
+    class Wrong(HostPages):
+        def attend(self, *given: Any) -> mx.array:
+            before = len(self.traces)
+            result = super().attend(*given)
+            return result if len(self.traces) == before else 5 * result
 
-    monkeypatch.setattr(cuda_attention, "decode_attention", wrong)
-    _assert_gives_up_in_time()
+    _assert_gives_up_in_time(Wrong(traceable=True))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 17, 255])
+def test_rows_are_padded_to_recurring_numbers(rows: int) -> None:
+    assert 0 <= padded_rows(rows) - rows < 8
+    assert padded_rows(padded_rows(rows)) == padded_rows(rows)
+    assert rows <= 8 or padded_rows(rows) % 8 == 0
 
 
 def test_nonfinite_logits_do_not_count_as_a_difference() -> None:
@@ -114,12 +119,12 @@ def test_nonfinite_logits_do_not_count_as_a_difference() -> None:
 
 
 def test_compiled_shapes_are_dropped_when_there_are_too_many() -> None:
-    steps = CompiledSteps(tiny_model("llama"))
-    core = _core("llama")
-    steps._known = {(number,) for number in range(MAX_SHAPES)}
+    core = _core("llama", HostPages())
+    steps = _steps(core)
+    steps._seen = {(number,): 1 for number in range(MAX_SHAPES)}
     before = steps._call
-    band = core.batch.bands[0]
-    assert not any(steps._is_steady(band) for _ in range(STEADY))
-    assert steps._is_steady(band)
-    assert len(steps._known) == 1
+    _submit(core, "a", [5, 6, 7], 4)
+    while not core.idle:
+        core.step()
+    assert len(steps._seen) < MAX_SHAPES
     assert steps._call is not before

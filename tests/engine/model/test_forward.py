@@ -16,8 +16,9 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.kinds import make_batch
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.model import attention
-from chairlift.engine.model.forward import CacheFactories, Chunk, Forward, select_forward
+from chairlift.engine.model.forward import Chunk, Forward
 from chairlift.engine.model.head import Head
+from chairlift.engine.model.selection import select_forward
 
 
 def _model(kind: TinyKind, tied: bool = True) -> Any:
@@ -28,9 +29,7 @@ def _model(kind: TinyKind, tied: bool = True) -> Any:
 
 def _selected(model: Any, multiple: int = 1) -> Forward:
     make_cache = partial(make_batch, model)
-    return select_forward(
-        model, make_cache, CacheFactories(make_cache, make_cache), multiple
-    ).forward
+    return select_forward(model, make_cache, multiple=multiple).forward
 
 
 def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chairlift.cache.kinds import PLAIN, AttentionLayers
+from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.store.store import PrefixStore
 from chairlift.cache.swap.swap import Swap
@@ -24,9 +24,9 @@ def build_core(
     quantization: Quantization | None = None,
     store: PrefixStore | None = None,
     swap: Swap[Sequence] | None = None,
-    layers: AttentionLayers = PLAIN,
+    kernels: PageKernels | None = None,
     compiler: Compiler | None = None,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
-    prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, layers)
+    prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, kernels)
     return EngineCore(prepared, limits, prefix_bytes, store, swap, compiler)

@@ -1,6 +1,7 @@
 """A scheduler against a model of the engine's memory: random limits, requests and mishaps.
 
-``python -m support.scheduler.fuzz FIRST COUNT``, in ``tests``, runs seeds and prints failures.
+``python -m support.scheduler.fuzz FIRST COUNT [pages]``, in ``tests``, runs seeds and prints
+failures.
 """
 
 from __future__ import annotations
@@ -11,52 +12,19 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass
 
+from support.scheduler.fuzz_counts import Cache, Counts
 from support.scheduler.fuzz_limits import draw_limits
+from support.scheduler.page_pools import TOKENS, PagePools
 
 from chairlift.cache.capacity import Capacity, padded
 from chairlift.cache.token_ids import common
-from chairlift.scheduler.limits import PromptSize
+from chairlift.scheduler.columns import PromptSize
 from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 # Most steps of a seed until all requests are served: a hundred times what most seeds take.
 PATIENCE = 20_000
-
-
-@dataclass
-class Cache:
-    """The cache of a prompt that is being computed.
-
-    Attributes:
-        size: columns and step that were reserved.
-        nbytes: bytes that were reserved.
-        tokens: tokens that are in it.
-        regular: all chunks so far had a multiple of ``Limits.chunk_multiple`` tokens.
-    """
-
-    size: PromptSize
-    nbytes: int
-    tokens: int
-    regular: bool = True
-
-
-@dataclass
-class Counts:
-    """Counts of events over some seeds; the test checks that every event happened."""
-
-    steps: int = 0
-    finished: int = 0
-    aborted: int = 0
-    preempted: int = 0
-    alone: int = 0
-    hits: int = 0
-    resumed: int = 0
-    followers: int = 0
-    passed: int = 0
-    bands: int = 0
-    padded: int = 0
 
 
 class Fuzz:
@@ -66,10 +34,13 @@ class Fuzz:
         AssertionError: a limit was broken, or a sequence was lost, overtaken or starved.
     """
 
-    def __init__(self, seed: int, counts: Counts) -> None:
+    def __init__(self, seed: int, counts: Counts, paged: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.counts = counts
-        self.limits = draw_limits(rng)
+        self.limits = draw_limits(rng, paged)
+        self.pools = PagePools(self.limits) if paged else None
+        # The step that a prompt began in last, and whether its memory left room for rows to grow.
+        self.last_begun, self.spare = 0, True
         self.has_prefix_cache = rng.random() < 0.7
         self.swaps = rng.random() < 0.5
         self.scheduler = Scheduler(
@@ -85,6 +56,7 @@ class Fuzz:
                 ([1, 2, 63, 64, 65, 128, 129, 256, rng.randrange(1, 400)], [0, 1, 2, 30]),
                 (borders, [1, 2, 40]),
                 ([rng.randrange(1, 65)], [100, 150]),
+                *([([128, 129, 190], [30, 70, 150])] if paged else []),
             ]
         )
         self.aborts = rng.choice([0.0, 0.0, 0.01])
@@ -220,17 +192,22 @@ class Fuzz:
     def _check(self, plan: Plan) -> None:
         """Checks rows, tokens and bytes of a plan as the engine would use them."""
         limits, scheduler = self.limits, self.scheduler
-        geometry = limits.geometry
         for sequence in list(self.caches):
             if sequence.finished or sequence in plan.preempted:
                 del self.caches[sequence]
         assert set(self.caches) == set(scheduler.prefilling) - set(plan.preempted)
         for sequence, begun in plan.cached.items():
-            size = limits.prompt_size(sequence.num_tokens, begun)
-            reserved = geometry.reserved(Capacity(1, size.columns), size.step)
-            self.caches[sequence] = Cache(size, reserved, begun)
+            size = (
+                PromptSize(sequence.num_tokens, limits.max_step_tokens)
+                if limits.paged
+                else limits.prompt_size(sequence.num_tokens, begun)
+            )
+            reserved = limits.geometry.reserved(Capacity(1, size.columns), size.step)
+            self.caches[sequence] = Cache(sequence, size, reserved, begun)
             assert begun < sequence.num_tokens <= size.columns
             self._check_order(plan, sequence)
+        begins = {sequence: self.caches[sequence].tokens for sequence in plan.chunks}
+        spans = {s: (begins[s], begins[s] + tokens) for s, tokens in plan.chunks.items()}
         for sequence, tokens in plan.chunks.items():
             self._check_chunk(sequence, tokens, sequence in {*plan.joins.values()})
         running = [s for s in scheduler.running if s.num_tokens < s.max_total_tokens]
@@ -242,6 +219,29 @@ class Fuzz:
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
         scored = sum(tokens for s, tokens in plan.chunks.items() if s.scored)
         assert scored <= limits.max_scored
+        if self.pools:
+            self._check_pages(self.pools, plan, spans)
+        else:
+            self._check_columns(plan)
+        self._count(plan)
+
+    def _check_pages(
+        self, pools: PagePools, plan: Plan, spans: dict[Sequence, tuple[int, int]]
+    ) -> None:
+        """Checks that the step has its pages, and that what begins is not preempted at once."""
+        assert plan.capacities == self.capacities
+        assert set(plan.decode.values()) <= {0}
+        parents = {choice: cache.sequence for choice, cache in self.joining.items()}
+        pools.launch(plan.decode, parents, dict(plan.cached), spans, self.caches)
+        self.counts.shared += pools.shared > 0
+        if plan.preempted and self.spare:
+            assert self.counts.steps - self.last_begun > TOKENS // 2, "it began too early"
+        if plan.cached:
+            self.last_begun = self.counts.steps
+            self.spare = all(s.rows for s in self.caches)
+
+    def _check_columns(self, plan: Plan) -> None:
+        limits, geometry = self.limits, self.limits.geometry
         for band, taken in Counter(plan.decode.values()).items():
             assert taken <= plan.capacities[band].rows
         for sequence, band in plan.decode.items():
@@ -253,11 +253,11 @@ class Fuzz:
         nbytes = geometry.moved_bands(self.capacities, plan.capacities) + geometry.used(changed)
         nbytes += sum(cache.nbytes for cache in self.caches.values()) + sum(joining.values())
         assert nbytes <= limits.kv_bytes, (nbytes, limits)
-        self._count(plan)
 
     def _check_chunk(self, sequence: Sequence, tokens: int, ends: bool) -> None:
         """Checks a chunk, padded as ``engine.model.forward`` pads the last one of a prompt."""
-        cache, multiple = self.caches[sequence], self.limits.chunk_multiple
+        cache = self.caches[sequence]
+        multiple = 1 if self.limits.paged else self.limits.chunk_multiple
         assert 0 < tokens <= sequence.num_tokens - cache.tokens
         begun = sequence.computed or cache.tokens
         assert cache.tokens == begun, "cache and sequence agree"
@@ -314,10 +314,11 @@ def common_tokens(sequence: Sequence, tokens: tuple[int, ...]) -> int:
 def main() -> int:
     """Runs the seeds of the command line; returns 1 if any failed."""
     first, count = map(int, sys.argv[1:3])
+    paged = sys.argv[3:] == ["pages"]
     counts, failed, began = Counts(), 0, time.monotonic()
     for seed in range(first, first + count):
         try:
-            Fuzz(seed, counts).run()
+            Fuzz(seed, counts, paged).run()
         except Exception:
             failed += 1
             print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)

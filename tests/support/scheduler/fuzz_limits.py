@@ -23,7 +23,7 @@ RECURRENT = (
 )
 
 
-def draw_limits(rng: random.Random) -> Limits:
+def draw_limits(rng: random.Random, paged: bool = False) -> Limits:
     """Limits under which a prompt of 64 tokens fits alone, and seldom much more."""
     recurrent = rng.random() < 0.25
     geometry = rng.choice(RECURRENT if recurrent else GEOMETRIES)
@@ -40,12 +40,16 @@ def draw_limits(rng: random.Random) -> Limits:
         lookahead_columns=rng.choice([0, 0, 64, 512]),
         step_seconds=rng.choice([math.inf, math.inf, math.inf, 0.03, 1e-4]),
         max_step_stretch=rng.choice([0.0, 1.75]),
-        bands=1 if recurrent else rng.randrange(1, 5),
+        bands=1 if recurrent or paged else rng.randrange(1, 5),
         band_bytes=rng.choice([1, 5_000, 50_000]),
         ageing=rng.choice([0.1, 10.0]),
         bypass=rng.choice([0.0, 0.5, 2.0, 1000.0]),
+        paged=paged,
     )
     longest = rng.choice([130, 200, 220, 300, 500])
-    return replace(
-        limits, kv_bytes=int(limits.bytes_alone(longest) * rng.choice([1, 1.5, 2, 2, 3]))
-    )
+    kv_bytes = int(limits.bytes_alone(longest) * rng.choice([1, 1.5, 2, 2, 3]))
+    if limits.pages:
+        # Memory that no sequence has: the first page of each pool, the states of other rows.
+        unused = 64 * geometry.bytes_per_token
+        kv_bytes += unused + (limits.pages.states or 0) * geometry.row_bytes
+    return replace(limits, kv_bytes=kv_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.scheduler.page_pools import PagePools
+
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
@@ -21,6 +23,8 @@ class EngineLoop:
     def __init__(self, limits: Limits) -> None:
         self.scheduler = Scheduler(limits)
         self.capacities = (NO_CAPACITY,) * limits.bands
+        self.pools = PagePools(limits) if limits.paged else None
+        self.joined: dict[Sequence, Sequence] = {}
         self.in_flight: list[Sequence] = []
         self.finished: list[Sequence] = []
         self.preemptions = 0
@@ -32,16 +36,13 @@ class EngineLoop:
         plan = scheduler.plan(self.capacities)
         assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
         assert len(plan.decode) + sum(s.rows for s in plan.chunks) <= limits.max_rows
-        prompts = [s for s in scheduler.prefilling if s not in plan.preempted] + list(plan.cached)
-        prefill_bytes = sum(
-            limits.prompt_bytes(s.num_tokens, plan.cached.get(s, 0)) for s in prompts
-        )
-        moved = limits.geometry.moved_bands(self.capacities, plan.capacities)
-        assert moved + prefill_bytes <= limits.kv_bytes
-        for s, band in plan.decode.items():
-            assert plan.capacities[band].columns >= s.num_tokens
+        if self.pools is None:
+            self._check_columns(plan)
+        else:
+            self._check_pages(self.pools, plan)
         scheduler.commit(plan)
         self.capacities = plan.capacities
+        self.joined = plan.joins
         self.steps += 1
         for sequence in plan.cached:
             self.first_step.setdefault(sequence, self.steps)
@@ -56,6 +57,23 @@ class EngineLoop:
         self.in_flight = [*plan.decode, *plan.joins]
         return plan
 
+    def _check_columns(self, plan: Plan) -> None:
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        prompts = [s for s in scheduler.prefilling if s not in plan.preempted] + list(plan.cached)
+        prefill_bytes = sum(
+            limits.prompt_bytes(s.num_tokens, plan.cached.get(s, 0)) for s in prompts
+        )
+        moved = limits.geometry.moved_bands(self.capacities, plan.capacities)
+        assert moved + prefill_bytes <= limits.kv_bytes
+        for s, band in plan.decode.items():
+            assert plan.capacities[band].columns >= s.num_tokens
+
+    def _check_pages(self, pools: PagePools, plan: Plan) -> None:
+        prompts = [s for s in self.scheduler.prefilling if s not in plan.preempted]
+        begins = {s: plan.cached.get(s, s.computed) for s in plan.chunks}
+        spans = {s: (begins[s], begins[s] + tokens) for s, tokens in plan.chunks.items()}
+        pools.launch(plan.decode, self.joined, dict(plan.cached), spans, [*prompts, *plan.cached])
+
     def drain(self) -> None:
         for _ in range(100_000):
             if self.scheduler.idle and not self.in_flight:
@@ -64,8 +82,10 @@ class EngineLoop:
         raise AssertionError("some requests never finish")
 
 
-def make_limits(rows: int = 8, tokens: int = 64, kv: int = 2_000_000) -> Limits:
-    return Limits(rows, tokens, kv, GEOMETRY)
+def make_limits(
+    rows: int = 8, tokens: int = 64, kv: int = 2_000_000, paged: bool = False
+) -> Limits:
+    return Limits(rows, tokens, kv, GEOMETRY, paged=paged)
 
 
 def make_sequence(

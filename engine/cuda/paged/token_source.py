@@ -1,59 +1,40 @@
-"""CUDA source of decode attention, in fragments that ``engine.cuda.kernel`` joins.
+"""CUDA source of ``token_attention``, in fragments.
 
-The first kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``, with ``HEADER`` before
-it; ``MERGE`` is the second kernel. MLX generates their signatures from the names of inputs, outputs
-and template arguments that ``kernel`` gives it.
+The kernel is ``BEGIN``, then ``PLAIN`` or ``TENSOR``, then ``END``, with ``ptx.HEADER`` before it.
+MLX generates its signature from the names of inputs, outputs and template arguments.
 """
 
 from __future__ import annotations
 
-HEADER = """
-template <typename T> struct alignas(16) Eight { T v[8]; };
-struct alignas(16) Four { unsigned v[4]; };
-
-template <typename T> __device__ inline unsigned pair(T low, T high) {
-  return reinterpret_cast<unsigned short&>(low) |
-      (static_cast<unsigned>(reinterpret_cast<unsigned short&>(high)) << 16);
-}
-
-// Adds eight rows of 16 numbers, times 16 columns of eight: of a thread's row the columns c, c + 1.
-template <bool BFLOAT>
-__device__ inline void multiply(
-    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
-  float unused0, unused1;
-  if constexpr (BFLOAT) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
-        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
-        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
-  }
-}
-"""
-
-# Grid: (split, key head and group, row). Scores are exponents of two: log2(e) is part of ``scale``.
+# Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
+# about ``SPAN`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents
+# of two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  const int columns = keys_shape[2], key_heads = keys_shape[1];
-  const int splits = gridDim.x, split = blockIdx.x, row = blockIdx.z;
+  constexpr int UNIT = 16;
+  const int key_heads = keys_shape[1];
+  const int splits = gridDim.x, split = blockIdx.x, token = blockIdx.z;
   const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
-  const int head = blockIdx.y * HEADS;  // the first of the group
+  const int head = blockIdx.y * HEADS;  // the first of the part
   const int heads = gridDim.y * HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int held = lengths[row];
-  const int first = (long)held * split / splits, last = (long)held * (split + 1) / splits;
-  int start = stops[row] - held;
-  if (start < 0) start += columns;
-  const int newest = stops[row] - 1;
-  const long own = ((long)row * key_heads + key_head) * columns;
-  const long fresh = ((long)row * key_heads + key_head) * DIM;
+  const int* table = tables + (long)owners[token] * tables_shape[1];
+  const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
+  const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
+  const int used = MANY ? (units * UNIT + SPAN - 1) / SPAN : 1;
+  if (split >= used) return;
+  const int first = max(start, (unit + units * split / used) * UNIT);
+  const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);
+  const long each = (long)key_heads * DIM;  // of the step's keys, numbers of a token
+  const long fresh = token * each + key_head * DIM;
+  // Of a column of the pool, the first number.
+  const auto pooled = [&](int page, int column) {
+    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * DIM;
+  };
   if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
     const int at = threadIdx.x * 8;
-    const long where = (own + newest) * DIM + at;  // that nobody reads in this step
+    // Nobody reads this column of the pool in this step.
+    const long where = pooled(table[(stop - 1) / PAGE], stop - 1) + at;
     *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
         *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
     *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
@@ -64,7 +45,8 @@ BEGIN = """
 """
 
 # Scores and sums without tensor cores: any type, any head dimension.
-PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
+PLAIN = """
+  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
   constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
   constexpr int DEEP = 4;             // and one behind the other
   constexpr int STRIDE = WARPS * SIDE;
@@ -73,7 +55,7 @@ PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // t
   float query[HEADS][8], mixed[HEADS][8], high[HEADS], sum[HEADS];
   #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
-    const T* from = queries + ((long)row * heads + head + h) * DIM + (busy ? at : 0);
+    const T* from = queries + ((long)token * heads + head + h) * DIM + (busy ? at : 0);
     #pragma unroll
     for (int i = 0; i < 8; ++i) {
       query[h][i] = busy ? static_cast<float>(from[i]) * scale[0] : 0.f;
@@ -91,12 +73,12 @@ PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // t
     Eight<T> key[DEEP], value[DEEP];
     #pragma unroll
     for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
-      int column = start + min(base + d * STRIDE + warp * SIDE + side, last - 1);
-      if (column >= columns) column -= columns;
-      const bool is_new = column == newest;
-      const long where = (is_new ? fresh : (own + column) * DIM) + (busy ? at : 0);
-      key[d] = *reinterpret_cast<const Eight<T>*>((is_new ? new_keys : keys) + where);
-      value[d] = *reinterpret_cast<const Eight<T>*>((is_new ? new_values : values) + where);
+      const int column = min(base + d * STRIDE + warp * SIDE + side, last - 1);
+      const bool old = column < begin;
+      const long where = (busy ? at : 0) +
+          (old ? pooled(table[column / PAGE], column) : fresh - (stop - 1 - column) * each);
+      key[d] = *reinterpret_cast<const Eight<T>*>((old ? keys : new_keys) + where);
+      value[d] = *reinterpret_cast<const Eight<T>*>((old ? values : new_values) + where);
     }
     #pragma unroll
     for (int d = 0; d < DEEP; ++d) {
@@ -171,7 +153,7 @@ PLAIN = """  constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // t
 # zeros. A thread has two neighbouring numbers in each of two columns of a key. Queries and keys
 # assign dimensions to threads alike, so that a thread reads 16 bytes at a time. A thread has four
 # columns of values, and pairs neighbouring ones. A weight is split into two numbers of the key's
-# type, whose sum has 16 bits, to lose little precision.
+# type, whose sum has 16 bits, to lose little precision. A product's 16 columns are in one page.
 TENSOR = """
   const int g = lane / 4, c = lane % 4;
   const bool busy = g < HEADS;
@@ -179,7 +161,7 @@ TENSOR = """
   float mixed[DIM / 8][2], high = LEAST, sum = 0.f;
   #pragma unroll
   for (int j = 0; j < DIM / 32; ++j) {
-    const T* from = queries + ((long)row * heads + head + (busy ? g : 0)) * DIM + 32 * j + 8 * c;
+    const T* from = queries + ((long)token * heads + head + (busy ? g : 0)) * DIM + 32 * j + 8 * c;
     query[j] = *reinterpret_cast<const Four*>(from);
     #pragma unroll
     for (int i = 0; i < 4; ++i) query[j].v[i] = busy ? query[j].v[i] : 0;
@@ -190,42 +172,54 @@ TENSOR = """
     high = sinks[head + g] * 1.4426950408889634f;
     sum = c == 0 ? 1.f : 0.f;
   }
-  for (int base = first + warp * 16; base < last; base += WARPS * 16) {
+  const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
+  int base = (first / UNIT + warp) * UNIT;
+  int next_page = base < last ? table[base / PAGE] : 0;
+  for (; base < last; base += WARPS * UNIT) {
+    const long page = pooled(next_page, 0);
+    if (base + WARPS * UNIT < last) next_page = table[base / PAGE + WARPS * UNIT / PAGE];
+    // Of a visible column near the given one, the first number of its key or value.
+    const auto row = [&](const T* pool, const T* step, int wanted) {
+      const int column = min(max(wanted, first), last - 1);
+      const bool old = column < begin;
+      return (old ? pool + page : step) +
+          (old ? column % PAGE * DIM : (column - stop + 1) * (int)each);
+    };
     Four key[2][DIM / 32], value[4][DIM / 64];
     #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      int column = start + min(base + g + 8 * k, last - 1);
-      if (column >= columns) column -= columns;
-      const T* from = column == newest ? new_keys + fresh : keys + (own + column) * DIM;
+      const T* from = row(keys, own_key, base + g + 8 * k);
       #pragma unroll
       for (int j = 0; j < DIM / 32; ++j)
         key[k][j] = *reinterpret_cast<const Four*>(from + 32 * j + 8 * c);
     }
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      int column = start + min(base + 2 * c + k % 2 + k / 2 * 8, last - 1);
-      if (column >= columns) column -= columns;
-      const T* from = column == newest ? new_values + fresh : values + (own + column) * DIM;
+    const auto load_values = [&] {
       #pragma unroll
-      for (int j = 0; j < DIM / 64; ++j)
-        value[k][j] = *reinterpret_cast<const Four*>(from + 64 * j + 8 * g);
-    }
+      for (int k = 0; k < 4; ++k) {
+        const T* from = row(values, own_value, base + 2 * c + k % 2 + k / 2 * 8);
+        #pragma unroll
+        for (int j = 0; j < DIM / 64; ++j)
+          value[k][j] = *reinterpret_cast<const Four*>(from + 64 * j + 8 * g);
+      }
+    };
+    if (DIM <= 128) load_values();  // on its way before the keys are needed
     float score[2][2] = {};
     #pragma unroll
     for (int k = 0; k < 2; ++k) {
       #pragma unroll
       for (int j = 0; j < DIM / 32; ++j) {
         const unsigned *q = query[j].v, *from = key[k][j].v;
-        multiply<BFLOAT>(score[k], q[0], q[1], from[0], from[1]);
-        multiply<BFLOAT>(score[k], q[2], q[3], from[2], from[3]);
+        multiply_half<BFLOAT>(score[k], q[0], q[1], from[0], from[1]);
+        multiply_half<BFLOAT>(score[k], q[2], q[3], from[2], from[3]);
       }
     }
+    if (DIM > 128) load_values();  // there are no registers for both
     float higher = high;
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const bool real = base + 2 * c + k % 2 + k / 2 * 8 < last;
+      const int column = base + 2 * c + k % 2 + k / 2 * 8;
       float& own_score = score[k / 2][k % 2];
-      own_score = real ? own_score * scale[0] : NEVER;
+      own_score = column >= first && column < last ? own_score * scale[0] : NEVER;
       higher = fmaxf(higher, own_score);
     }
     higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
@@ -242,9 +236,8 @@ TENSOR = """
       sum += one + two;
       const T one_high = static_cast<T>(one), two_high = static_cast<T>(two);
       weight[k] = pair(one_high, two_high);
-      rest[k] = pair(
-          static_cast<T>(one - static_cast<float>(one_high)),
-          static_cast<T>(two - static_cast<float>(two_high)));
+      rest[k] = rounded<BFLOAT>(
+          one - static_cast<float>(one_high), two - static_cast<float>(two_high));
     }
     #pragma unroll
     for (int j = 0; j < DIM / 64; ++j) {
@@ -253,8 +246,8 @@ TENSOR = """
         const int half = i % 2 ? 0x7632 : 0x5410;
         const unsigned near = __byte_perm(value[0][j].v[i / 2], value[1][j].v[i / 2], half);
         const unsigned far = __byte_perm(value[2][j].v[i / 2], value[3][j].v[i / 2], half);
-        multiply<BFLOAT>(mixed[8 * j + i], weight[0], weight[1], near, far);
-        multiply<BFLOAT>(mixed[8 * j + i], rest[0], rest[1], near, far);
+        multiply_half<BFLOAT>(mixed[8 * j + i], weight[0], weight[1], near, far);
+        multiply_half<BFLOAT>(mixed[8 * j + i], rest[0], rest[1], near, far);
       }
     }
   }
@@ -285,9 +278,9 @@ END = """
       total += all_sum[w][h] * faded;
       result += all_mixed[w][h][dim] * faded;
     }
-    const long whole = (long)row * heads + head + h;
-    if (PARTIAL) {
-      out[(whole * splits + split) * DIM + dim] = result;
+    const long whole = (long)token * heads + head + h;
+    if (used > 1) {
+      partials[(whole * splits + split) * DIM + dim] = result;
       if (dim == 0) {
         weights[(whole * splits + split) * 2] = higher;
         weights[(whole * splits + split) * 2 + 1] = total;
@@ -296,18 +289,43 @@ END = """
       out[whole * DIM + dim] = static_cast<T>(total > 0.f ? result / total : 0.f);
     }
   }
-"""
-
-# Grid: one block of DIM threads for each row and head.
-MERGE = """
-  const int splits = weights_shape[2];
-  const long whole = blockIdx.x;
-  float higher = -1e30f, total = 0.f, result = 0.f;
-  for (int s = 0; s < splits; ++s) higher = fmaxf(higher, weights[(whole * splits + s) * 2]);
-  for (int s = 0; s < splits; ++s) {
-    const float faded = exp2f(weights[(whole * splits + s) * 2] - higher);
-    total += weights[(whole * splits + s) * 2 + 1] * faded;
-    result += parts[(whole * splits + s) * DIM + threadIdx.x] * faded;
+  if (used == 1) return;
+  // The last of the token's blocks merges the results of all.
+  __shared__ int ended;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int* counter = const_cast<int*>(counters) + token * gridDim.y + blockIdx.y;
+    ended = atomicAdd(counter, 1) + 1;
+    if (ended == used) *counter = 0;  // for the next launch
   }
-  out[whole * DIM + threadIdx.x] = static_cast<T>(total > 0.f ? result / total : 0.f);
+  __syncthreads();
+  if (ended < used) return;
+  __threadfence();
+  constexpr int EACH = (HEADS * DIM + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
+  float highest[EACH], total[EACH] = {}, result[EACH] = {};
+  #pragma unroll
+  for (int e = 0; e < EACH; ++e) highest[e] = LEAST;
+  #pragma unroll 2
+  for (int s = 0; s < used; ++s) {
+    #pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int i = min((int)threadIdx.x + e * WARPS * 32, HEADS * DIM - 1);
+      const long at = ((long)token * heads + head + i / DIM) * splits + s;
+      const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
+      const float number = __ldcg(partials + at * DIM + i % DIM);
+      const float higher = fmaxf(highest[e], theirs);
+      const float mine = exp2f(highest[e] - higher), their = exp2f(theirs - higher);
+      total[e] = total[e] * mine + share * their;
+      result[e] = result[e] * mine + number * their;
+      highest[e] = higher;
+    }
+  }
+  #pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    const int i = threadIdx.x + e * WARPS * 32;
+    if (i < HEADS * DIM)
+      out[((long)token * heads + head) * DIM + i] =
+          static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
+  }
 """

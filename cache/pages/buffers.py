@@ -1,0 +1,75 @@
+"""The memory of one attention layer's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.pages.kernels import Buffers, PageKernels
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.pool import Page, PagePool
+from chairlift.cache.snapshot import KVPiece
+
+
+class LayerPages:
+    """The buffers of one layer, which are allocated when it is first written to.
+
+    Attributes:
+        pool: the pages of all layers of this kind.
+        kernels: read and write the buffers.
+        buffers: None before the first write.
+    """
+
+    def __init__(self, pool: PagePool, kernels: PageKernels) -> None:
+        self.pool = pool
+        self.kernels = kernels
+        self.buffers: Buffers | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page; 0 before the first write."""
+        if self.buffers is None:
+            return 0
+        return sum(array.nbytes for array in self.buffers) // (self.pool.pages + 1)
+
+    def allocated(self, keys: mx.array, values: mx.array) -> Buffers:
+        """The buffers, allocated for keys and values ``[.., key heads, .., dim]`` if need be."""
+        if self.buffers is None:
+            self.buffers = Buffers(*(_zeros(self.pool.pages + 1, new) for new in (keys, values)))
+            # Allocated at once: a lazy array would be a new one for each step that is compiled.
+            mx.eval(*self.buffers)
+        return self.buffers
+
+    def get(self, pages: Sequence[Page], first: int, tokens: int) -> KVPiece:
+        """Copies ``tokens`` tokens from slot ``first`` of the first of ``pages`` on.
+
+        The copy is lazy: evaluate it before these pages may be written.
+        """
+        assert self.buffers is not None
+        numbers = mx.array([page.number for page in pages], mx.int32)
+        return KVPiece(*(_gathered(array, numbers, first, tokens) for array in self.buffers))
+
+    def put(self, pages: Sequence[Page], first: int, piece: KVPiece) -> mx.array:
+        """Writes a piece from slot ``first`` of the first of ``pages`` on.
+
+        Returns:
+            An array that is ready once the tokens are written.
+        """
+        buffers = self.allocated(piece.keys, piece.values)
+        numbers = np.array([page.number for page in pages], np.int32)
+        slots = (numbers[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS, dtype=np.int32)).ravel()
+        new = Buffers(piece.keys, piece.values)
+        return self.kernels.put(buffers, new, mx.array(slots[first : first + piece.tokens]))
+
+
+def _zeros(pages: int, new: mx.array) -> mx.array:
+    return mx.zeros((pages, new.shape[1], PAGE_TOKENS, new.shape[3]), new.dtype)
+
+
+def _gathered(buffer: mx.array, numbers: mx.array, first: int, tokens: int) -> mx.array:
+    """Tokens of some pages as ``[1, key heads, tokens, dim]``."""
+    _, heads, _, dim = buffer.shape
+    pages = mx.take(buffer, numbers, axis=0).swapaxes(0, 1).reshape(1, heads, -1, dim)
+    return pages[:, :, first : first + tokens]

@@ -1,0 +1,61 @@
+"""The operations on pages that a device has to provide."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from chairlift.cache.pages.step import KindStep
+
+
+class Buffers(NamedTuple):
+    """Keys and values of a layer's pages: ``[pages, key heads, PAGE_TOKENS, dim]`` each."""
+
+    keys: mx.array
+    values: mx.array
+
+
+class PageKernels(Protocol):
+    """Kernels that read pages, and write them in place, which MLX does not see.
+
+    Their reads and writes happen in the order in which they are dispatched.
+    """
+
+    def attend(
+        self,
+        queries: mx.array,
+        new: Buffers,
+        buffers: Buffers,
+        step: KindStep,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attention of a step's tokens; also writes their keys and values to their pages.
+
+        Args:
+            queries: ``[tokens, heads, 1, dim]``.
+            new: the tokens' keys and values, ``[tokens, key heads, 1, dim]``.
+            window: the number of tokens that a query sees, its own included; None: all.
+            sinks: ``[heads]``, or None.
+
+        Returns:
+            ``[tokens, heads, 1, dim]``.
+
+        Raises:
+            ValueError: there is no kernel for these shapes or types.
+        """
+        ...
+
+    def put(self, buffers: Buffers, new: Buffers, slots: mx.array) -> mx.array:
+        """Writes tokens to pages.
+
+        Args:
+            new: ``[1, key heads, tokens, dim]``.
+            slots: ``[tokens]`` int32, ``page number * PAGE_TOKENS + slot`` of each token.
+
+        Returns:
+            An array that is ready once the tokens are written.
+        """
+        ...

@@ -1,0 +1,152 @@
+"""Model calls over pages: the layers that a model sees in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.buffers import LayerPages
+from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.step import KindStep, StepTokens, step_tokens
+
+
+class PagedMask(NamedTuple):
+    """The mask of a layer; a model only passes it on.
+
+    Attributes:
+        window: tokens that a query sees, its own included; None: all.
+    """
+
+    window: int | None
+
+
+class PagedLayer:
+    """One layer in one step, behind mlx-lm's cache protocol.
+
+    Attributes:
+        offset: ``[tokens]`` int32, the position of each token.
+        max_size: the window in tokens, None for full attention.
+    """
+
+    def __init__(self, step: PagedStep, pages: LayerPages, buffers: Buffers | None) -> None:
+        self._step = step
+        self._kind = step.kinds[pages.pool.window]
+        self._pages = pages
+        self._buffers = buffers
+        self._new: Buffers | None = None
+        self.offset = step.tokens.offset
+        self.max_size = pages.pool.window
+
+    def make_mask(
+        self, n: int, window_size: int | None = None, return_array: bool = False
+    ) -> PagedMask:
+        """The mask for one new token a row.
+
+        Raises:
+            ValueError: the model wants an array.
+        """
+        if n != 1 or return_array:
+            raise ValueError(f"there is no mask of {n} tokens a row, or as an array, over pages")
+        sizes = [size for size in (window_size, self.max_size) if size is not None]
+        return PagedMask(min(sizes, default=None))
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Takes the keys and values of the step's tokens, and returns them unchanged.
+
+        Args:
+            keys, values: ``[tokens, key heads, 1, dim]``; attention writes them to the pages.
+        """
+        self._new = Buffers(keys, values)
+        return keys, values
+
+    def attend(
+        self, queries: mx.array, mask: PagedMask, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Attention of the step's tokens; see ``kernels.PageKernels.attend``."""
+        assert self._new is not None, "attention comes after update_and_fetch"
+        new, self._new = self._new, None
+        buffers = self._buffers or self._pages.allocated(*new)
+        if not self._step.traced:
+            # This makes one graph per layer, the same for all layers. MLX keeps the graphs that it
+            # has built, and a new one takes milliseconds. The call does not wait.
+            mx.async_eval(queries, *new)
+        mixed = self._pages.kernels.attend(
+            queries, new, buffers, self._kind, scale, mask.window, sinks
+        )
+        self._step.memory.effects = [mixed]
+        return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """The arrays of one step.
+
+    Attributes:
+        memory: the pages.
+        tokens: the step's tokens.
+        kinds: the tables of each kind, by its window.
+        traced: the step is being compiled.
+    """
+
+    memory: PagedMemory
+    tokens: StepTokens
+    kinds: Mapping[int | None, KindStep]
+    traced: bool = False
+
+    def layers(self, buffers: Sequence[Buffers] | None = None) -> Sequence[Any]:
+        """The layers to call the model with, in the nesting that it expects.
+
+        Args:
+            buffers: replace those of the layers, in a step that is being compiled.
+        """
+        pages = self.memory.layers
+        own = [None] * len(pages) if buffers is None else buffers
+        return self.memory.view(
+            [PagedLayer(self, layer, new) for layer, new in zip(pages, own, strict=True)]
+        )
+
+
+@contextmanager
+def paged_step(
+    bands: Sequence[PagedBatch],
+    chunks: Sequence[tuple[PagedBatch, int]],
+    padding: int = 0,
+    min_width: int = 0,
+) -> Iterator[PagedStep]:
+    """A context of one model call in which rows take a token each, and prompts take chunks.
+
+    The model is called with tokens ``[tokens, 1]``: those of the rows, batch by batch, then those
+    of the chunks. All batches have the same memory.
+
+    Args:
+        chunks: prompts of one row each, and the number of their new tokens.
+        padding: unused rows behind the others, in a step without chunks; they write to page 0.
+        min_width: the least pages of a table's row.
+
+    Raises:
+        OutOfPages: there are too few pages.
+    """
+    batches = [*((band, 1) for band in bands), *chunks]
+    memory = batches[0][0].memory
+    for batch, new in batches:
+        batch.grow(new)
+    assert not (chunks and padding), "chunks follow the rows"
+    positions = [*(offset for band in bands for offset in band.offsets), *[0] * padding]
+    tokens = step_tokens(positions, [(batch.offsets[0], new) for batch, new in chunks])
+    kinds = {}
+    for window in memory.pools:
+        rows = [batch.rows[window] for batch, _ in batches]
+        width = max(min_width, *(one.width for one in rows))
+        unused = np.zeros((padding, width), np.int32)
+        table = np.concatenate([*(one.table(width) for one in rows), unused])
+        kinds[window] = KindStep(tokens, mx.array(table))
+    yield PagedStep(memory, tokens, kinds)
+    for batch, new in batches:
+        batch.advance(new)

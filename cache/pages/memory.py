@@ -1,0 +1,61 @@
+"""The pages of all layers of a model, which all sequences share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.pages.buffers import LayerPages
+from chairlift.cache.pages.kernels import PageKernels
+from chairlift.cache.pages.pool import PagePool
+from chairlift.cache.snapshot import LayerKind
+
+
+class PagedMemory:
+    """The pools and buffers of one model.
+
+    Args:
+        kinds: each layer's kind; only attention layers, none of them chunked.
+        pages: the number of pages of each kind, by its window.
+        kernels: read and write the pages.
+        view: turns the list of layers into the nesting that the model expects.
+
+    Attributes:
+        kinds: each layer's kind.
+        pools: the pages of each kind, by its window.
+        layers: the buffers of each layer.
+        effects: arrays of the last step that writes depend on; evaluate them with the step.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[LayerKind],
+        pages: Mapping[int | None, int],
+        kernels: PageKernels,
+        view: Callable[[Sequence[Any]], Sequence[Any]] = list,
+    ) -> None:
+        self.kinds = tuple(kinds)
+        self.pools = {
+            window: PagePool(window, pages[window])
+            for window in dict.fromkeys(kind.window for kind in kinds)
+        }
+        self.layers = tuple(LayerPages(self.pools[kind.window], kernels) for kind in kinds)
+        self.view = view
+        self.effects: list[mx.array] = []
+
+    def page_bytes(self, window: int | None) -> int:
+        """Bytes of one page of a kind, in all its layers."""
+        pool = self.pools[window]
+        return sum(layer.page_bytes for layer in self.layers if layer.pool is pool)
+
+    def on_shortage(self, reclaim: Callable[[], bool]) -> None:
+        """Sets the function that drops a cached prefix when no page is free."""
+        for pool in self.pools.values():
+            pool.reclaim = reclaim
+
+
+def can_page(kinds: Sequence[LayerKind]) -> bool:
+    """Whether all layers cache keys and values of full attention or of a sliding window."""
+    return not any(kind.recurrent or kind.chunked for kind in kinds)

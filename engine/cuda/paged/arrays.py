@@ -1,0 +1,79 @@
+"""The arrays that the kernels take, and those that all layers share."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import mlx.core as mx
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of the same shape and type.
+
+    Those of a step's tokens are ``[tokens, key heads, 1, dim]``. A pool, which has pages of all
+    sequences, is ``[pages, key heads, PAGE_TOKENS, dim]`` and contiguous; kernels write to it in
+    place.
+    """
+
+    keys: mx.array
+    values: mx.array
+
+
+class TokenStep(NamedTuple):
+    """Which columns each query token sees.
+
+    The tokens of one sequence are neighbours in the step, in the order of their positions.
+
+    Attributes:
+        tables: ``[sequences, width]`` int32, each sequence's pages.
+        owners: ``[tokens]`` int32, the row of ``tables``.
+        begins: ``[tokens]`` int32, the first position of the token's sequence in this step. Keys
+            from there on are read from the step's arrays, older ones from the pool.
+        lengths: ``[tokens]`` int32, the visible columns, the token's own included.
+        stops: ``[tokens]`` int32, the token's position plus one.
+    """
+
+    tables: mx.array
+    owners: mx.array
+    begins: mx.array
+    lengths: mx.array
+    stops: mx.array
+
+
+class ChunkStep(NamedTuple):
+    """Prompt chunks, in tiles of query tokens.
+
+    Attributes:
+        tables: ``[sequences, width]`` int32, each sequence's pages.
+        tiles: ``[tiles, 5]`` int32: the step's index of the chunk's first token, the position of
+            that token, the chunk's tokens, the row of ``tables``, and the tile's first token within
+            the chunk, a multiple of ``chunk_attention.tile_tokens``. Heavy tiles, at the end of a
+            chunk, start first if they come last here.
+    """
+
+    tables: mx.array
+    tiles: mx.array
+
+
+@functools.cache
+def scale_array(scale: float) -> mx.array:
+    """``[1]``: the factor of scores, with log2(e), because kernels compute powers of two."""
+    return mx.array([scale * math.log2(math.e)], mx.float32)
+
+
+@functools.cache
+def window_array(window: int | None) -> mx.array:
+    """``[1]``: how many columns a token sees at most; None: more than there are."""
+    return mx.array([window or 1 << 30], mx.int32)
+
+
+def sinks_array(sinks: mx.array | None) -> mx.array:
+    """``sinks`` as float32, or something in their place."""
+    return _nothing() if sinks is None else sinks.astype(mx.float32)
+
+
+@functools.cache
+def _nothing() -> mx.array:
+    return mx.array([0.0], mx.float32)

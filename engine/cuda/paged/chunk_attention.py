@@ -1,0 +1,138 @@
+"""Attention of prompt chunks to their sequences' pages, on tensor cores, for 16-bit types.
+
+A thread block computes a tile of a chunk's tokens for the query heads of one key head (a group), so
+that all of them share the keys and values that it loads. It goes over the visible columns with a
+running maximum and sum. ``token_attention`` computes the same, slower, for any type.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.engine.cuda.paged.arrays import (
+    ChunkStep,
+    KeysValues,
+    scale_array,
+    sinks_array,
+    window_array,
+)
+from chairlift.engine.cuda.paged.chunk_source import SOURCE
+from chairlift.engine.cuda.paged.ptx import HEADER
+
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+DTYPES = (mx.float16, mx.bfloat16)
+# Rows of a block's products, pairs of a token and a head.
+TILE = 64
+# Query heads that a block computes at most; with more, a tile would have few tokens.
+MAX_HEADS = 16
+
+
+def tile_tokens(group: int) -> int:
+    """The tokens of a tile, if ``group`` query heads share a key head."""
+    return TILE // _heads_per_block(group)
+
+
+def chunk_attention(
+    queries: mx.array,
+    new: KeysValues,
+    pool: KeysValues,
+    step: ChunkStep,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Causal attention of chunks to their sequences; writes the new tokens to the pool.
+
+    Args:
+        queries: ``[tokens, heads, 1, dim]``, float16 or bfloat16.
+        new: ``[tokens, key heads, 1, dim]``.
+        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous.
+        step: the chunks, which need not have all of the tokens.
+        scale: factor of the scores, positive.
+        window: how many columns a token sees at most, its own included; None: all.
+        sinks: ``[heads]``, or None.
+
+    Returns:
+        ``[tokens, heads, 1, dim]`` of the queries' type; undefined for tokens of no tile.
+    """
+    group = queries.shape[1] // pool.keys.shape[1]
+    _compile(queries.dtype, queries.shape[3], group, sinks is not None)
+    return _attend(queries, new, pool, step, scale, window, sinks)
+
+
+@functools.cache
+def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
+    """Compiles the kernel at the first call; takes seconds."""
+    queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
+    pool = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
+    sinks = mx.zeros((group,)) if with_sinks else None
+    step = ChunkStep(mx.zeros((1, 1), mx.int32), mx.array([[0, 0, 1, 0, 0]], mx.int32))
+    mx.eval(_attend(queries, KeysValues(new, new), KeysValues(*pool), step, 1.0, None, sinks))
+
+
+def _attend(
+    queries: mx.array,
+    new: KeysValues,
+    pool: KeysValues,
+    step: ChunkStep,
+    scale: float,
+    window: int | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    heads, dim = queries.shape[1], queries.shape[3]
+    heads_per_block = _heads_per_block(heads // pool.keys.shape[1])
+    mixed: mx.array
+    (mixed,) = _kernel()(
+        inputs=[
+            queries,
+            *new,
+            *pool,
+            *step,
+            scale_array(scale),
+            window_array(window),
+            sinks_array(sinks),
+        ],
+        template=[
+            ("T", queries.dtype),
+            ("BFLOAT", queries.dtype == mx.bfloat16),
+            ("DIM", dim),
+            ("ROWS", TILE),
+            ("HEADS", heads_per_block),
+            ("PAGE", PAGE_TOKENS),
+            ("SINKS", sinks is not None),
+        ],
+        grid=(heads // heads_per_block * TILE * 2, step.tiles.shape[0], 1),
+        threadgroup=(TILE * 2, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )
+    return mixed
+
+
+def _heads_per_block(group: int) -> int:
+    return next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
+
+
+@functools.cache
+def _kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="chairlift_chunk",
+        input_names=[
+            "queries",
+            "new_keys",
+            "new_values",
+            "keys",
+            "values",
+            *ChunkStep._fields,
+            "scale",
+            "window",
+            "sinks",
+        ],
+        output_names=["out"],
+        header=HEADER,
+        source=SOURCE,
+    )

@@ -1,0 +1,189 @@
+"""CUDA source of ``chunk_attention``; ``ptx.HEADER`` comes before it."""
+
+from __future__ import annotations
+
+# Grid: (key head and part of its group, tile of query tokens). Each of the four warps has 16 of the
+# tile's ROWS rows, pairs of a token and a head; a thread has two of them, ``lane / 4`` and eight
+# more. Keys and values pass through shared memory, whose rows are eight numbers longer than needed:
+# so the eight rows of a matrix lie in different banks. Keys arrive while the former tile's values
+# are in use, and values while the keys are. Scores are exponents of two: log2(e) is part of
+# ``scale``.
+SOURCE = """
+  constexpr float LEAST = -1e30f, NEVER = -3e38f;
+  constexpr int THREADS = ROWS * 2, COLUMNS = DIM > 128 ? 32 : 64, STRIDE = DIM + 8;
+  constexpr int PIECES = DIM / 8;         // of 16 bytes in a row
+  constexpr int LANES = PIECES & -PIECES;  // that copy a row
+  const int key_heads = keys_shape[1], parts = gridDim.x / key_heads;
+  const int key_head = blockIdx.x / parts;
+  const int head = blockIdx.x * HEADS;  // the first of the part
+  const int heads = gridDim.x * HEADS;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const int* tile = tiles + (gridDim.y - 1 - blockIdx.y) * 5;
+  const int begin = tile[1], first = tile[4];
+  const int* table = tables + (long)tile[3] * tables_shape[1];
+  const int tokens = min(ROWS / HEADS, tile[2] - first);
+  const int position = begin + first, stop = position + tokens;
+  const int start = max(0, position - window[0] + 1);  // of the columns that any row sees
+  const int each = key_heads * DIM;  // of the step's keys, numbers of a token
+  const long fresh = (long)tile[0] * each + key_head * DIM;
+  const auto pooled = [&](int page) { return ((long)page * key_heads + key_head) * PAGE * DIM; };
+  if (blockIdx.x % parts == 0) {
+    for (int i = threadIdx.x; i < tokens * PIECES; i += THREADS) {
+      const int token = i / PIECES, at = i % PIECES * 8, column = position + token;
+      // Nobody reads this column of the pool in this step.
+      const long where = pooled(table[column / PAGE]) + column % PAGE * DIM + at;
+      const long from = fresh + (long)(first + token) * each + at;
+      *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
+          *reinterpret_cast<const Eight<T>*>(new_keys + from);
+      *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
+          *reinterpret_cast<const Eight<T>*>(new_values + from);
+    }
+  }
+  __shared__ Eight<T> all_keys[COLUMNS * STRIDE / 8];
+  __shared__ Eight<T> all_values[COLUMNS * STRIDE / 8];
+
+  const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
+  // Begins to copy the columns from ``base`` on; those that no row sees become zeros.
+  const auto load = [&](Eight<T>* to, const T* pool, const T* packed, int page, int base) {
+    const bool old = base < begin;
+    const bool whole = base >= start && base + COLUMNS <= (old ? begin : stop);
+    to += own_row * (STRIDE / 8) + own_piece;
+    if (whole) {
+      const int stride = old ? DIM : each;
+      const T* from = old ? pool + pooled(page) + base % PAGE * DIM
+                          : packed + fresh + (long)(base - begin) * each;
+      from += own_row * stride + own_piece * 8;
+      #pragma unroll
+      for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
+        #pragma unroll
+        for (int piece = 0; piece < PIECES; piece += LANES)
+          copy_later(to + row * (STRIDE / 8) + piece, from + piece * 8, true);
+        from += THREADS / LANES * stride;
+      }
+    } else {
+      #pragma unroll 1  // saves registers
+      for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
+        const int column = base + own_row + row;
+        const bool real = column >= start && column < stop;
+        const T* from = column < begin ? pool + pooled(page) + column % PAGE * DIM
+                                       : packed + fresh + (long)(column - begin) * each;
+        from += own_piece * 8;
+        #pragma unroll
+        for (int piece = 0; piece < PIECES; piece += LANES)
+          copy_later(to + row * (STRIDE / 8) + piece, from + piece * 8, real);
+      }
+    }
+  };
+
+  int base = start / COLUMNS * COLUMNS;
+  int page = table[base / PAGE];
+  load(all_keys, keys, new_keys, page, base);
+
+  unsigned query[DIM / 16][4];
+  float mixed[DIM / 8][4] = {}, high[2], sum[2];
+  #pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = warp * 16 + r * 8 + g, token = min(row / HEADS, tokens - 1);
+    const int own_head = head + row % HEADS;
+    const T* from = queries + ((long)(tile[0] + first + token) * heads + own_head) * DIM + 2 * c;
+    #pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+      query[k][r] = *reinterpret_cast<const unsigned*>(from + 16 * k);
+      query[k][r + 2] = *reinterpret_cast<const unsigned*>(from + 16 * k + 8);
+    }
+    high[r] = SINKS ? sinks[own_head] * 1.4426950408889634f : LEAST;
+    sum[r] = SINKS && c == 0 ? 1.f : 0.f;
+  }
+  const float factor = scale[0];
+  const int matrix = lane / 8;
+  const T* key = reinterpret_cast<const T*>(all_keys) +
+      (matrix / 2 * 8 + lane % 8) * STRIDE + matrix % 2 * 8;
+  const T* value = reinterpret_cast<const T*>(all_values) +
+      (matrix % 2 * 8 + lane % 8) * STRIDE + matrix / 2 * 8;
+
+  for (; base < stop; base += COLUMNS) {
+    const int next = base + COLUMNS;
+    wait_for_copies();
+    __syncthreads();  // the keys are here, and nobody needs the former values
+    load(all_values, values, new_values, page, base);
+    if (next < stop) page = table[next / PAGE];
+    float score[COLUMNS / 8][4] = {};
+    #pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+      #pragma unroll
+      for (int n = 0; n < COLUMNS / 16; ++n) {
+        unsigned loaded[4];
+        load_matrices(loaded, key + 16 * n * STRIDE + 16 * k);
+        multiply<BFLOAT>(score[2 * n], query[k], loaded[0], loaded[1]);
+        multiply<BFLOAT>(score[2 * n + 1], query[k], loaded[2], loaded[3]);
+      }
+    }
+    wait_for_copies();
+    __syncthreads();  // the values are here, and nobody needs these keys
+    if (next < stop) load(all_keys, keys, new_keys, page, next);
+    if (next > position + 1 || base < stop - window[0]) {
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = warp * 16 + i / 2 * 8 + g;
+        const int until = position + min(row / HEADS, tokens - 1) - base - 2 * c - i % 2;
+        #pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+          const int behind = until - 8 * n;
+          if (behind < 0 || behind >= window[0]) score[n][i] = NEVER;
+        }
+      }
+    }
+    #pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float highest = NEVER;
+      #pragma unroll
+      for (int n = 0; n < COLUMNS / 8; ++n)
+        highest = fmaxf(highest, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
+      highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+      highest = fmaxf(high[r], highest * factor);
+      const float faded = power(high[r] - highest);
+      high[r] = highest;
+      sum[r] *= faded;
+      #pragma unroll
+      for (int n = 0; n < COLUMNS / 8; ++n) {
+        #pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) {
+          score[n][i] = power(score[n][i] * factor - highest);
+          sum[r] += score[n][i];
+        }
+      }
+      #pragma unroll
+      for (int n = 0; n < DIM / 8; ++n) { mixed[n][2 * r] *= faded; mixed[n][2 * r + 1] *= faded; }
+    }
+    #pragma unroll
+    for (int k = 0; k < COLUMNS / 16; ++k) {
+      unsigned weight[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair_of = score[2 * k + i / 2] + i % 2 * 2;
+        weight[i] = rounded<BFLOAT>(pair_of[0], pair_of[1]);
+      }
+      #pragma unroll
+      for (int n = 0; n < DIM / 16; ++n) {
+        unsigned loaded[4];
+        load_transposed(loaded, value + 16 * k * STRIDE + 16 * n);
+        multiply<BFLOAT>(mixed[2 * n], weight, loaded[0], loaded[1]);
+        multiply<BFLOAT>(mixed[2 * n + 1], weight, loaded[2], loaded[3]);
+      }
+    }
+  }
+  #pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    const float share = 1.f / sum[r];
+    const int row = warp * 16 + r * 8 + g, token = row / HEADS;
+    if (token >= tokens) continue;
+    T* to = out + ((long)(tile[0] + first + token) * heads + head + row % HEADS) * DIM + 2 * c;
+    #pragma unroll
+    for (int n = 0; n < DIM / 8; ++n)
+      *reinterpret_cast<unsigned*>(to + 8 * n) =
+          rounded<BFLOAT>(mixed[n][2 * r] * share, mixed[n][2 * r + 1] * share);
+  }
+"""

@@ -1,0 +1,70 @@
+"""CUDA's kernels over pages, behind ``cache.pages``' interface."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.step import KindStep
+from chairlift.engine.cuda.paged import put as paged_put
+from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
+from chairlift.engine.cuda.paged.chunk_attention import chunk_attention, tile_tokens
+from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
+
+
+class CudaPages:
+    """See ``cache.pages.kernels.PageKernels``."""
+
+    def attend(
+        self,
+        queries: mx.array,
+        new: Buffers,
+        buffers: Buffers,
+        step: KindStep,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        check(*new)
+        rows = step.tokens.rows
+        if not step.tokens.chunks or queries.dtype == mx.float32:
+            return _token_by_token(queries, new, buffers, step, scale, window, sinks)
+        first = KeysValues(new.keys[:rows], new.values[:rows])
+        rest = KeysValues(new.keys[rows:], new.values[rows:])
+        tiles = step.tokens.tiles(tile_tokens(queries.shape[1] // new.keys.shape[1]))
+        chunks = ChunkStep(step.tables, tiles)
+        pool = KeysValues(*buffers)
+        mixed = chunk_attention(queries[rows:], rest, pool, chunks, scale, window, sinks)
+        if not rows:
+            return mixed
+        decoded = _token_by_token(queries[:rows], first, buffers, step, scale, window, sinks)
+        return mx.concatenate([decoded, mixed])
+
+    def put(self, buffers: Buffers, new: Buffers, slots: mx.array) -> mx.array:
+        check(*new)
+        return paged_put.put(KeysValues(*buffers), KeysValues(*new), slots)
+
+
+def _token_by_token(
+    queries: mx.array,
+    new: Buffers | KeysValues,
+    buffers: Buffers,
+    step: KindStep,
+    scale: float,
+    window: int | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention of the first tokens of a step, each by itself."""
+    count, tokens = len(queries), step.tokens
+    arrays = (tokens.owners, tokens.begins, step.lengths(window), tokens.stops)
+    seen = TokenStep(step.tables, *(array[:count] for array in arrays))
+    return token_attention(
+        queries, KeysValues(*new), KeysValues(*buffers), seen, scale, sinks, window
+    )
+
+
+def check(keys: mx.array, values: mx.array) -> None:
+    """Raises ValueError if there is no kernel for the shape or type of keys and values."""
+    alike = keys.shape == values.shape and keys.dtype == values.dtype
+    if not alike or keys.dtype not in DTYPES or keys.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"no kernel for keys {keys.shape} and values {values.shape}")

@@ -1,0 +1,99 @@
+"""CUDA source of what the kernels have in common: types, and functions of one PTX instruction.
+
+The emulator of the tests defines ``EMULATED`` and has those functions in C++.
+"""
+
+from __future__ import annotations
+
+HEADER = """
+template <typename T> struct alignas(16) Eight { T v[8]; };
+struct alignas(16) Four { unsigned v[4]; };
+
+template <typename T> __device__ inline unsigned pair(T low, T high) {
+  return reinterpret_cast<unsigned short&>(low) |
+      (static_cast<unsigned>(reinterpret_cast<unsigned short&>(high)) << 16);
+}
+
+#ifndef EMULATED
+// Adds 16 rows of 16 numbers, times 16 columns of eight. A thread has the rows g = lane / 4 and
+// g + 8; of the sum the columns 2 * (lane % 4) and the next.
+template <bool BFLOAT>
+__device__ inline void multiply(
+    float (&sum)[4], const unsigned (&rows)[4], unsigned column0, unsigned column1) {
+  if constexpr (BFLOAT) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(column0), "r"(column1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(column0), "r"(column1));
+  }
+}
+
+// The same for eight rows; the other eight are zeros.
+template <bool BFLOAT>
+__device__ inline void multiply_half(
+    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
+  float unused0, unused1;
+  if constexpr (BFLOAT) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
+        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
+        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
+        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
+        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
+  }
+}
+
+// Two numbers, rounded to 16 bits.
+template <bool BFLOAT> __device__ inline unsigned rounded(float low, float high) {
+  unsigned both;
+  if constexpr (BFLOAT) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  }
+  return both;
+}
+
+// Two to the power of x.
+__device__ inline float power(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Four matrices of eight rows of 16 bytes in shared memory; lane l has the address of row l % 8 of
+// matrix l / 8, and gets the numbers 2 * (l % 4) and the next of row l / 4.
+__device__ inline void load_matrices(unsigned (&loaded)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(loaded[0]), "=r"(loaded[1]), "=r"(loaded[2]), "=r"(loaded[3])
+      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row))) : "memory");
+}
+
+// The same, transposed: of column l / 4 the rows 2 * (l % 4) and the next.
+__device__ inline void load_transposed(unsigned (&loaded)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(loaded[0]), "=r"(loaded[1]), "=r"(loaded[2]), "=r"(loaded[3])
+      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row))) : "memory");
+}
+
+// Begins to copy 16 bytes to shared memory, or zeros, if not ``real``; nothing is read then.
+__device__ inline void copy_later(void* to, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+      :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "r"(real ? 16 : 0)
+      : "memory");
+}
+
+// Waits for all copies that this thread has begun.
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+#endif
+"""

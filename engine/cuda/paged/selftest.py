@@ -1,0 +1,177 @@
+"""Tries the paged CUDA kernels against MLX's own operations, once, before a model uses them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
+from chairlift.engine.cuda.paged.chunk_attention import chunk_attention, tile_tokens
+from chairlift.engine.cuda.paged.put import put
+from chairlift.engine.cuda.paged.token_attention import token_attention
+from chairlift.engine.model.trial import Trial, elementwise, identical
+
+log = logging.getLogger(__name__)
+
+# bfloat16 has eight bits, and the reference rounds at other places than the kernels.
+TOLERANCE = 0.02
+_ERROR = "no CUDA kernels for attention, MLX's own is used: %s"
+_MISMATCH = "the CUDA kernels for attention are wrong on this device; MLX's own is used"
+_ATTENTION_TRIAL = Trial(
+    elementwise(TOLERANCE), log, error=_ERROR, level=logging.WARNING, mismatch=_MISMATCH
+)
+_PUT_TRIAL = Trial(identical, log, error=_ERROR, level=logging.WARNING, mismatch=_MISMATCH)
+
+_KEY_HEADS, _GROUP, _DIM, _SCALE = 2, 4, 128, 0.1
+# Old and new tokens of prompt chunks, at and around the ends of pages and of tiles.
+_CHUNKS = ((0, 70), (130, 21), (64, 1), (60, 200))
+
+
+def kernels_work() -> bool:
+    """Whether the kernels compile here and compute the same as MLX's own operations."""
+    if not hasattr(mx, "cuda") or not mx.cuda.is_available():
+        return False
+    return (
+        all(
+            tokens_right(count, window, sinks)
+            for count, window in ((1, None), (256, 100))
+            for sinks in (False, True)
+        )
+        and chunks_right(window=None, with_sinks=False)
+        and chunks_right(window=100, with_sinks=True)
+        and put_right()
+    )
+
+
+def tokens_right(count: int, window: int | None, with_sinks: bool) -> bool:
+    """Tries ``token_attention`` of ``count`` tokens; a few are of a prompt, if there are many.
+
+    The kernel splits a token's columns among several blocks only if there are few tokens.
+    """
+    prompt = min(5, count - 1)
+    sequences = [(i * 37 % 250, 1) for i in range(count - prompt)]
+    inputs = _inputs(sequences + [(62, prompt)] * bool(prompt), with_sinks)
+    stops = inputs.positions + 1
+    lengths = mx.minimum(stops, window or stops)
+    step = TokenStep(inputs.tables, inputs.owners, inputs.begins, lengths, stops)
+    return _right(
+        inputs,
+        window,
+        lambda: token_attention(
+            inputs.queries, inputs.new, inputs.pool, step, _SCALE, inputs.sinks
+        ),
+    )
+
+
+def chunks_right(window: int | None, with_sinks: bool) -> bool:
+    """Tries ``chunk_attention`` of several chunks at once."""
+    inputs, tiles, packed = _inputs(_CHUNKS, with_sinks), [], 0
+    for row, (old, new) in enumerate(_CHUNKS):
+        tiles += [(packed, old, new, row, at) for at in range(0, new, tile_tokens(_GROUP))]
+        packed += new
+    step = ChunkStep(inputs.tables, mx.array(tiles, mx.int32))
+    return _right(
+        inputs,
+        window,
+        lambda: chunk_attention(
+            inputs.queries, inputs.new, inputs.pool, step, _SCALE, window, inputs.sinks
+        ),
+    )
+
+
+def put_right() -> bool:
+    """Tries to write tokens into two pages, and nothing else there."""
+    places = mx.array([PAGE_TOKENS * 3 + 5, PAGE_TOKENS * 3 + 4, 0, PAGE_TOKENS - 1], mx.int32)
+    shape = (4, _KEY_HEADS, PAGE_TOKENS, _DIM)
+    pool = KeysValues(*(mx.zeros(shape, mx.bfloat16) for _ in range(2)))
+    # Parts of wider arrays, as a prompt's chunks are.
+    new = KeysValues(*(_random(1, _KEY_HEADS, 7, seed=seed)[:, :, 3:] for seed in range(2)))
+    mx.eval(pool, new, places)
+
+    def ours() -> mx.array:
+        mx.eval(put(pool, new, places))
+        return mx.stack(list(pool))
+
+    def mlx() -> mx.array:
+        expected = mx.zeros((2, *shape), mx.bfloat16)
+        where = slice(None), places // PAGE_TOKENS, slice(None), places % PAGE_TOKENS
+        expected[where] = mx.stack([array[0].swapaxes(0, 1) for array in new], axis=1)
+        return expected
+
+    return _PUT_TRIAL.passes(mlx, ours)
+
+
+class _Inputs(NamedTuple):
+    """A step's arrays; each sequence's pages are anywhere in the pool, without its new tokens."""
+
+    queries: mx.array
+    new: KeysValues
+    pool: KeysValues
+    tables: mx.array
+    owners: mx.array
+    begins: mx.array
+    positions: mx.array
+    sinks: mx.array | None
+
+
+def _inputs(sequences: Sequence[tuple[int, int]], with_sinks: bool) -> _Inputs:
+    """Random arrays for sequences of so many old and new tokens."""
+    tokens = [
+        (row, old, position)
+        for row, (old, new) in enumerate(sequences)
+        for position in range(old, old + new)
+    ]
+    owners, begins, positions = (mx.array(column, mx.int32) for column in zip(*tokens, strict=True))
+    width = -(-max(old + new for old, new in sequences) // PAGE_TOKENS)
+    pages = mx.random.permutation(1 + len(sequences) * width, key=mx.random.key(0))
+    tables = pages[1:].reshape(-1, width).astype(mx.int32)
+    shape = (len(pages), _KEY_HEADS, PAGE_TOKENS)
+    pool = KeysValues(*(_random(*shape, seed=seed) for seed in (1, 2)))
+    places = tables[owners, positions // PAGE_TOKENS], slice(None), positions % PAGE_TOKENS
+    new = KeysValues(*(buffer[places][:, :, None] for buffer in pool))
+    mx.eval(new)
+    for buffer in pool:
+        buffer[places] = float("nan")
+    heads = _KEY_HEADS * _GROUP
+    queries = _random(len(tokens), heads, 1, seed=3)
+    sinks = _random(heads, seed=4)[:, 0] if with_sinks else None
+    inputs = _Inputs(queries, new, pool, tables, owners, begins, positions, sinks)
+    mx.eval(inputs)
+    return inputs
+
+
+def _right(inputs: _Inputs, window: int | None, kernel: Callable[[], mx.array]) -> bool:
+    """Compares a kernel with MLX's attention to the columns in the pool."""
+
+    def ours() -> mx.array:
+        result = kernel()
+        mx.eval(result)
+        return result
+
+    def mlx() -> mx.array:
+        keys, values = (
+            buffer[inputs.tables].swapaxes(1, 2).flatten(2, 3)[inputs.owners]
+            for buffer in inputs.pool
+        )
+        behind = inputs.positions[:, None] - mx.arange(keys.shape[2])
+        mask = (behind >= 0) & (behind < (window or keys.shape[2]))
+        return mx.fast.scaled_dot_product_attention(
+            inputs.queries,
+            keys,
+            values,
+            scale=_SCALE,
+            mask=mask[:, None, None],
+            sinks=inputs.sinks,
+        )
+
+    # NOTE: the kernel runs first: it writes the columns that the reference reads.
+    result = _ATTENTION_TRIAL.attempt(ours)
+    return result is not None and _ATTENTION_TRIAL.passes(mlx, lambda: result)
+
+
+def _random(*shape: int, seed: int) -> mx.array:
+    return mx.random.normal((*shape, _DIM), mx.bfloat16, key=mx.random.key(seed))

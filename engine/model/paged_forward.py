@@ -1,0 +1,68 @@
+"""The model calls of a step over pages: one call for all rows and prompt chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, cast
+
+import mlx.core as mx
+
+from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.layer import paged_step
+from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.rows import table_widths
+from chairlift.engine.model.compiled import CompiledSteps, padded_rows
+from chairlift.engine.model.forward import Cache, Chunk, Forward, Outcome, packed_tokens
+from chairlift.engine.model.head import Head
+from chairlift.engine.model.lora_routing import Run, Slot
+
+# Decode steps are compiled in advance for sequences of up to this many tokens, and later ones when
+# they recur.
+COMPILED_TOKENS = 8192
+
+
+class PagedForward(Forward):
+    """Calls a model over pages; see ``Forward``. Chunks are never padded."""
+
+    def __init__(self, model: Any, head: Head | None) -> None:
+        super().__init__(model, head, packs=True)
+        self._steps = CompiledSteps(model)
+        self._adapted_steps = CompiledSteps(model, self.routing)
+
+    def __call__(
+        self, bands: Seq[Cache], tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
+    ) -> Outcome:
+        rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
+        if not chunks:
+            return self._decode(rows, tokens, adapters) if rows else Outcome(None, {}, {})
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
+        runs = [Run(slot, 1) for slot in adapters] or [Run(None, tokens.shape[0])]
+        runs += [Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks]
+        packed = packed_tokens(tokens.shape[0], chunks, lengths)
+        with (
+            paged_step(rows, list(zip(prompts, lengths, strict=True))) as step,
+            self.routing.of(runs),
+        ):
+            return self._packed_outcome(tokens, packed, chunks, step.layers())
+
+    def compile(self, memory: PagedMemory, max_rows: int) -> None:
+        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each."""
+        batch = PagedBatch(memory)
+        for rows in dict.fromkeys(map(padded_rows, range(1, max_rows + 1))):
+            for pages in table_widths(COMPILED_TOKENS):
+                with paged_step([batch], [], rows, pages) as step:
+                    self._steps.compile(step, mx.zeros((rows, 1), mx.int32))
+
+    def _decode(self, rows: Seq[PagedBatch], tokens: mx.array, adapters: Seq[Slot]) -> Outcome:
+        """A step of rows alone, padded so that its shape recurs."""
+        count = tokens.shape[0]
+        padding = padded_rows(count) - count
+        fed = mx.pad(tokens, (0, padding)) if padding else tokens
+        slots = [*adapters, *[None] * padding] if adapters else []
+        with (
+            paged_step(rows, [], padding) as step,
+            self.routing.of([Run(slot, 1) for slot in slots]),
+        ):
+            steps = self._steps if self.routing.call is None else self._adapted_steps
+            return Outcome(steps(step, fed[:, None])[:count, -1], {}, {})

@@ -1,0 +1,140 @@
+"""An engine whose caches are pages, with NumPy instead of CUDA's kernels."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from support.engine.core import build_core
+from support.engine.pages import HostPages
+from support.engine.reference import solo_tokens
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.swap.swap import Swap
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.messages import Abort, SamplingParams, Submit
+from chairlift.engine.model import attention
+from chairlift.engine.model.probe import probe
+from chairlift.scheduler.limits import Limits
+
+
+def _core(kind: TinyKind, kv_tokens: int, prefix: int = 0, swap: bool = False) -> EngineCore:
+    model = tiny_model(kind)
+    attention.install(model)
+    geometry, vocabulary, layers = probe(model, kind)
+    limits = Limits(4, 40, kv_tokens * geometry.bytes_per_token, geometry)
+    kinds = [layer.kind for layer in layers]
+    return build_core(
+        model,
+        vocabulary,
+        limits,
+        prefix_bytes=prefix * geometry.bytes_per_token,
+        swap=Swap(kinds, 1 << 30) if swap else None,
+        kernels=HostPages(),
+    )
+
+
+def _pools(core: EngineCore) -> list[Any]:
+    (band,) = core.batch.bands
+    assert isinstance(band, PagedBatch)
+    return list(band.memory.pools.values())
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("prefix", [0, 300])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_tokens_equal_the_solo_tokens(kind: TinyKind, prefix: int, swap: bool) -> None:
+    """While rows join, share, outgrow their pages, are preempted and aborted."""
+    core = _core(kind, 8 * PAGE_TOKENS, prefix, swap)
+    expected = tiny_model(kind)
+    rng = random.Random(f"{kind}{prefix}{swap}")
+    prompts = [[rng.randrange(3, 250) for _ in range(rng.randint(1, 90))] for _ in range(14)]
+    prompts[9] = prompts[2] + [5, 6]
+    prompts[11] = [*prompts[4][: len(prompts[4]) // 2 + 1], 9]
+    # The first ones are long and arrive together, so that some are preempted.
+    lengths = [200 if number < 4 else rng.randint(1, 200) for number in range(len(prompts))]
+    choices = [rng.choice([1, 1, 2]) for _ in prompts]
+    tokens: dict[tuple[str, int], list[int]] = {}
+    waiting = list(enumerate(prompts))
+    preempted = 0
+    while waiting or not core.idle:
+        if waiting and (len(waiting) > 10 or rng.random() < 0.6):
+            number, prompt = waiting.pop(0)
+            params = SamplingParams(max_tokens=lengths[number], seed=0, temperature=0.0)
+            core.submit(Submit(str(number), prompt, params, choices[number]))
+        if rng.random() < 0.01:
+            core.abort(Abort("3", "abort"))
+        output = core.step()
+        preempted += output.stats.preemptions
+        for part in output.outputs:
+            tokens.setdefault((part.request_id, part.index), []).extend(part.token_ids)
+        for band in core.batch.bands:
+            band.check_integrity()
+    for number, prompt in enumerate(prompts):
+        solo = solo_tokens(expected, prompt, lengths[number])
+        for index in range(choices[number]):
+            batched = tokens.get((str(number), index), [])
+            assert batched == solo[: len(batched)], number
+            assert number == 3 or len(batched) == lengths[number]
+    assert preempted
+    core.prefixes._tree.clear()
+    assert not any(pool.used for pool in _pools(core)), "a page was lost"
+
+
+def test_prefixes_give_way_to_rows() -> None:
+    """Short prefixes fill more pages than their bytes; they are dropped when rows need pages."""
+    core = _core("llama", 8 * PAGE_TOKENS, prefix=4 * PAGE_TOKENS)
+    for number in range(60):
+        params = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
+        core.submit(Submit(str(number), [3 + number, 7, 9], params))
+        while not core.idle:
+            core.step()
+    params = SamplingParams(max_tokens=PAGE_TOKENS, seed=0, temperature=0.0)
+    for number in range(4):
+        core.submit(Submit(f"long{number}", [number + 3] * 40, params))
+    while not core.idle:
+        core.step()
+    assert core.prefixes._tree.evictions
+
+
+def test_many_rows_store_a_shared_prompt_once() -> None:
+    core = _core("llama", 40 * PAGE_TOKENS, prefix=40 * PAGE_TOKENS)
+    prompt = [3 + i % 200 for i in range(6 * PAGE_TOKENS)]
+    params = SamplingParams(max_tokens=30, seed=0, temperature=0.0)
+    core.submit(Submit("first", [*prompt, 5], params))
+    while not core.idle:
+        core.step()
+    for number in range(4):
+        core.submit(Submit(str(number), [*prompt, 6 + number], params))
+    reserved = 0
+    while not core.idle:
+        reserved = max(reserved, core.step().stats.kv_reserved_bytes)
+    (band,) = core.batch.bands
+    assert isinstance(band, PagedBatch)
+    assert reserved == (6 + 4) * band.memory.page_bytes(None)
+
+
+def test_a_chunk_is_dispatched_while_the_step_before_runs() -> None:
+    core = _core("llama", 16 * PAGE_TOKENS)
+    params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
+    core.submit(Submit("a", list(range(3, 63)), params))
+    core.step()
+    core.step()
+    assert core.pipeline.running.queued
+    assert core.batch.queued
+
+
+def test_without_a_kernel_for_its_heads_a_model_is_served_from_columns() -> None:
+    class NoKernels(HostPages):
+        def attend(self, *given: Any) -> mx.array:
+            raise ValueError("no kernel for heads of 16")
+
+    model = tiny_model("llama")
+    attention.install(model)
+    geometry, vocabulary, _ = probe(model, "llama")
+    core = build_core(model, vocabulary, Limits(4, 16, 1 << 24, geometry), kernels=NoKernels())
+    assert not core.batch.queued

@@ -1,0 +1,151 @@
+// CUDA's types and functions, and in place of ``paged/ptx.py``'s functions of one instruction, C++.
+#pragma once
+
+namespace {
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+  __nv_bfloat16() = default;
+  __nv_bfloat16(float number) {
+    uint32_t all;
+    memcpy(&all, &number, 4);
+    bits = number != number ? 0x7fff : (all + 0x7fff + (all >> 16 & 1)) >> 16;
+  }
+  operator float() const {
+    const uint32_t all = (uint32_t)bits << 16;
+    float number;
+    memcpy(&number, &all, 4);
+    return number;
+  }
+};
+
+struct __half {
+  _Float16 number;
+  __half() = default;
+  __half(float wide) : number(wide) {}
+  operator float() const { return number; }
+};
+
+void __threadfence() {}
+template <typename T> T __ldcg(const T* from) { return *from; }
+int atomicAdd(int* to, int number) {
+  const int before = *to;
+  *to += number;
+  return before;
+}
+
+template <typename A, typename B> auto min(A a, B b) { return b < a ? b : a; }
+template <typename A, typename B> auto max(A a, B b) { return a < b ? b : a; }
+
+unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t both = (uint64_t)high << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= (both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
+
+template <typename T> T __shfl_xor_sync(unsigned, T value, int other) {
+  struct Operands { T value, result; int other; } mine{value, value, other};
+  together(mine, [](Operands** lanes) {
+    for (int l = 0; l < 32; ++l) lanes[l]->result = lanes[l ^ lanes[l]->other]->value;
+  });
+  return mine.result;
+}
+
+template <bool BFLOAT> void unpack(float* to, unsigned both) {
+  for (int i = 0; i < 2; ++i) {
+    const uint16_t bits = both >> 16 * i;
+    if constexpr (BFLOAT) {
+      __nv_bfloat16 number;
+      memcpy(&number, &bits, 2);
+      to[i] = (float)number;
+    } else {
+      __half number;
+      memcpy(&number, &bits, 2);
+      to[i] = (float)number;
+    }
+  }
+}
+
+template <bool BFLOAT>
+void multiply(float (&sum)[4], const unsigned (&rows)[4], unsigned column0, unsigned column1) {
+  struct Operands { float* sum; const unsigned* rows; unsigned columns[2]; };
+  Operands mine{sum, rows, {column0, column1}};
+  together(mine, [](Operands** lanes) {
+    float a[16][16], b[8][16];
+    for (int l = 0; l < 32; ++l) {
+      const int g = l / 4, c = l % 4 * 2;
+      for (int i = 0; i < 4; ++i) unpack<BFLOAT>(&a[g + i % 2 * 8][c + i / 2 * 8], lanes[l]->rows[i]);
+      for (int i = 0; i < 2; ++i) unpack<BFLOAT>(&b[g][c + i * 8], lanes[l]->columns[i]);
+    }
+    for (int l = 0; l < 32; ++l) {
+      for (int i = 0; i < 4; ++i) {
+        const float *row = a[l / 4 + i / 2 * 8], *column = b[l % 4 * 2 + i % 2];
+        float total = lanes[l]->sum[i];
+        for (int k = 0; k < 16; ++k) total += row[k] * column[k];
+        lanes[l]->sum[i] = total;
+      }
+    }
+  });
+}
+
+template <bool BFLOAT>
+void multiply_half(
+    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
+  float all[4] = {sum[0], sum[1], 0, 0};
+  const unsigned rows[4] = {row0, 0, row1, 0};
+  multiply<BFLOAT>(all, rows, column0, column1);
+  sum[0] = all[0];
+  sum[1] = all[1];
+}
+
+template <bool BFLOAT> unsigned rounded(float low, float high) {
+  uint16_t bits[2];
+  if constexpr (BFLOAT) {
+    const __nv_bfloat16 both[2] = {low, high};
+    memcpy(bits, both, 4);
+  } else {
+    const __half both[2] = {low, high};
+    memcpy(bits, both, 4);
+  }
+  return bits[0] | (unsigned)bits[1] << 16;
+}
+
+float power(float x) { return exp2f(x); }
+
+struct Matrices { uint16_t* loaded; const uint16_t* row; bool transposed; };
+
+void load_all(unsigned (&loaded)[4], const void* row, bool transposed) {
+  Matrices mine{(uint16_t*)loaded, (const uint16_t*)row, transposed};
+  together(mine, [](Matrices** lanes) {
+    for (int l = 0; l < 32; ++l) {
+      for (int i = 0; i < 8; ++i) {
+        const int matrix = i / 2, near = l / 4, far = l % 4 * 2 + i % 2;
+        const bool turn = lanes[l]->transposed;
+        lanes[l]->loaded[i] = lanes[matrix * 8 + (turn ? far : near)]->row[turn ? near : far];
+      }
+    }
+  });
+}
+
+void load_matrices(unsigned (&loaded)[4], const void* row) { load_all(loaded, row, false); }
+void load_transposed(unsigned (&loaded)[4], const void* row) { load_all(loaded, row, true); }
+
+void copy(const Copy& one) {
+  if (one.real) memcpy(one.to, one.from, 16);
+  else memset(one.to, 0, 16);
+}
+
+void copy_later(void* to, const void* from, bool real) {
+  const Copy one{to, from, real};
+  if (backwards) copy(one);
+  else fibers[current].copies[fibers[current].begun++] = one;
+}
+
+void wait_for_copies() {
+  Fiber& fiber = fibers[current];
+  for (int i = 0; i < fiber.begun; ++i) copy(fiber.copies[i]);
+  fiber.begun = 0;
+}
+
+}  // namespace

@@ -1,0 +1,160 @@
+"""Runs kernels of ``mx.fast.cuda_kernel`` on the CPU: the same source, compiled by g++."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+# The header needs ELF sections and glibc's fibers.
+COMPILER = shutil.which("g++") if sys.platform == "linux" else None
+FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fno-strict-aliasing -fno-gnu-unique -fvisibility=hidden"
+TYPES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.int32: "int"}
+OUTCOMES = ("", "threads wait for others that never come", "lanes meet in different calls")
+
+
+@contextmanager
+def emulated(module: ModuleType, backwards: bool) -> Iterator[None]:
+    """Lets the kernels that ``module`` makes, and caches, run on the CPU.
+
+    Args:
+        module: has functions ``_kernel`` and perhaps ``_counters`` and ``_compile``, all cached.
+        backwards: the order of blocks and warps, and when copies complete; see ``emulator.h``.
+    """
+    caches = [getattr(module, name, None) for name in ("_kernel", "_counters", "_compile")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, backwards))
+        _clear(caches)
+        yield
+        _clear(caches)
+
+
+@dataclass(frozen=True)
+class EmulatedKernel:
+    """What ``mx.fast.cuda_kernel`` returns, made of its arguments."""
+
+    backwards: bool
+    name: str
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        template: Sequence[tuple[str, object]],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+    ) -> list[mx.array]:
+        """Launches the kernel; outputs hold NaN, or the least integer, before.
+
+        Raises:
+            RuntimeError: the threads of a block or a warp do not all reach the same call.
+        """
+        if self.ensure_row_contiguous:
+            inputs = [mx.contiguous(array) for array in inputs]
+        outputs = [
+            mx.full(tuple(shape), -(2**31) if dtype == mx.int32 else float("nan"), dtype)
+            for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+        ]
+        mx.eval(inputs, outputs)
+        launch = _library(self._source([*inputs, *outputs], template)).launch
+        memory = [_memory(array) for array in (*inputs, *outputs)]
+        numbers = [
+            (ctypes.c_long * 16)(*array.shape, *(8 - array.ndim) * [0], *array_strides)
+            for array, (_, array_strides) in zip(inputs, memory, strict=False)
+        ]
+        pointers = [ctypes.c_void_p(address) for address, _ in memory]
+        blocks = [-(-size // width) for size, width in zip(grid, threadgroup, strict=True)]
+        outcome = launch(
+            (ctypes.c_uint * 3)(*blocks),
+            (ctypes.c_uint * 3)(*threadgroup),
+            self.backwards,
+            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.POINTER(ctypes.c_long) * len(numbers))(
+                *(ctypes.cast(of_one, ctypes.POINTER(ctypes.c_long)) for of_one in numbers)
+            ),
+        )
+        if outcome:
+            raise RuntimeError(OUTCOMES[outcome])
+        return outputs
+
+    def _source(self, arrays: Sequence[mx.array], template: Sequence[tuple[str, object]]) -> str:
+        """The whole C++ source, with the parameters that MLX would generate as local variables."""
+        lines = []
+        for i, (name, array) in enumerate(zip(self.input_names, arrays, strict=False)):
+            lines.append(f"const auto {name} = (const {TYPES[array.dtype]}*)arrays[{i}];")
+            lines += [f"const long* {name}_shape = numbers[{i}];"] * (
+                f"{name}_shape" in self.source
+            )
+            if f"{name}_strides" in self.source:
+                lines.append(f"const long* {name}_strides = numbers[{i}] + 8;")
+        for i, name in enumerate(self.output_names, len(self.input_names)):
+            lines.append(f"const auto {name} = ({TYPES[arrays[i].dtype]}*)arrays[{i}];")
+        for name, argument in template:
+            if isinstance(argument, mx.Dtype):
+                lines.append(f"using {name} = {TYPES[argument]};")
+            else:
+                kind = "bool" if isinstance(argument, bool) else "int"
+                lines.append(f"constexpr {kind} {name} = {int(argument)};")  # type: ignore[call-overload]
+        return f"""
+#include "emulator.h"
+{self.header}
+namespace {{
+void** arrays;
+long** numbers;
+void kernel(void*) {{
+{chr(10).join(lines)}
+{self.source}
+}}
+}}
+extern "C" __attribute__((visibility("default"))) int launch(
+    const unsigned* grid, const unsigned* block, bool backwards, void** all, long** all_numbers) {{
+  arrays = all;
+  numbers = all_numbers;
+  return launch(grid, block, backwards, kernel, nullptr);
+}}
+"""
+
+
+def _clear(caches: Sequence[Any]) -> None:
+    for cache in caches:
+        if cache is not None:
+            cache.cache_clear()
+
+
+def _memory(array: mx.array) -> tuple[int, list[int]]:
+    """Address of an evaluated array's own memory, and its strides in elements."""
+    wide = np.array(array.view({2: mx.uint16, 4: mx.uint32}[array.itemsize]), copy=False)
+    return wide.ctypes.data, [stride // array.itemsize for stride in wide.strides]
+
+
+@functools.cache
+def _library(source: str) -> ctypes.CDLL:
+    assert COMPILER is not None
+    with tempfile.TemporaryDirectory() as folder:
+        code, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        code.write_text(source)
+        command = [COMPILER, *FLAGS.split(), f"-I{HERE}", str(code), "-o", str(library)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(result.stderr)
+        return ctypes.CDLL(str(library))

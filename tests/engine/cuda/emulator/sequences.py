@@ -1,0 +1,144 @@
+"""Sequences in shuffled pages, NaN wherever no kernel may read, and what it must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.engine.cuda.paged.arrays import KeysValues
+
+SCALE = 0.15  # of the scores
+_BITS = {2: mx.uint16, 4: mx.uint32}
+
+
+class Chunk(NamedTuple):
+    """A sequence's ``new`` tokens in a step, after ``old`` ones."""
+
+    old: int
+    new: int
+
+
+class Shape(NamedTuple):
+    key_heads: int
+    group: int
+    dim: int
+    dtype: mx.Dtype
+    window: int | None = None
+    sinks: bool = False
+
+
+@dataclass
+class Sequences:
+    """The inputs of one step, made from a seed.
+
+    Attributes:
+        queries, new, pool, tables, sinks: as the kernels take them; page 0 of the pool is free.
+        whole: of each chunk, keys and values ``[key heads, old + new, dim]``.
+    """
+
+    shape: Shape
+    chunks: Sequence[Chunk]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        heads = self.shape.key_heads * self.shape.group
+        tokens = sum(chunk.new for chunk in self.chunks)
+        self.queries = self._random(rng, tokens, heads, 1)
+        self.sinks = mx.array(rng.normal(size=heads)) if self.shape.sinks else None
+        needed = [-(-sum(chunk) // PAGE_TOKENS) for chunk in self.chunks]
+        pages = 1 + rng.permutation(sum(needed) + 1)  # one more is free
+        tables = np.zeros((len(self.chunks), max(needed) + 1), np.int32)
+        for row, count in enumerate(needed):
+            tables[row, :count], pages = pages[:count], pages[count:]
+        self.tables = mx.array(tables)
+        self.whole = [
+            [
+                np.array(self._random(rng, self.shape.key_heads, sum(chunk)).astype(mx.float32))
+                for _ in range(2)
+            ]
+            for chunk in self.chunks
+        ]
+        self.new = KeysValues(*(self._packed(of) for of in range(2)))
+        self.pool = KeysValues(*(self._pooled(of, self._visible) for of in range(2)))
+
+    def expected(self) -> np.ndarray:
+        """``[tokens, heads, 1, dim]``."""
+        queries, results = np.array(self.queries.astype(mx.float32))[:, :, 0], []
+        for chunk, (keys, values) in zip(self.chunks, self.whole, strict=True):
+            results.append(self._attended(queries[: chunk.new], chunk, keys, values))
+            queries = queries[chunk.new :]
+        return np.concatenate(results)[:, :, None]
+
+    def check(self, result: mx.array) -> None:
+        """Asserts the result, and that the pool has its old tokens, the new ones, nothing else."""
+        tolerance = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 1.5e-2}[self.shape.dtype]
+        assert result.dtype == self.shape.dtype
+        np.testing.assert_allclose(
+            np.array(result.astype(mx.float32)), self.expected(), rtol=tolerance, atol=tolerance
+        )
+        for of, buffer in enumerate(self.pool):
+            written = self._pooled(of, lambda chunk: range(self._visible(chunk).start, sum(chunk)))
+            bits = (np.array(array.view(_BITS[array.itemsize])) for array in (buffer, written))
+            np.testing.assert_array_equal(*bits)
+
+    def positions(self) -> list[tuple[int, Chunk, int]]:
+        """Of each token: its row of the tables, its chunk, its position."""
+        return [
+            (row, chunk, chunk.old + i)
+            for row, chunk in enumerate(self.chunks)
+            for i in range(chunk.new)
+        ]
+
+    def seen(self, position: int) -> int:
+        return min(position + 1, self.shape.window or position + 1)
+
+    def _random(self, rng: np.random.Generator, *shape: int) -> mx.array:
+        numbers = rng.normal(size=(*shape, self.shape.dim)).astype(np.float32)
+        return mx.array(numbers).astype(self.shape.dtype)
+
+    def _visible(self, chunk: Chunk) -> range:
+        """The columns of the pool that some query of the chunk sees."""
+        return range(chunk.old + 1 - self.seen(chunk.old), chunk.old)
+
+    def _packed(self, of: int) -> mx.array:
+        parts = [
+            whole[of][:, chunk.old :].swapaxes(0, 1)
+            for chunk, whole in zip(self.chunks, self.whole, strict=True)
+        ]
+        return mx.array(np.concatenate(parts)[:, :, None]).astype(self.shape.dtype)
+
+    def _pooled(self, of: int, columns: Callable[[Chunk], range]) -> mx.array:
+        pages = int(mx.max(self.tables).item()) + 2
+        pool = np.full(
+            (pages, self.shape.key_heads, PAGE_TOKENS, self.shape.dim), np.nan, np.float32
+        )
+        tables = np.array(self.tables)
+        for row, (chunk, whole) in enumerate(zip(self.chunks, self.whole, strict=True)):
+            for p in columns(chunk):
+                pool[tables[row, p // PAGE_TOKENS], :, p % PAGE_TOKENS] = whole[of][:, p]
+        result = mx.array(pool).astype(self.shape.dtype)
+        mx.eval(result)
+        return result
+
+    def _attended(
+        self, queries: np.ndarray, chunk: Chunk, keys: np.ndarray, values: np.ndarray
+    ) -> np.ndarray:
+        keys, values = (array.repeat(self.shape.group, axis=0) for array in (keys, values))
+        scores = np.einsum("thd,hcd->thc", queries, keys) * SCALE
+        positions = np.arange(chunk.old, sum(chunk))[:, None]
+        columns = np.arange(sum(chunk))
+        window = self.shape.window or sum(chunk)
+        hidden = (columns > positions) | (columns <= positions - window)
+        scores = np.where(hidden[:, None], -np.inf, scores)
+        if self.sinks is not None:
+            sinks = np.broadcast_to(np.array(self.sinks)[:, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, sinks], axis=2)
+        weights = np.exp(scores - scores.max(2, keepdims=True))
+        weights /= weights.sum(2, keepdims=True)
+        return np.einsum("thc,hcd->thd", weights[..., : sum(chunk)], values)

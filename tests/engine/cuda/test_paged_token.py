@@ -1,0 +1,85 @@
+"""The kernels of ``token_attention``, run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from emulator.kernels import COMPILER, emulated
+from emulator.sequences import SCALE, Chunk, Sequences, Shape
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.engine.cuda.paged import token_attention
+from chairlift.engine.cuda.paged.arrays import TokenStep
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
+
+SHAPES = [
+    Shape(2, 1, 64, mx.bfloat16),
+    Shape(1, 3, 64, mx.float16, window=70, sinks=True),
+    Shape(2, 4, 128, mx.bfloat16, window=65),
+    Shape(1, 12, 128, mx.float16, sinks=True),
+    Shape(1, 8, 256, mx.bfloat16, sinks=True),
+    Shape(1, 4, 192, mx.float16, window=9),
+    Shape(1, 8, 80, mx.bfloat16, sinks=True),
+    Shape(2, 3, 80, mx.float16, window=3),
+    Shape(1, 5, 96, mx.bfloat16),
+    Shape(2, 4, 128, mx.float32, window=20, sinks=True),
+    Shape(1, 1, 80, mx.float32),
+    Shape(1, 7, 256, mx.float32, window=64),
+]
+# Decode rows and prompt tokens, at and around the ends of pages.
+CHUNKS = [Chunk(130, 1), Chunk(0, 5), Chunk(63, 2), Chunk(64, 1), Chunk(0, 1), Chunk(60, 9)]
+
+
+def attend(inputs: Sequences, backwards: bool) -> mx.array:
+    positions = inputs.positions()
+    arrays = [
+        mx.array(numbers, mx.int32)
+        for numbers in zip(
+            *((row, chunk.old, inputs.seen(at), at + 1) for row, chunk, at in positions),
+            strict=True,
+        )
+    ]
+    with emulated(token_attention, backwards):
+        return token_attention.token_attention(
+            inputs.queries,
+            inputs.new,
+            inputs.pool,
+            TokenStep(inputs.tables, *arrays),
+            SCALE,
+            inputs.sinks,
+        )
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tokens_attend_to_what_they_see(
+    shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_attention, "SPAN", 1 << 20)  # no splits
+    inputs = Sequences(shape, CHUNKS)
+    inputs.check(attend(inputs, backwards))
+
+
+@given(
+    chunks=st.lists(
+        st.builds(Chunk, st.integers(0, 150), st.integers(1, 4)), min_size=1, max_size=4
+    ),
+    window=st.none() | st.integers(1, 150),
+    backwards=st.booleans(),
+)
+@settings(max_examples=30)
+def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) -> None:
+    inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_attention, "SPAN", 64)
+        inputs.check(attend(inputs, backwards))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("shape", SHAPES[3:10:2], ids=str)
+def test_splits_are_merged(shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_attention, "SPAN", 64)
+    inputs = Sequences(shape, [Chunk(200, 1), Chunk(0, 3)])
+    inputs.check(attend(inputs, backwards))

@@ -1,0 +1,90 @@
+"""Kernels over pages in NumPy and MLX, for tests on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.step import KindStep
+
+
+def memory_of(array: mx.array) -> np.ndarray[Any, Any]:
+    """An array's own memory, once everything that reads it has run, as on the device."""
+    mx.eval(array)
+    mx.synchronize()
+    return np.array(array, copy=False)
+
+
+class HostPages:
+    """Writes pages in place.
+
+    Args:
+        traceable: steps can be compiled; then they write nothing, which only tests that compare
+            compiled steps with others may allow.
+
+    Attributes:
+        traces: the number of tokens of each call that was traced.
+    """
+
+    def __init__(self, traceable: bool = False) -> None:
+        self.traceable = traceable
+        self.traces: list[int] = []
+
+    def attend(
+        self,
+        queries: mx.array,
+        new: Buffers,
+        buffers: Buffers,
+        step: KindStep,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        tokens, tables = step.tokens, step.tables
+        positions = tokens.stops - 1
+        numbers = tables[tokens.owners, positions // PAGE_TOKENS]
+        try:
+            slots = memory_of(numbers), memory_of(positions % PAGE_TOKENS)
+            written = []
+            for buffer, array in zip(buffers, new, strict=True):
+                memory_of(buffer)[slots[0], :, slots[1]] = memory_of(array)[:, :, 0]
+                # A copy: lazy operations must not see what the next step writes.
+                written.append(mx.array(memory_of(buffer).copy()))
+        except (ValueError, RuntimeError):  # while a step is traced, there are no numbers
+            if not self.traceable:
+                raise
+            self.traces.append(queries.shape[0])
+            written = []
+            for buffer, array in zip(buffers, new, strict=True):
+                changed = mx.array(buffer)
+                changed[numbers, :, positions % PAGE_TOKENS] = array[:, :, 0]
+                written.append(changed)
+        keys, values = (_gathered(buffer, tables)[tokens.owners] for buffer in written)
+        column = mx.arange(keys.shape[2])
+        stops = tokens.stops[:, None]
+        seen = (column < stops) & (column >= stops - step.lengths(window)[:, None])
+        # Columns that are not seen may contain anything.
+        values = mx.where(seen[:, None, :, None], values, 0)
+        keys = mx.where(seen[:, None, :, None], keys, 0)
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
+        )
+
+    def put(self, buffers: Buffers, new: Buffers, slots: mx.array) -> mx.array:
+        where = memory_of(slots)
+        for buffer, array in zip(buffers, new, strict=True):
+            tokens = memory_of(mx.contiguous(array))[0].swapaxes(0, 1)
+            memory_of(buffer)[where // PAGE_TOKENS, :, where % PAGE_TOKENS] = tokens
+        return mx.array([1])
+
+
+def _gathered(buffer: mx.array, tables: mx.array) -> mx.array:
+    """Each sequence's columns: ``[sequences, key heads, columns, dim]``."""
+    sequences, width = tables.shape
+    _, heads, _, dim = buffer.shape
+    pages = buffer[tables].swapaxes(1, 2)
+    return pages.reshape(sequences, heads, width * PAGE_TOKENS, dim)
