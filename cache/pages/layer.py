@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -22,9 +22,11 @@ class PagedMask(NamedTuple):
 
     Attributes:
         window: tokens that a query sees, its own included; None: all.
+        step: the step that it was made in.
     """
 
     window: int | None
+    step: PagedStep
 
 
 class PagedLayer:
@@ -55,7 +57,7 @@ class PagedLayer:
         if n != 1 or return_array:
             raise ValueError(f"there is no mask of {n} tokens a row, or as an array, over pages")
         sizes = [size for size in (window_size, self.max_size) if size is not None]
-        return PagedMask(min(sizes, default=None))
+        return PagedMask(min(sizes, default=None), self._step)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Takes the keys and values of the step's tokens, and returns them unchanged.
@@ -64,22 +66,29 @@ class PagedLayer:
             keys, values: ``[tokens, key heads, 1, dim]``; attention writes them to the pages.
         """
         self._new = Buffers(keys, values)
+        self._step.layers_by_keys[id(keys)] = self
         return keys, values
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The result of this step's ``update_and_fetch``, for a layer that shares this one's KV."""
+        if self._new is None:
+            raise ValueError("nothing has been written in this step")
+        return self._new
+
     def attend(
-        self, queries: mx.array, mask: PagedMask, scale: float, sinks: mx.array | None
+        self, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        """Attention of the step's tokens; see ``kernels.PageKernels.attend``."""
-        assert self._new is not None, "attention comes after update_and_fetch"
-        new, self._new = self._new, None
+        """Attention of the step's tokens; see ``kernels.PageKernels.attend``.
+
+        A further layer that shares these keys and values writes the same again.
+        """
+        new = Buffers(*self.keys_and_values())
         buffers = self._buffers or self._pages.allocated(*new)
         if not self._step.traced:
             # This makes one graph per layer, the same for all layers. MLX keeps the graphs that it
             # has built, and a new one takes milliseconds. The call does not wait.
             mx.async_eval(queries, *new)
-        mixed = self._pages.kernels.attend(
-            queries, new, buffers, self._kind, scale, mask.window, sinks
-        )
+        mixed = self._pages.kernels.attend(queries, new, buffers, self._kind, scale, window, sinks)
         self._step.memory.effects = [mixed]
         return mixed
 
@@ -93,12 +102,46 @@ class PagedStep:
         tokens: the step's tokens.
         kinds: the tables of each kind, by its window.
         traced: the step is being compiled.
+        layers_by_keys: the layers that have taken keys in this step, by the ``id`` of these.
     """
 
     memory: PagedMemory
     tokens: StepTokens
     kinds: Mapping[int | None, KindStep]
     traced: bool = False
+    layers_by_keys: dict[int, PagedLayer] = field(default_factory=dict)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context of the model call, after which no layer refers to the call's arrays."""
+        try:
+            yield
+        finally:
+            # NOTE: layers refer to the step; Python would keep the arrays until it finds the cycle.
+            self.layers_by_keys.clear()
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        cache: Any,
+        window: int | None,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attention to the keys of a layer, which some models reuse in later layers.
+
+        Args:
+            keys: the keys that a layer's ``update_and_fetch`` has returned.
+            cache: the layer's cache; None if it uses another layer's keys.
+
+        Raises:
+            ValueError: these keys are in no cache.
+        """
+        layer = self.layers_by_keys.get(id(keys), cache)
+        if not isinstance(layer, PagedLayer):
+            raise ValueError("attention to keys that are in no cache")
+        return layer.attend(queries, window, scale, sinks)
 
     def layers(self, buffers: Sequence[Buffers] | None = None) -> Sequence[Any]:
         """The layers to call the model with, in the nesting that it expects.
@@ -147,6 +190,8 @@ def paged_step(
         unused = np.zeros((padding, width), np.int32)
         table = np.concatenate([*(one.table(width) for one in rows), unused])
         kinds[window] = KindStep(tokens, mx.array(table))
-    yield PagedStep(memory, tokens, kinds)
+    step = PagedStep(memory, tokens, kinds)
+    with step.running():
+        yield step
     for batch, new in batches:
         batch.advance(new)

@@ -6,6 +6,7 @@ second longer, because the BLAS sets itself up.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 from chairlift.engine.core.core import EngineCore
@@ -42,6 +43,9 @@ def warm_model(model: PreparedModel, limits: Limits, kernels: bool) -> None:
     little = _ROWS * limits.bytes_alone(_TOKENS)
     small = replace(limits, kv_bytes=min(limits.kv_bytes, little))
     warm(EngineCore(model, small), kernels)
+    if kernels:
+        # The engine refers to itself, so its pages are in use until they are collected.
+        gc.collect()
 
 
 def warm(core: EngineCore, kernels: bool) -> None:

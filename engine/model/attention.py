@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer, PackedMask, Part
-from chairlift.cache.pages.layer import PagedLayer, PagedMask
+from chairlift.cache.pages.layer import PagedMask
 
 _NAME = "scaled_dot_product_attention"
 # Attributes in which mlx-lm's attention layers keep the number of their query heads.
@@ -98,8 +98,7 @@ def _with_caches(
         sinks: mx.array | None = None,
     ) -> mx.array:
         if isinstance(mask, PagedMask):
-            assert isinstance(cache, PagedLayer)
-            return cache.attend(queries, mask, scale, sinks)
+            return mask.step.attend(queries, keys, cache, mask.window, scale, sinks)
         if isinstance(mask, PackedMask):
             assert isinstance(cache, PackedLayer)
             return cache.attend(queries, mask, lambda parts: compute(parts, scale, sinks))

@@ -148,7 +148,7 @@ class CompiledSteps:
         kinds = dict(zip(step.kinds, (KindStep(own, table) for table in tables), strict=True))
         traced = PagedStep(step.memory, own, kinds, traced=True)
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
-        with adapters:
+        with adapters, traced.running():
             logits: mx.array = self._model(
                 tokens, cache=traced.layers([Buffers(*pair) for pair in buffers])
             )

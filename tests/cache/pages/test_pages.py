@@ -77,7 +77,7 @@ class _Model:
         with paged_step(bands, [(batch, new) for batch, new, _ in chunks]) as step:
             for kind, layer in zip(self.memory.kinds, step.layers(), strict=True):
                 layer.update_and_fetch(keys, keys)
-                mixed = layer.attend(queries, layer.make_mask(1), 0.3, None)
+                mixed = layer.attend(queries, layer.make_mask(1).window, 0.3, None)
                 mx.eval(mixed)
                 assert mx.allclose(mixed, self._expected(queries, places, kind), atol=1e-4)
 

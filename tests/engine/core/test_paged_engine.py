@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
 from chairlift.cache.pages.batch import PagedBatch
+from chairlift.cache.pages.layer import PagedLayer
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.core import EngineCore
@@ -120,12 +122,31 @@ def test_many_rows_store_a_shared_prompt_once() -> None:
 
 def test_a_chunk_is_dispatched_while_the_step_before_runs() -> None:
     core = _core("llama", 16 * PAGE_TOKENS)
-    params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
-    core.submit(Submit("a", list(range(3, 63)), params))
+    _submit_one(core)
     core.step()
     core.step()
     assert core.pipeline.running.queued
     assert core.batch.queued
+
+
+def test_a_step_leaves_no_cycles() -> None:
+    """Arrays of a step are freed at once, not when Python collects its garbage."""
+    core = _core("llama", 16 * PAGE_TOKENS)
+    _submit_one(core)
+    core.step()
+    gc.collect()
+    gc.disable()
+    try:
+        core.step()
+        layers = [found for found in gc.get_objects() if isinstance(found, PagedLayer)]
+        assert not layers
+    finally:
+        gc.enable()
+
+
+def _submit_one(core: EngineCore) -> None:
+    params = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
+    core.submit(Submit("a", list(range(3, 63)), params))
 
 
 def test_without_a_kernel_for_its_heads_a_model_is_served_from_columns() -> None:
