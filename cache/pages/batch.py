@@ -98,9 +98,8 @@ class PagedBatch:
                 last = rows.last(row, 1)
                 for i in layers:
                     layer = self.memory.layers[i]
-                    if layer.buffers is not None:
-                        copy = layer.get([source], 0, run.stop % PAGE_TOKENS)
-                        mx.async_eval(layer.put(last, 0, copy))
+                    copy = layer.get([source], 0, run.stop % PAGE_TOKENS)
+                    mx.async_eval(layer.put(last, 0, copy))
             return
         tokens = min((p.tokens for p in pieces if isinstance(p, AttentionPiece)), default=0)
         tokens = min(tokens, state.stop - rows.pool.oldest_seen(state.stop))

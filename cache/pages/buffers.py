@@ -45,23 +45,28 @@ class LayerPages:
     def get(self, pages: Sequence[Page], first: int, tokens: int) -> KVPiece:
         """Copies ``tokens`` tokens from slot ``first`` of the first of ``pages`` on.
 
-        The copy is lazy: evaluate it before these pages may be written.
+        The copy is lazy: evaluate it before these pages may be written. It has no heads if the
+        model has never written to this layer.
         """
-        assert self.buffers is not None
+        if self.buffers is None:
+            empty = mx.zeros((1, 0, tokens, 0))
+            return KVPiece(empty, empty)
         numbers = mx.array([page.number for page in pages], mx.int32)
         return KVPiece(*(_gathered(array, numbers, first, tokens) for array in self.buffers))
 
-    def put(self, pages: Sequence[Page], first: int, piece: KVPiece) -> mx.array:
+    def put(self, pages: Sequence[Page], first: int, piece: KVPiece) -> list[mx.array]:
         """Writes a piece from slot ``first`` of the first of ``pages`` on.
 
         Returns:
-            An array that is ready once the tokens are written.
+            Arrays that are ready once the tokens are written.
         """
+        if not piece.keys.shape[1]:
+            return []
         buffers = self.allocated(piece.keys, piece.values)
         numbers = np.array([page.number for page in pages], np.int32)
         slots = (numbers[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS, dtype=np.int32)).ravel()
         new = Buffers(piece.keys, piece.values)
-        return self.kernels.put(buffers, new, mx.array(slots[first : first + piece.tokens]))
+        return [self.kernels.put(buffers, new, mx.array(slots[first : first + piece.tokens]))]
 
 
 def _zeros(pages: int, new: mx.array) -> mx.array:

@@ -201,6 +201,24 @@ def test_states_move_between_columns_and_pages(tokens: int) -> None:
         model.decode()
 
 
+def test_layers_that_are_never_written_have_no_tokens() -> None:
+    """Some models have layers without attention among the others."""
+    memory = PagedMemory((LayerKind(None),) * 2, {None: 9}, HostPages())
+    batch = PagedBatch(memory)
+    batch.join()
+    keys = _keys(1)[:, :70].swapaxes(0, 1)[:, :, None]
+    with paged_step([], [(batch, 70)]) as step:
+        layer, _ = step.layers()
+        layer.update_and_fetch(keys, keys)
+        mx.eval(layer.attend(mx.zeros((70, HEADS, 1, DIM)), None, 1.0, None))
+    state = batch.extract(0)
+    assert [piece.loaded().keys.shape[1] for piece in state.layers] == [KEY_HEADS, 0]
+    for snapshot in (state, state.loaded()):
+        batch.join(snapshot)
+        copied = batch.extract(len(batch) - 1).loaded()
+        assert mx.array_equal(copied.layers[0].keys, _keys(1)[None, :, :70])
+
+
 def test_a_window_gives_pages_back() -> None:
     memory = _memory(kinds=(LayerKind(100),))
     model = _Model(memory)
