@@ -47,7 +47,9 @@ class HostPages:
         tokens, tables = step.tokens, step.tables
         positions = tokens.stops - 1
         numbers = tables[tokens.owners, positions // PAGE_TOKENS]
+        longest = tables.shape[1] * PAGE_TOKENS
         try:
+            longest = int(memory_of(tokens.stops).max())
             slots = memory_of(numbers), memory_of(positions % PAGE_TOKENS)
             written = []
             for buffer, array in zip(buffers, new, strict=True):
@@ -63,7 +65,9 @@ class HostPages:
                 changed = mx.array(buffer)
                 changed[numbers, :, positions % PAGE_TOKENS] = array[:, :, 0]
                 written.append(changed)
-        keys, values = (_gathered(buffer, tables)[tokens.owners] for buffer in written)
+        keys, values = (
+            _gathered(buffer, tables)[:, :, :longest][tokens.owners] for buffer in written
+        )
         column = mx.arange(keys.shape[2])
         stops = tokens.stops[:, None]
         seen = (column < stops) & (column >= stops - step.lengths(window)[:, None])
