@@ -21,7 +21,7 @@ class PagedBatch:
 
     A row takes pages as it grows, and gives back those that its windows have left behind. A row
     that joins shares the pages of its snapshot. Nothing is ever moved: a row that leaves is removed
-    from a list. ``step.paged_step`` runs model calls.
+    from a list. ``layer.paged_step`` runs model calls.
     """
 
     # Kernels write the pages, in the order in which steps are dispatched, so a step may be

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.pages.kernels import Buffers, PageKernels
+from chairlift.cache.pages.kernels import KeysValues, PageKernels
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.pool import Page, PagePool
 from chairlift.cache.snapshot import KVPiece
@@ -25,7 +25,7 @@ class LayerPages:
     def __init__(self, pool: PagePool, kernels: PageKernels) -> None:
         self.pool = pool
         self.kernels = kernels
-        self.buffers: Buffers | None = None
+        self.buffers: KeysValues | None = None
 
     @property
     def page_bytes(self) -> int:
@@ -34,10 +34,10 @@ class LayerPages:
             return 0
         return sum(array.nbytes for array in self.buffers) // (self.pool.pages + 1)
 
-    def allocated(self, keys: mx.array, values: mx.array) -> Buffers:
+    def allocated(self, keys: mx.array, values: mx.array) -> KeysValues:
         """The buffers, allocated for keys and values ``[.., key heads, .., dim]`` if need be."""
         if self.buffers is None:
-            self.buffers = Buffers(*(_zeros(self.pool.pages + 1, new) for new in (keys, values)))
+            self.buffers = KeysValues(*(_zeros(self.pool.pages + 1, new) for new in (keys, values)))
             # Allocated at once: a lazy array would be a new one for each step that is compiled.
             mx.eval(*self.buffers)
         return self.buffers
@@ -65,7 +65,7 @@ class LayerPages:
         buffers = self.allocated(piece.keys, piece.values)
         numbers = np.array([page.number for page in pages], np.int32)
         slots = (numbers[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS, dtype=np.int32)).ravel()
-        new = Buffers(piece.keys, piece.values)
+        new = KeysValues(piece.keys, piece.values)
         return [self.kernels.put(buffers, new, mx.array(slots[first : first + piece.tokens]))]
 
 

@@ -9,8 +9,12 @@ import mlx.core as mx
 from chairlift.cache.pages.step import KindStep
 
 
-class Buffers(NamedTuple):
-    """Keys and values of a layer's pages: ``[pages, key heads, PAGE_TOKENS, dim]`` each."""
+class KeysValues(NamedTuple):
+    """Keys and values of the same shape and type.
+
+    Those of a step's tokens are ``[tokens, key heads, 1, dim]``; a layer's pages are
+    ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous, and kernels write to them in place.
+    """
 
     keys: mx.array
     values: mx.array
@@ -25,8 +29,8 @@ class PageKernels(Protocol):
     def attend(
         self,
         queries: mx.array,
-        new: Buffers,
-        buffers: Buffers,
+        new: KeysValues,
+        buffers: KeysValues,
         step: KindStep,
         scale: float,
         window: int | None,
@@ -48,7 +52,7 @@ class PageKernels(Protocol):
         """
         ...
 
-    def put(self, buffers: Buffers, new: Buffers, slots: mx.array) -> mx.array:
+    def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         """Writes tokens to pages.
 
         Args:

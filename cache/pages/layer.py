@@ -12,7 +12,7 @@ import numpy as np
 
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
-from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.step import KindStep, StepTokens, step_tokens
 
@@ -37,12 +37,12 @@ class PagedLayer:
         max_size: the window in tokens, None for full attention.
     """
 
-    def __init__(self, step: PagedStep, pages: LayerPages, buffers: Buffers | None) -> None:
+    def __init__(self, step: PagedStep, pages: LayerPages, buffers: KeysValues | None) -> None:
         self._step = step
         self._kind = step.kinds[pages.pool.window]
         self._pages = pages
         self._buffers = buffers
-        self._new: Buffers | None = None
+        self._new: KeysValues | None = None
         self.offset = step.tokens.offset
         self.max_size = pages.pool.window
 
@@ -65,7 +65,7 @@ class PagedLayer:
         Args:
             keys, values: ``[tokens, key heads, 1, dim]``; attention writes them to the pages.
         """
-        self._new = Buffers(keys, values)
+        self._new = KeysValues(keys, values)
         self._step.layers_by_keys[id(keys)] = self
         return keys, values
 
@@ -82,7 +82,7 @@ class PagedLayer:
 
         A further layer that shares these keys and values writes the same again.
         """
-        new = Buffers(*self.keys_and_values())
+        new = KeysValues(*self.keys_and_values())
         buffers = self._buffers or self._pages.allocated(*new)
         if not self._step.traced:
             # This makes one graph per layer, the same for all layers. MLX keeps the graphs that it
@@ -143,7 +143,7 @@ class PagedStep:
             raise ValueError("attention to keys that are in no cache")
         return layer.attend(queries, window, scale, sinks)
 
-    def layers(self, buffers: Sequence[Buffers] | None = None) -> Sequence[Any]:
+    def layers(self, buffers: Sequence[KeysValues] | None = None) -> Sequence[Any]:
         """The layers to call the model with, in the nesting that it expects.
 
         Args:

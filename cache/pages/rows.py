@@ -128,8 +128,6 @@ class PageRows:
     def release(self, row: int, stop: int) -> None:
         """Lets another sequence continue in the last page of a row that ends at ``stop``."""
         pages = self._rows[row]
-        for page in pages.pages[page_count(stop) - pages.first :]:
-            page.end = 0
         if stop % PAGE_TOKENS and len(pages.pages) >= page_count(stop) - pages.first > 0:
             last = pages.pages[page_count(stop) - pages.first - 1]
             last.end = stop % PAGE_TOKENS

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.capacity import rounded_up
-from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import PagedStep
 from chairlift.cache.pages.step import KindStep, StepTokens
 from chairlift.engine.model.lora_routing import Routing
@@ -45,7 +45,8 @@ Shape = tuple[int, ...]
 def padded_rows(rows: int) -> int:
     """The number of rows that a decode step of ``rows`` rows is computed with.
 
-    At most an eighth more, or seven: products are bound by the weights' memory, or nearly.
+    At most seven more, or less than a quarter: few shapes, and products are bound by the weights'
+    memory, or nearly.
     """
     return rows if rows <= 8 else rounded_up(rows, max(8, 1 << (rows - 1).bit_length() - 3))
 
@@ -150,7 +151,7 @@ class CompiledSteps:
         adapters = nullcontext() if self._routing is None else self._routing.traced(*slots)
         with adapters, traced.running():
             logits: mx.array = self._model(
-                tokens, cache=traced.layers([Buffers(*pair) for pair in buffers])
+                tokens, cache=traced.layers([KeysValues(*pair) for pair in buffers])
             )
         step.memory.effects = []
         return logits

@@ -9,18 +9,6 @@ from typing import NamedTuple
 import mlx.core as mx
 
 
-class KeysValues(NamedTuple):
-    """Keys and values of the same shape and type.
-
-    Those of a step's tokens are ``[tokens, key heads, 1, dim]``. A pool, which has pages of all
-    sequences, is ``[pages, key heads, PAGE_TOKENS, dim]`` and contiguous; kernels write to it in
-    place.
-    """
-
-    keys: mx.array
-    values: mx.array
-
-
 class TokenStep(NamedTuple):
     """Which columns each query token sees.
 

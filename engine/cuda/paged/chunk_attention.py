@@ -12,10 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.engine.cuda.paged.arrays import (
     ChunkStep,
-    KeysValues,
     scale_array,
     sinks_array,
     window_array,
@@ -23,8 +23,6 @@ from chairlift.engine.cuda.paged.arrays import (
 from chairlift.engine.cuda.paged.chunk_source import SOURCE
 from chairlift.engine.cuda.paged.ptx import HEADER
 
-HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-DTYPES = (mx.float16, mx.bfloat16)
 # Rows of a block's products, pairs of a token and a head.
 TILE = 64
 # Query heads that a block computes at most; with more, a tile would have few tokens.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.step import KindStep
 from chairlift.engine.cuda.paged import put as paged_put
-from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
+from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention, tile_tokens
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
@@ -18,8 +18,8 @@ class CudaPages:
     def attend(
         self,
         queries: mx.array,
-        new: Buffers,
-        buffers: Buffers,
+        new: KeysValues,
+        buffers: KeysValues,
         step: KindStep,
         scale: float,
         window: int | None,
@@ -33,22 +33,21 @@ class CudaPages:
         rest = KeysValues(new.keys[rows:], new.values[rows:])
         tiles = step.tokens.tiles(tile_tokens(queries.shape[1] // new.keys.shape[1]))
         chunks = ChunkStep(step.tables, tiles)
-        pool = KeysValues(*buffers)
-        mixed = chunk_attention(queries[rows:], rest, pool, chunks, scale, window, sinks)
+        mixed = chunk_attention(queries[rows:], rest, buffers, chunks, scale, window, sinks)
         if not rows:
             return mixed
         decoded = _token_by_token(queries[:rows], first, buffers, step, scale, window, sinks)
         return mx.concatenate([decoded, mixed])
 
-    def put(self, buffers: Buffers, new: Buffers, slots: mx.array) -> mx.array:
+    def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         check(*new)
-        return paged_put.put(KeysValues(*buffers), KeysValues(*new), slots)
+        return paged_put.put(buffers, new, slots)
 
 
 def _token_by_token(
     queries: mx.array,
-    new: Buffers | KeysValues,
-    buffers: Buffers,
+    new: KeysValues,
+    buffers: KeysValues,
     step: KindStep,
     scale: float,
     window: int | None,
@@ -58,9 +57,7 @@ def _token_by_token(
     count, tokens = len(queries), step.tokens
     arrays = (tokens.owners, tokens.begins, step.lengths(window), tokens.stops)
     seen = TokenStep(step.tables, *(array[:count] for array in arrays))
-    return token_attention(
-        queries, KeysValues(*new), KeysValues(*buffers), seen, scale, sinks, window
-    )
+    return token_attention(queries, new, buffers, seen, scale, sinks, window)
 
 
 def check(keys: mx.array, values: mx.array) -> None:

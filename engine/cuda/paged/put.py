@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.cuda.paged.arrays import KeysValues
+from chairlift.cache.pages.kernels import KeysValues
 
 _THREADS = 256
 

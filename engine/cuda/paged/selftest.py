@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
+from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention, tile_tokens
 from chairlift.engine.cuda.paged.put import put
 from chairlift.engine.cuda.paged.token_attention import token_attention

@@ -13,10 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.engine.cuda.paged import token_source as source
 from chairlift.engine.cuda.paged.arrays import (
-    KeysValues,
     TokenStep,
     scale_array,
     sinks_array,

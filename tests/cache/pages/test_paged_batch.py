@@ -11,7 +11,7 @@ from support.engine.pages import HostPages, memory_of
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.pages.batch import PagedBatch
-from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.page import PAGE_TOKENS
@@ -243,4 +243,4 @@ def test_too_few_pages_are_an_error_once_no_prefix_can_be_dropped() -> None:
 def test_buffers_are_the_layers_own() -> None:
     memory = _memory()
     assert len({id(layer.buffers) for layer in memory.layers}) == len(KINDS)
-    assert all(isinstance(layer.buffers, Buffers) for layer in memory.layers)
+    assert all(isinstance(layer.buffers, KeysValues) for layer in memory.layers)

@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 from emulator.kernels import COMPILER, emulated
 
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.engine.cuda.paged import put
-from chairlift.engine.cuda.paged.arrays import KeysValues
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 

@@ -12,8 +12,9 @@ import mlx.core as mx
 import pytest
 from emulator.kernels import COMPILER, emulated
 
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.engine.cuda.paged import chunk_attention, put, selftest, token_attention
-from chairlift.engine.cuda.paged.arrays import ChunkStep, KeysValues, TokenStep
+from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 

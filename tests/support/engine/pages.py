@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.pages.kernels import Buffers
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import KindStep
 
@@ -37,8 +37,8 @@ class HostPages:
     def attend(
         self,
         queries: mx.array,
-        new: Buffers,
-        buffers: Buffers,
+        new: KeysValues,
+        buffers: KeysValues,
         step: KindStep,
         scale: float,
         window: int | None,
@@ -78,7 +78,7 @@ class HostPages:
             queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
         )
 
-    def put(self, buffers: Buffers, new: Buffers, slots: mx.array) -> mx.array:
+    def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
         where = memory_of(slots)
         for buffer, array in zip(buffers, new, strict=True):
             tokens = memory_of(mx.contiguous(array))[0].swapaxes(0, 1)

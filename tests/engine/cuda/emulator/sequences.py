@@ -9,8 +9,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
-from chairlift.engine.cuda.paged.arrays import KeysValues
 
 SCALE = 0.15  # of the scores
 _BITS = {2: mx.uint16, 4: mx.uint32}
