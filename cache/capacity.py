@@ -83,12 +83,14 @@ class KVGeometry:
         window_bytes: for each window size in tokens, bytes per token of all its layers together.
         row_bytes: bytes per row, independent of its length: the states of recurrent layers.
         layer_bytes: for each window (None: full attention), bytes per token of its largest layer.
+        step: tokens that a decode step may write in a row, those of a draft included.
     """
 
     full_bytes: int
     window_bytes: Mapping[int, int] = field(default_factory=dict)
     row_bytes: int = 0
     layer_bytes: Mapping[int | None, int] = field(default_factory=dict)
+    step: int = 1
 
     @property
     def pads(self) -> bool:
@@ -114,7 +116,7 @@ class KVGeometry:
         before, after = self._reserved(now), self._reserved(capacity)
         larger = max(sum(before.values()), sum(after.values()))
         copies = (
-            capacity.rows * _columns(window, capacity.columns) * size
+            capacity.rows * _columns(window, capacity.columns, self.step) * size
             for window, size in self.layer_bytes.items()
         )
         states = max(now.rows, capacity.rows) * self.row_bytes
@@ -135,6 +137,7 @@ class KVGeometry:
         """Bytes of all attention layers, by window."""
         sizes: list[tuple[int | None, int]] = [(None, self.full_bytes)]
         sizes += self.window_bytes.items()
+        step = max(step, self.step)
         return {
             window: capacity.rows * _columns(window, capacity.columns, step) * size
             for window, size in sizes

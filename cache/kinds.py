@@ -15,10 +15,14 @@ from mlx_lm.models.cache import (
 )
 
 from chairlift.cache.batch import BatchCache
+from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
+
+# The caches of decode rows or of a prompt.
+Cache = BatchCache | PagedBatch
 
 SUPPORTED = ("KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "CacheList")
 

@@ -1,19 +1,20 @@
 """Runs several batches in one model call: the model sees every new token as a row.
 
-A decode step has one token for each of many rows, a prompt's chunk many tokens of one row. Packed
-as ``[tokens, 1]``, they share each product with the weights, and no row is padded. Only attention
-has to separate the batches: each batch's layer writes its tokens to its own buffers, and each part
-attends to its own keys. Packing is impossible if the model's attention does not go through
-``attend``, or if any other operation mixes tokens.
+A decode step has one token for each of many rows, or a few with a draft, and a prompt's chunk many
+tokens of one row. Packed as ``[tokens, 1]``, they share each product with the weights, and no row
+is padded. Only attention has to separate the batches: each batch's layer writes its tokens to its
+own buffers, and each part attends to its own keys. Packing is impossible if the model's attention
+does not go through ``attend``, or if any other operation mixes tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache, Mask
@@ -50,20 +51,63 @@ class BatchStep(NamedTuple):
         batch: the batch.
         tokens: new tokens of each row, padding included.
         real: how many of them are actual tokens; padding follows (see ``BatchCache.step``).
+        begin: a context in which each row takes a number of columns, of which so many are actual
+            tokens: ``batch.step``, or that of a transaction.
     """
 
     batch: BatchCache
-    tokens: int
-    real: int
+    tokens: Sequence[int]
+    real: Sequence[int]
+    begin: Callable[[int, Sequence[int]], AbstractContextManager[None]]
+
+    @property
+    def columns(self) -> int:
+        """The columns that each row takes."""
+        return max(self.tokens)
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each token in its sequence."""
+        rows = zip(self.batch.offsets, self.tokens, strict=True)
+        return [offset + i for offset, count in rows for i in range(count)]
+
+    def ragged(self) -> _Ragged | None:
+        """How to lay out rows with different numbers of tokens; None if all have the same."""
+        columns = self.columns
+        if min(self.tokens) == columns:
+            return None
+        ends = np.cumsum(self.tokens)
+        begins = ends - np.array(self.tokens)
+        column = np.arange(columns)
+        places = np.minimum(begins[:, None] + column, ends[:, None] - 1)
+        taken = column < np.array(self.tokens)[:, None]
+        return _Ragged(mx.array(places.reshape(-1)), mx.array(np.flatnonzero(taken)))
+
+
+class _Ragged(NamedTuple):
+    """Rows with different numbers of tokens, padded to the same number of columns.
+
+    Attributes:
+        tokens: ``[rows * columns]``, the token that is in each column; padding repeats the row's
+            last token.
+        columns: ``[tokens]``, the column, counted over all rows, of each token.
+    """
+
+    tokens: mx.array
+    columns: mx.array
 
 
 class _Place(NamedTuple):
-    """A layer's range ``[start, stop)`` of the packed tokens: ``step`` of each of its rows."""
+    """A layer's range ``[start, stop)`` of the packed tokens.
+
+    Each of its rows takes ``step`` columns; ``ragged`` if some have fewer tokens.
+    """
 
     layer: LayerCache
     start: int
     stop: int
     step: int
+    ragged: _Ragged | None
 
 
 class PackedLayer:
@@ -111,7 +155,8 @@ class PackedLayer:
             )
         ]
         self._fetched = []
-        return mx.concatenate([_repacked(output) for output in compute(parts)])
+        outputs = zip(compute(parts), self._places, strict=True)
+        return mx.concatenate([_repacked(output, place) for output, place in outputs])
 
 
 @contextmanager
@@ -126,21 +171,24 @@ def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
     """
     with ExitStack() as stack:
         positions: list[int] = []
-        starts: list[int] = []
-        for batch, step, real in steps:
-            starts.append(len(positions))
-            positions += [offset + i for offset in batch.offsets for i in range(step)]
-            stack.enter_context(batch.step(step, [real] * len(batch)))
-        stops = [*starts[1:], len(positions)]
+        ranges: list[tuple[int, int]] = []
+        for step in steps:
+            own = step.positions
+            ranges.append((len(positions), len(positions) + len(own)))
+            positions += own
+            stack.enter_context(step.begin(step.columns, step.real))
         offset = mx.array(positions, mx.int32)
+        columns, ragged = [step.columns for step in steps], [step.ragged() for step in steps]
         layers = []
-        for same in zip(*(batch.parts for batch, _, _ in steps), strict=True):
+        for same in zip(*(step.batch.parts for step in steps), strict=True):
             places = [
-                _Place(layer, start, stop, step)
-                for layer, start, stop, (_, step, _) in zip(same, starts, stops, steps, strict=True)
+                _Place(layer, start, stop, width, uneven)
+                for layer, (start, stop), width, uneven in zip(
+                    same, ranges, columns, ragged, strict=True
+                )
             ]
             layers.append(PackedLayer(places, offset))
-        yield steps[0][0].view(layers)
+        yield steps[0].batch.view(layers)
 
 
 def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
@@ -148,11 +196,16 @@ def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
     part = tokens[place.start : place.stop]
     if place.step == 1:
         return part
-    rows, heads = (place.stop - place.start) // place.step, tokens.shape[1]
+    if place.ragged is not None:
+        part = part[place.ragged.tokens]
+    rows, heads = part.shape[0] // place.step, tokens.shape[1]
     return part.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
 
 
-def _repacked(output: mx.array) -> mx.array:
-    """``[rows, heads, step, dim]`` as ``[rows * step, heads, 1, dim]``."""
+def _repacked(output: mx.array, place: _Place) -> mx.array:
+    """``[rows, heads, step, dim]`` as ``[tokens, heads, 1, dim]``, without padding."""
     rows, heads, step, dim = output.shape
-    return output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    if step == 1:
+        return output
+    packed = output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    return packed if place.ragged is None else packed[place.ragged.columns]

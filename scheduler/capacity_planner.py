@@ -38,6 +38,7 @@ class CapacityPlanner:
         now: the present capacities of the bands.
         bands: the bands of the step before; ``Sequence.band`` refers to them.
         moves: rows that may change their band.
+        drafted: tokens that each row may gain in this step besides one.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class CapacityPlanner:
         now: Seq[Capacity],
         bands: Bands,
         moves: int = MAX_MOVES,
+        drafted: int = 0,
     ) -> None:
         self._limits = limits
         self._now = now
@@ -75,7 +77,7 @@ class CapacityPlanner:
         self._other_bytes = self.moved + sum(s.prompt_bytes for s in set(joining.values()))
         places = list(self.places.values())
         soon = [*places, *numbers_of(self.bands, upcoming_columns)]
-        self._needed = _capacities(limits.bands, places, lengths)
+        self._needed = _capacities(limits.bands, places, [length + drafted for length in lengths])
         self._expected = _capacities(limits.bands, soon, [*columns, *upcoming_columns])
         for sequence in prefill:
             self.add(sequence, sequence.prompt_bytes)

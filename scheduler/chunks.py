@@ -14,17 +14,21 @@ MIN_CHUNK = 32
 
 
 class Chunks:
-    """Chooses the sizes of prompt chunks; learns from earlier steps how long chunks take."""
+    """Chooses the sizes of prompt chunks; learns from earlier steps how long chunks take.
+
+    Attributes:
+        cost: predicts the time of any step.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._cost = CostModel()
+        self.cost = CostModel()
         # Learns from steps without prompts only: other steps do not show the time of the rows.
         self._rows_only = CostModel()
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
-        self._cost.learn(work, seconds)
+        self.cost.learn(work, seconds)
         if not work.tokens:
             self._rows_only.learn(work, seconds)
 
@@ -48,7 +52,7 @@ class Chunks:
             seconds: the time that the step may take.
         """
         max_tokens = self._max_tokens(sequence, work)
-        fitting = min(max_tokens, self._cost.tokens_within(work, seconds, begun, sequence.scored))
+        fitting = min(max_tokens, self.cost.tokens_within(work, seconds, begun, sequence.scored))
         min_tokens = 0 if work.tokens else max(MIN_CHUNK, self._limits.chunk_multiple)
         return max(fitting, min(max_tokens, min_tokens))
 
@@ -75,7 +79,7 @@ class Chunks:
 
     def _max_tokens(self, sequence: Sequence, work: Work) -> int:
         """The maximum tokens that the limits allow to add of a prompt, regardless of time."""
-        max_tokens = self._limits.max_step_tokens - work.rows - work.tokens
+        max_tokens = self._limits.max_step_tokens - work.rows - work.drafts - work.tokens
         if sequence.scored:
             return min(max_tokens, self._limits.max_scored - work.scored)
         return max_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from operator import mul
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # Steps remembered of each kind, with prompts and without: enough to average out a machine's noise,
 # few enough to follow it when it changes.
@@ -22,6 +22,7 @@ class Work(NamedTuple):
         pairs: pairs of a prompt token and a token that it attends to.
         prompts: prompts with a chunk in the step.
         scored: prompt tokens whose logits are computed.
+        drafts: proposed tokens of rows that are verified.
     """
 
     rows: int = 0
@@ -30,6 +31,7 @@ class Work(NamedTuple):
     pairs: int = 0
     prompts: int = 0
     scored: int = 0
+    drafts: int = 0
 
     def with_chunk(self, begun: int, tokens: int, scored: bool = False) -> Work:
         """This work plus a chunk of ``tokens`` tokens that follow a prompt's first ``begun``."""
@@ -41,6 +43,7 @@ class Work(NamedTuple):
             self.pairs + pairs,
             self.prompts + 1,
             self.scored + (tokens if scored else 0),
+            self.drafts,
         )
 
     @property
@@ -49,12 +52,15 @@ class Work(NamedTuple):
 
         While the steps so far cannot tell two costs apart, the fit attributes them to the earlier
         number. Prompts come first: their chunks become smaller, and such steps separate the costs.
+        So do steps without drafts, if drafts seem expensive.
         """
         return (
             self.tokens / 512,
             self.pairs / 262144,
             self.prompts / 2,
             self.scored / 512,
+            self.drafts / 64,
+            float(self.drafts > 0),
             self.rows / 64,
             self.context / 65536,
             1.0,
@@ -70,8 +76,19 @@ UNSEEN = 1e-6
 ROUNDS = 10
 
 
+_Kind = Literal["prompts", "drafts", "rows"]
+
+
+def _kind(work: Work) -> _Kind:
+    if work.tokens:
+        return "prompts"
+    return "drafts" if work.drafts else "rows"
+
+
 class CostModel:
-    """Predicts a step's seconds by least squares over the last steps with and without prompts.
+    """Predicts a step's seconds by least squares over the last steps of each kind.
+
+    There are steps with prompts, steps with drafts but without prompts, and others.
 
     The fit squares the error relative to a step's time, so that an outlier (something was compiled,
     the machine was busy) has little weight. Costs are never below 0. Learning a step takes constant
@@ -79,7 +96,7 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[bool, deque[list[float]]] = {False: deque(), True: deque()}
+        self._steps: dict[_Kind, deque[list[float]]] = {}
         # The normal equations: sums of the scaled numbers divided by the step's seconds, and of
         # their pairwise products.
         self._sums = [0.0] * _SIZE
@@ -88,7 +105,7 @@ class CostModel:
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
-        steps = self._steps[work.tokens > 0]
+        steps = self._steps.setdefault(_kind(work), deque())
         seconds = max(seconds, MIN_SECONDS)
         steps.append([number / seconds for number in work.scaled])
         self._count(steps[-1], 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chairlift.cache.capacity import COLUMN_STEP, KVGeometry
 from chairlift.cache.pages.budget import PageBudget
@@ -45,6 +45,7 @@ class Limits:
         ageing: seconds by which one level of priority delays a request.
         bypass: requests due up to this many seconds later may start before one that waits for
             several free rows.
+        draft_tokens: maximum proposed tokens of a row that one step verifies.
         paged: the KV memory consists of pages; there are no bands, and ``chunk_multiple`` takes no
             memory. False: it consists of columns.
 
@@ -67,6 +68,7 @@ class Limits:
     band_bytes: int = 1
     ageing: float = PRIORITY_AGEING
     bypass: float = BYPASS
+    draft_tokens: int = 0
     paged: bool = False
 
     def __post_init__(self) -> None:
@@ -98,21 +100,30 @@ class Limits:
     @property
     def columns(self) -> ColumnMemory:
         """The memory as columns."""
-        return ColumnMemory(self.kv_bytes, self.geometry, self.max_step_tokens, self.chunk_multiple)
+        return ColumnMemory(
+            self.kv_bytes, self._drafting, self.max_step_tokens, self.chunk_multiple
+        )
 
     @property
     def pages(self) -> PageBudget | None:
         """The pages of each kind of layer; None without ``paged``."""
         if not self.paged:
             return None
-        return PageBudget.divided(self.kv_bytes, self.geometry, self.max_rows, self.max_step_tokens)
+        return PageBudget.divided(
+            self.kv_bytes, self._drafting, self.max_rows, self.max_step_tokens
+        )
 
     @property
     def page_memory(self) -> PageMemory:
         """The memory as pages; only with ``paged``."""
         budget = self.pages
         assert budget is not None
-        return PageMemory(budget, self.kv_bytes, self.geometry, self.max_step_tokens)
+        return PageMemory(budget, self.kv_bytes, self._drafting, self.max_step_tokens)
+
+    @property
+    def _drafting(self) -> KVGeometry:
+        """The geometry, with room for the tokens of a draft."""
+        return replace(self.geometry, step=1 + self.draft_tokens)
 
     @property
     def memory(self) -> Memory:

@@ -57,8 +57,9 @@ def plan_memory(
     now: Seq[Capacity],
     bands: Bands,
     moves: int,
+    drafted: int = 0,
 ) -> MemoryPlan:
     """The plan of a step by the kind of memory that ``limits`` have. See ``CapacityPlanner``."""
     if limits.paged:
-        return PagePlanner(limits, decode, prefill, now)
-    return CapacityPlanner(limits, decode, prefill, joining, upcoming, now, bands, moves)
+        return PagePlanner(limits, decode, prefill, now, drafted)
+    return CapacityPlanner(limits, decode, prefill, joining, upcoming, now, bands, moves, drafted)

@@ -26,6 +26,7 @@ class PagePlanner:
         decode: the sequences whose rows gain a token.
         prefill: prompts that are being computed; their rows will join the batch.
         now: the present capacities, which stay as they are.
+        drafted: tokens that each row may gain in this step besides one.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class PagePlanner:
         decode: Seq[Sequence],
         prefill: Iterable[Sequence],
         now: Seq[Capacity],
+        drafted: int = 0,
     ) -> None:
         self._memory = limits.page_memory
         self._now = tuple(now)
@@ -45,7 +47,8 @@ class PagePlanner:
         self.moved = 0
         later = [_later(s, length) for s, length in zip(decode, lengths, strict=True)]
         shared = self._shared(decode)
-        self._needed = list(map(add, self._memory.rows(lengths), shared))
+        needed = [length + drafted for length in lengths]
+        self._needed = list(map(add, self._memory.rows(needed), shared))
         # What rows and prompts take when each row has one page more.
         self._expected = list(map(add, self._memory.rows(later), shared))
         self._states = self.rows

@@ -81,7 +81,7 @@ class PageMemory:
         no choice sees the prompt.
         """
         full = (choices - 1) * self.shared_pages(shared)
-        pages = self.budget.pages_of(num_tokens)
+        pages = self.budget.pages_of(num_tokens, self.geometry.step)
         return tuple(
             choices * count - (full if window is None else 0)
             for window, count in zip(self.budget.pages, pages, strict=True)
@@ -94,7 +94,10 @@ class PageMemory:
     def rows(self, lengths: list[int]) -> list[int]:
         """Pages of each kind that rows of these lengths take if they share none."""
         counts = [page_count(length) for length in lengths]
-        return [sum(min(count, bound) for count in counts) for bound in self.budget.bounds()]
+        return [
+            sum(min(count, bound) for count in counts)
+            for bound in self.budget.bounds(self.geometry.step)
+        ]
 
     def _alone(self, tokens: int) -> tuple[int, ...]:
         return self.prompt(max(1, tokens - 1))

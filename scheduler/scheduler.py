@@ -6,61 +6,24 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from itertools import count, islice
 
 from chairlift.cache.capacity import Capacity
-from chairlift.scheduler.bands import ONE_BAND, Bands
+from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.chunks import Chunks
 from chairlift.scheduler.cost import Work
+from chairlift.scheduler.drafts import Chosen, DraftChooser, Drafts
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.memory_plan import MemoryPlan, plan_memory
+from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.queue import Queue
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import Sibling, sibling_of
 
 # A plan passes over this many waiting sequences that cannot begin; this bounds its cost.
 MAX_PASSED = 8
-NO_CAPACITY = Capacity(0, 0)
-NO_WORK = Work()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The work of one step.
-
-    Attributes:
-        chunks: the prompts that are prefilled, and the number of tokens of each.
-        cached: the sequences that begin, and how many of their first tokens need not be computed,
-            because the prefix cache or a swapped state has them.
-        decode: the rows that gain a token, and the band that each is in, or moves to.
-        joins: the choices whose prompt ends with its chunk, and the sequence whose state each
-            starts from. They gain their first token in this step and join the batch in the next.
-        ends: the same for choices that end with their prompt and never have a row.
-        preempted: sequences that leave the batch and wait again.
-        leaves: sequences that had a row in the step before and have none in this one: they are
-            finished, preempted, or have all their tokens in flight.
-        capacities: the capacity of each band's buffers.
-        bands: the bands, with the numbers of columns that belong to each.
-        work: the step's work, from which its time is predicted.
-    """
-
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    cached: Mapping[Sequence, int] = field(default_factory=dict)
-    decode: dict[Sequence, int] = field(default_factory=dict)
-    joins: dict[Sequence, Sequence] = field(default_factory=dict)
-    ends: dict[Sequence, Sequence] = field(default_factory=dict)
-    preempted: list[Sequence] = field(default_factory=list)
-    leaves: list[Sequence] = field(default_factory=list)
-    capacities: tuple[Capacity, ...] = (NO_CAPACITY,)
-    bands: Bands = ONE_BAND
-    work: Work = NO_WORK
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens this step computes."""
-        return sum(self.chunks.values())
+NO_DRAFTS: Mapping[Sequence, Seq[int]] = {}
 
 
 class Scheduler:
@@ -111,6 +74,7 @@ class Scheduler:
         self._by_request: dict[str, dict[Sequence, None]] = {}
         self._numbers = count()
         self._chunk_sizes = Chunks(limits)
+        self._drafts = DraftChooser(uniform=not limits.geometry.pads)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -148,32 +112,51 @@ class Scheduler:
                 place.remove(sequence)
                 break
 
-    def token(self, sequence: Sequence, token: int) -> None:
-        """Appends a token that was read to its sequence; it is no longer in flight."""
+    def read(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        """Appends the tokens of a step to their sequence: the kept ones of its draft, and one.
+
+        The last token is no longer in flight; those before it are already computed.
+        """
         sequence.in_flight -= 1
-        sequence.tokens.append(token)
+        sequence.computed += len(tokens) - 1
+        sequence.tokens += tokens
 
     def learn(self, work: Work, seconds: float) -> None:
         """Learns from a finished step how long such work takes."""
         self._chunk_sizes.learn(work, seconds)
 
-    def plan(self, now: Seq[Capacity]) -> Plan:
-        """Plans the next step. ``now`` are the present capacities of the bands.
+    def choose_drafts(self, drafts: Drafts) -> Chosen:
+        """The drafts that the next plan would verify, if memory is left for them."""
+        decode = self._decode()
+        work = Work(len(decode), sum(s.num_tokens for s in decode))
+        room = self.limits.max_step_tokens - len(decode)
+        return self._drafts.choose(drafts, decode, work, self._chunk_sizes.cost, room)
+
+    def plan(self, now: Seq[Capacity], drafts: Chosen | None = None) -> Plan:
+        """Plans the next step.
 
         This changes no state except which waiting sequences are blocked.
+
+        Args:
+            now: the present capacities of the bands.
+            drafts: the result of ``choose_drafts``. No token may be in flight.
         """
         self.waiting.unblock_ready()
-        decode = [s for s in self.running if s.num_tokens < s.max_total_tokens]
+        decode = self._decode()
         prefill = list(self.prefilling)
         preempted = []
-        planner = self._planner(decode, prefill, now, MAX_MOVES)
+        drafts = drafts or {}
+        planner = self._planner(decode, prefill, now, MAX_MOVES, drafts)
         while (capacities := planner.capacities()) is None:
-            if not planner.moved:
+            if drafts:
+                drafts = {}
+            elif not planner.moved:
                 sequence = _first_to_yield([*decode, *prefill])
                 (prefill if sequence in prefill else decode).remove(sequence)
                 preempted.append(sequence)
             planner = self._planner(decode, prefill, now, moves=0)
-        rows_only = work = Work(len(decode), planner.context)
+        proposed = sum(map(len, drafts.values()))
+        rows_only = work = Work(len(decode), planner.context, drafts=proposed)
         seconds = self._chunk_sizes.seconds(work)
         chunks: dict[Sequence, int] = {}
         cached: dict[Sequence, int] = {}
@@ -232,7 +215,7 @@ class Scheduler:
         leaves = [s for s in self._rows if s not in planner.places]
         return Plan(
             *(chunks, cached, planner.places, joins, ends, preempted, leaves),
-            *(capacities, planner.bands, work),
+            *(drafts, capacities, planner.bands, work),
         )
 
     def commit(self, plan: Plan) -> None:
@@ -269,6 +252,10 @@ class Scheduler:
             sequence.computed = sequence.num_tokens
             sequence.in_flight += 1
 
+    def _decode(self) -> list[Sequence]:
+        """The running sequences whose rows gain another token."""
+        return [s for s in self.running if s.num_tokens < s.max_total_tokens]
+
     def _admissible_prefix(self, sequence: Sequence, prefill: list[Sequence]) -> int | Sibling:
         """The number of cached tokens of a waiting sequence, or the sibling to wait for.
 
@@ -292,11 +279,20 @@ class Scheduler:
         return work.with_chunk(sequence.computed, tokens, sequence.scored)
 
     def _planner(
-        self, decode: list[Sequence], prefill: list[Sequence], now: Seq[Capacity], moves: int
+        self,
+        decode: list[Sequence],
+        prefill: list[Sequence],
+        now: Seq[Capacity],
+        moves: int,
+        drafts: Mapping[Sequence, Seq[int]] = NO_DRAFTS,
     ) -> MemoryPlan:
         joining = {s: self._joining[s] for s in decode if s in self._joining}
         upcoming = (*self.prefilling, *islice(self.waiting.ready, self.limits.max_rows))
-        return plan_memory(self.limits, decode, prefill, joining, upcoming, now, self._bands, moves)
+        # Rows with shorter drafts are padded to the longest.
+        longest = max(map(len, drafts.values()), default=0)
+        return plan_memory(
+            *(self.limits, decode, prefill, joining, upcoming, now, self._bands, moves, longest)
+        )
 
     def check_integrity(self) -> None:
         """Asserts the invariants that hold between two steps."""

@@ -147,22 +147,26 @@ class PagedBatch:
             pages.release(row, state.stop)
         return state
 
-    def grow(self, tokens: int) -> None:
-        """Takes the pages for ``tokens`` more tokens of each row.
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Takes the pages for ``tokens[r]`` more tokens of row ``r``.
 
         Raises:
             OutOfPages: there are too few.
         """
         for pages in self.rows.values():
-            for row, offset in enumerate(self.offsets):
-                pages.grow(row, offset + tokens)
+            for row, (offset, new) in enumerate(zip(self.offsets, tokens, strict=True)):
+                pages.grow(row, offset + new)
 
-    def advance(self, tokens: int) -> None:
-        """Counts ``tokens`` more tokens of each row as written."""
-        self.offsets = [offset + tokens for offset in self.offsets]
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Counts ``tokens[r]`` more tokens of row ``r`` as written.
+
+        Further tokens that the row's last step has written are overwritten by the next.
+        """
+        self.offsets = [offset + new for offset, new in zip(self.offsets, tokens, strict=True)]
         for pages in self.rows.values():
             for row, offset in enumerate(self.offsets):
                 pages.shed(row, offset)
+                pages.trim(row, offset)
 
     def take_moves(self) -> list[mx.array]:
         """Nothing is pending: joins dispatch their copies."""

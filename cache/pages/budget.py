@@ -49,7 +49,7 @@ class PageBudget:
         states = max_rows + PROMPTS if geometry.row_bytes else None
         left = max(0, kv_bytes - (states or 0) * geometry.row_bytes)
         rooms = {
-            window: max_rows * touched(window)
+            window: max_rows * touched(window - 1 + geometry.step)
             + PROMPTS * touched(window - 1 + max_step_tokens)
             + UNUSED_PAGES
             for window, size in geometry.window_bytes.items()

@@ -162,6 +162,7 @@ def paged_step(
     chunks: Sequence[tuple[PagedBatch, int]],
     padding: int = 0,
     min_width: int = 0,
+    drafted: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
@@ -172,26 +173,34 @@ def paged_step(
         chunks: prompts of one row each, and the number of their new tokens.
         padding: unused rows behind the others, in a step without chunks; they write to page 0.
         min_width: the least pages of a table's row.
+        drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
+            that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
 
     Raises:
         OutOfPages: there are too few pages.
     """
-    batches = [*((band, 1) for band in bands), *chunks]
+    counts = [[1] * len(band) for band in bands] if drafted is None else drafted
+    batches = [*zip(bands, counts, strict=True), *((batch, [new]) for batch, new in chunks)]
     memory = batches[0][0].memory
     for batch, new in batches:
         batch.grow(new)
     assert not (chunks and padding), "chunks follow the rows"
-    positions = [*(offset for band in bands for offset in band.offsets), *[0] * padding]
-    tokens = step_tokens(positions, [(batch.offsets[0], new) for batch, new in chunks])
+    rows = [
+        (offset, new)
+        for band, own in zip(bands, counts, strict=True)
+        for offset, new in zip(band.offsets, own, strict=True)
+    ]
+    rows += [(0, 1)] * padding
+    tokens = step_tokens(rows, [(batch.offsets[0], new) for batch, new in chunks])
     kinds = {}
     for window in memory.pools:
-        rows = [batch.rows[window] for batch, _ in batches]
-        width = max(min_width, *(one.width for one in rows))
+        tables = [batch.rows[window] for batch, _ in batches]
+        width = max(min_width, *(one.width for one in tables))
         unused = np.zeros((padding, width), np.int32)
-        table = np.concatenate([*(one.table(width) for one in rows), unused])
+        table = np.concatenate([*(one.table(width) for one in tables), unused])
         kinds[window] = KindStep(tokens, mx.array(table))
     step = PagedStep(memory, tokens, kinds)
     with step.running():
         yield step
-    for batch, new in batches:
+    for batch, new in batches if drafted is None else batches[len(bands) :]:
         batch.advance(new)

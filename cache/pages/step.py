@@ -31,10 +31,11 @@ class ChunkPlace(NamedTuple):
 
 @dataclass(slots=True)
 class StepTokens:
-    """The tokens of a step: one for each decode row, then those of prompt chunks.
+    """The tokens of a step: those of decode rows, then those of prompt chunks.
 
     Attributes:
-        rows: the number of decode rows; their tokens come first, in the order of the tables.
+        rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
+            first, in the order of the tables.
         offset: ``[tokens]`` int32, the position of each token.
         owners: ``[tokens]`` int32, each token's row in the tables.
         begins: ``[tokens]`` int32, the position of the first new token of its sequence.
@@ -92,30 +93,28 @@ class KindStep:
         return self._lengths[window]
 
 
-def step_tokens(positions: Sequence[int], chunks: Sequence[tuple[int, int]]) -> StepTokens:
+def step_tokens(rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, int]]) -> StepTokens:
     """The tokens of a step; the tables have a row for each decode row, then one for each chunk.
 
     Args:
-        positions: the position of each decode row's token.
-        chunks: position and number of tokens of each chunk.
+        rows: position and number of tokens of each decode row.
+        chunks: the same of each chunk.
     """
-    rows = len(positions)
-    offset, begins = [np.array(positions, np.int32)], [np.array(positions, np.int32)]
-    owners = [np.arange(rows, dtype=np.int32)]
-    places = []
-    token = rows
-    for sequence, (position, tokens) in enumerate(chunks, rows):
-        places.append(ChunkPlace(token, position, tokens, sequence))
-        offset.append(np.arange(position, position + tokens, dtype=np.int32))
-        begins.append(np.full(tokens, position, np.int32))
-        owners.append(np.full(tokens, sequence, np.int32))
-        token += tokens
-    offsets = np.concatenate(offset)
+    sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
+    positions, counts = sequences[:, 0], sequences[:, 1]
+    owners = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
+    begins = positions[owners]
+    # The place of each token in its sequence's part of the step.
+    firsts = np.cumsum(counts) - counts
+    offsets = begins + (np.arange(len(owners), dtype=np.int32) - firsts[owners]).astype(np.int32)
     return StepTokens(
-        rows=rows,
+        rows=sum(count for _, count in rows),
         offset=mx.array(offsets),
-        owners=mx.array(np.concatenate(owners)),
-        begins=mx.array(np.concatenate(begins)),
+        owners=mx.array(owners),
+        begins=mx.array(begins),
         stops=mx.array(offsets + np.int32(1)),
-        chunks=places,
+        chunks=[
+            ChunkPlace(int(firsts[sequence]), position, count, sequence)
+            for sequence, (position, count) in enumerate(chunks, len(rows))
+        ],
     )

@@ -13,7 +13,7 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.background import Background, GrammarWork, SwapWork
 from chairlift.engine.core.decode import DecodeBatch
 from chairlift.engine.core.outputs import Outputs
-from chairlift.engine.core.pipeline import Pipeline
+from chairlift.engine.core.pipeline import LaunchOrder, Pipeline
 from chairlift.engine.core.prefill import PrefillBatch
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.core.prepared_model import PreparedModel
@@ -31,10 +31,14 @@ from chairlift.engine.messages import (
     LoadAdapter,
     StepOutput,
     Submit,
+    TokenOutput,
 )
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.parallel.journal import Journal, NoJournal
+from chairlift.engine.speculation.proposal import Proposer, proposers
+from chairlift.engine.speculation.speculator import Speculator
 from chairlift.scheduler.cost import Work
+from chairlift.scheduler.drafts import Chosen
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -54,6 +58,7 @@ class EngineCore:
         compiler: compiles grammars; with None, no request may have one.
         background: further work that requests may wait for.
         journal: takes the decisions that another rank needs to do the same.
+        propose: makes the proposers of a request.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class EngineCore:
         compiler: Compiler | None = None,
         background: Seq[Background] = (),
         journal: Journal | None = None,
+        propose: Callable[[Submit], list[Proposer]] = proposers,
     ) -> None:
         self.limits = limits = model.fitted(limits)
         self._journal: Journal = NoJournal() if journal is None else journal
@@ -104,6 +110,13 @@ class EngineCore:
         self.pipeline = Pipeline(
             *(model, self.batch, self.prefill, self.prompt_outputs, self.prefixes, self.swap),
             *(constraints, self._recorder, self._learn),
+        )
+        self.speculator = Speculator(
+            propose,
+            self.pipeline.order is LaunchOrder.EAGER,
+            limits.draft_tokens,
+            constraints,
+            lambda sequence: self.requests.request_for(sequence).submit,
         )
         self.outputs = Outputs(
             *(self.requests, self.scheduler, constraints, self.grammars, self._recorder),
@@ -190,17 +203,32 @@ class EngineCore:
         """Plans and launches a step, and returns the tokens of the previous step."""
         timer = PhaseTimer(self._recorder.current.phases)
         self._collect()
-        plan = self.scheduler.plan(self.batch.capacities)
+        outputs, drafts = self._read_ahead(timer)
+        plan = self.scheduler.plan(self.batch.capacities, drafts)
         self.on_compute([*self.pipeline.running.computed, *plan.decode, *plan.chunks])
         self._journal.publish(plan, self.cached_bytes)
         timer.end("schedule")
         self.pipeline.launch(plan, timer)
         self.scheduler.commit(plan)
         previous = self.pipeline.finish_previous(timer)
-        outputs = self.outputs.read(previous)
+        outputs += self.outputs.read(previous)
+        self.speculator.probe(self.scheduler.running, self.scheduler.choose_drafts)
         self.swap.settle()
         timer.end("output")
         return StepOutput(outputs, self._recorder.finish(plan, timer.total))
+
+    def _read_ahead(self, timer: PhaseTimer) -> tuple[list[TokenOutput], Chosen]:
+        """Reads the running step if the next may have drafts.
+
+        Returns:
+            Its outputs, and the chosen drafts.
+        """
+        running = self.pipeline.running
+        if not self.speculator.due(len(running.rows), bool(running.drafts)):
+            return [], {}
+        outputs = self.outputs.read(self.pipeline.finish_running(timer))
+        choose = self.scheduler.choose_drafts
+        return outputs, self.speculator.drafts(self.scheduler.running, choose)
 
     def _collect(self) -> None:
         """Passes the results of finished background work to the scheduler."""

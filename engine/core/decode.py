@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import chain
 
 import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity, resize_order
+from chairlift.cache.kinds import Cache
 from chairlift.cache.snapshot import Snapshot
-from chairlift.engine.model.forward import Cache
+from chairlift.engine.model.drafted import DraftedBand
+from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.sampling.masks import Bits
 from chairlift.engine.sampling.sampler import Sampled, Sampler, SamplerRow
-from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -54,6 +56,46 @@ class DecodeBatch:
     def tokens(self) -> mx.array:
         """The next input tokens of the rows in the caches: ``[cached_rows]`` int32."""
         return self._tokens[: self.cached_rows]
+
+    def begin_drafts(
+        self, drafts: Mapping[Sequence, Seq[int]], adapters: Seq[Slot]
+    ) -> list[DraftedBand]:
+        """The tokens of the rows in the caches, with drafts for some; no token may be in flight.
+
+        Returns:
+            One for each band with rows. Call ``commit_drafts`` with them once they are computed.
+        """
+        drafted = []
+        start = 0
+        for band in self.bands:
+            if rows := self.rows[start : start + len(band)]:
+                fed = [[s.tokens[-1], *drafts.get(s, ())] for s in rows]
+                slots = adapters[start : start + len(band)]
+                drafted.append(DraftedBand(band, fed, slots))
+            start += len(band)
+        return drafted
+
+    def commit_drafts(
+        self,
+        drafted: Seq[DraftedBand],
+        outcomes: Seq[Seq[int]],
+        commit: Callable[[DraftedBand, Seq[int]], None],
+    ) -> None:
+        """Keeps the right tokens of each row's draft.
+
+        Args:
+            drafted: the result of ``begin_drafts``.
+            outcomes: see ``Step.outcomes``.
+            commit: see ``Forward.commit``.
+        """
+        start = 0
+        for band in drafted:
+            own = outcomes[start : start + len(band.rows)]
+            commit(band, [len(kept) for kept in own])
+            start += len(own)
+        tokens = [[max(outcome, 0) for outcome in kept] for kept in outcomes]
+        self._sampler.count(tokens)
+        self._tokens = mx.array([kept[-1] for kept in tokens], mx.int32)
 
     @property
     def capacities(self) -> tuple[Capacity, ...]:
@@ -148,14 +190,20 @@ class DecodeBatch:
         for (band, row), sequence in zip(places, self.rows, strict=False):
             yield band, row, sequence
 
-    def sample(self, logits: mx.array, masks: Bits | None = None) -> Sampled:
+    def sample(
+        self, logits: mx.array, drafts: Seq[Seq[int]] = (), masks: Bits | None = None
+    ) -> Sampled:
         """Builds the graph that samples a token for each row, including joining rows.
 
         Args:
-            logits: ``[rows, vocabulary]``.
-            masks: ``[rows, words]``, the tokens that each row may choose; None allows all.
+            logits: ``[rows, vocabulary]``, or with ``drafts`` ``[tokens of rows, vocabulary]``.
+            drafts: the draft of each row; empty if no row has one.
+            masks: ``[as logits, words]``, the tokens that each line may choose; None allows all.
         """
-        sampled = self._sampler.sample(logits, [row.generated for row in self.rows], masks)
+        generated = [row.generated for row in self.rows]
+        if drafts:
+            return self._sampler.sample_drafts(logits, generated, drafts, masks)
+        sampled = self._sampler.sample(logits, generated, masks)
         self._tokens = sampled.tokens
         return sampled
 

@@ -68,16 +68,19 @@ class Outputs:
         """Reads a computed step's tokens, ends finished sequences, and adds outputs of failures."""
         now = time.monotonic()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
-        outcomes = step.outcomes
+        starts = step.starts
+        results = list(zip(step.rows, step.outcomes, strict=True))
+        results += [(sequence, []) for sequence in step.prompt_only]
         outputs = []
-        for row, sequence in enumerate((*step.rows, *step.prompt_only)):
+        for row, (sequence, outcomes) in enumerate(results):
             if sequence.finished:
                 continue
             try:
-                token = (
-                    token_of(outcomes[row], self._requests.vocabulary) if sequence.rows else None
-                )
-                output = self._output(sequence, token, logprobs.get(row), now)
+                if step.drafts and (draft := step.drafts[row]):
+                    self._recorder.count_draft(len(draft), len(outcomes) - 1)
+                tokens = [token_of(outcome, self._requests.vocabulary) for outcome in outcomes]
+                lines = [logprobs.get(starts[row] + i) for i in range(len(tokens))]
+                output = self._output(sequence, tokens, lines, now)
                 if sequence in step.prompt_outputs:
                     step.prompt_outputs[sequence].add_to(output)
                 if output.finish is not None:
@@ -121,26 +124,32 @@ class Outputs:
             work.drop(sequence, last)
 
     def _output(
-        self, sequence: Sequence, token: int | None, logprobs: TokenLogprobs | None, now: float
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs | None],
+        now: float,
     ) -> TokenOutput:
-        """The output for one row's token; without a token, for a request that is only a prompt."""
+        """The output for one row's tokens; without tokens, for a request that is only a prompt."""
         first = sequence.first_token_at is None
         request = self._requests.request_for(sequence)
         reason: FinishReason | None = "length"
-        if token is not None:
-            self._scheduler.token(sequence, token)
+        if tokens:
+            count, reason = request.end(sequence, tokens)
+            tokens = tokens[:count]
+            self._scheduler.read(sequence, tokens)
             self._time_token(sequence, now)
-            reason = request.finish_reason(sequence, token)
             if self._constraints.complete(sequence):
                 reason = "stop"
         requested = request.submit.params.logprobs
+        own = [line for line in logprobs[: len(tokens)] if line is not None]
         return TokenOutput(
             sequence.request_id,
             sequence.index,
-            [] if token is None else [token],
-            None if requested is None or logprobs is None else [cut(logprobs, requested)],
+            tokens,
+            [cut(line, requested) for line in own] if own and requested is not None else None,
             reason,
-            token in request.stop_ids,
+            bool(tokens) and tokens[-1] in request.stop_ids,
             cached_tokens=(sequence.cached or 0) if first else 0,
             prefill_times=PrefillTimes(sequence.chunks, now) if first else None,
         )

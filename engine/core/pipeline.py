@@ -23,9 +23,10 @@ from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
 from chairlift.engine.core.step import Step
 from chairlift.engine.grammar.constraints import Constraints
+from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.scheduler.cost import Work
-from chairlift.scheduler.scheduler import NO_WORK, Plan
+from chairlift.scheduler.plan import NO_WORK, Plan
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -43,7 +44,8 @@ class LaunchOrder(Enum):
 class Pipeline:
     """Launches steps, and keeps the running one.
 
-    For each step, call ``launch(plan)``, then ``finish_previous()``.
+    For each step, call ``launch(plan)``, then ``finish_previous()``. A plan with drafts needs the
+    tokens of the step before: call ``finish_running()`` before it is made.
 
     Attributes:
         learn: called once for each step with its work and the seconds that it took. Settable.
@@ -85,6 +87,8 @@ class Pipeline:
         self._launched = Step()
         # The work of these two steps; NO_WORK once the running one is computed.
         self._work = self._launched_work = NO_WORK
+        # The rows of the step with drafts that is running.
+        self._drafted: list[DraftedBand] = []
         # The time at which the last step was computed.
         self._computed_at = 0.0
 
@@ -101,6 +105,13 @@ class Pipeline:
         previous, self.running = self.running, self._launched
         self._work = self._launched_work
         return previous
+
+    def finish_running(self, timer: PhaseTimer) -> Step:
+        """Waits for the launched step, and returns it; afterwards no step is running."""
+        timer.end("launch")
+        self._wait(timer)
+        running, self.running = self.running, Step()
+        return running
 
     def _launch_eager(self, plan: Plan, timer: PhaseTimer) -> Step:
         self._wait(timer)
@@ -124,20 +135,23 @@ class Pipeline:
         if step.logits is not None:
             timer.end("launch")
             self._wait(timer)
-            masks = self._constraints.masks(step.rows)
+            masks = self._constraints.masks(step.rows, step.drafts)
             timer.end("mask")
-            step.sample(self._batch.sample(step.logits, masks))
+            step.sample(self._batch.sample(step.logits, step.drafts, masks))
         return step
 
     def _wait(self, timer: PhaseTimer) -> None:
         """Waits until the running step is computed.
 
-        Once for each step, ``learn`` gets how long it took after the previous step, and the
-        constraints of its rows advance by their tokens.
+        Once for each step, its rows keep the right tokens of their drafts, ``learn`` gets how long
+        it took after the previous step, and the constraints of its rows advance by their tokens.
         """
         running = self.running
         running.wait()
         if self._work != NO_WORK:
+            if running.drafts:
+                self._batch.commit_drafts(self._drafted, running.outcomes, self.forward.commit)
+                self._drafted = []
             now = time.monotonic()
             seconds, self._computed_at = now - self._computed_at, now
             self.learn(self._work, seconds)
@@ -171,19 +185,28 @@ class Pipeline:
         chunks = self._prefill.chunks(plan, states)
         del states
         self._constraints.join(plan.joins)
-        outcome = self.forward(batch.bands, batch.tokens, chunks, self._row_adapters())
+        adapters = self._row_adapters()
+        if plan.drafts:
+            self._drafted = batch.begin_drafts(plan.drafts, adapters)
+            fed = [token for band in self._drafted for row in band.rows for token in row]
+            fed_tokens = mx.array(fed, mx.int32)
+        else:
+            fed_tokens = batch.tokens
+        outcome = self.forward(batch.bands, fed_tokens, chunks, adapters, self._drafted)
         logits = outcome.logits
         prompt_arrays = self._prompt_outputs.take(plan, chunks, outcome)
         batch.joining = self._prefill.states(plan)
         rows = list(batch.rows)
+        drafts = [plan.drafts.get(sequence, ()) for sequence in rows] if plan.drafts else []
         constrained = self._constraints.constrains(rows)
-        sampled = None if logits is None or constrained else batch.sample(logits)
+        sampled = None if logits is None or constrained else batch.sample(logits, drafts)
         # NOTE: copy the array handles. MLX updates arrays in place, so waiting on the originals
         # would also run the next step.
         side_effects = [copy(array) for chunk in chunks for array in chunk.cache.state]
         side_effects += [*prompt_arrays, *prefixes.take_pending(), *batch.states]
         return Step(
             rows=rows,
+            drafts=drafts,
             sampled=sampled,
             logits=logits if constrained else None,
             before_dispatch=before_dispatch,

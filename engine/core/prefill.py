@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from chairlift.cache.capacity import Capacity
+from chairlift.cache.kinds import Cache
 from chairlift.cache.snapshot import Snapshot
 from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.lora.adapters import Adapters
-from chairlift.engine.model.forward import Cache, Chunk
+from chairlift.engine.model.forward import Chunk
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence
 
 

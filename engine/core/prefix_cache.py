@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 import mlx.core as mx
 
+from chairlift.cache.kinds import Cache
 from chairlift.cache.prefix.match import Evicted
 from chairlift.cache.prefix.tree import PrefixTree
 from chairlift.cache.snapshot import LayerKind, Snapshot
@@ -17,7 +18,6 @@ from chairlift.cache.store.store import PrefixStore
 from chairlift.engine.core.background import NOTHING_NEW, Collected
 from chairlift.engine.core.store_stats import StoreReport
 from chairlift.engine.messages import StepStats
-from chairlift.engine.model.forward import Cache
 from chairlift.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)

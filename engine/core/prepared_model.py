@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
-from chairlift.cache.kinds import make_batch, make_pages
+from chairlift.cache.kinds import Cache, make_batch, make_pages
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.memory import can_page
@@ -19,7 +19,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.lora.adapters import DEFAULT_LIMITS, AdapterLimits, Adapters
 from chairlift.engine.model.attention import score_heads
-from chairlift.engine.model.forward import Cache, Forward
+from chairlift.engine.model.forward import Forward
 from chairlift.engine.model.selection import MakePages, hidden_size, select_forward
 from chairlift.engine.parallel.ranks import ALONE, Ranks
 from chairlift.scheduler.limits import Limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -38,11 +39,19 @@ class ActiveRequest:
         constrained = params.grammar is not None or params.thinking is not None
         return Constraint(params, matcher) if constrained else None
 
-    def finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """The reason why a sequence ends with the token just read; None if it continues."""
-        if token in self.stop_ids:
-            return "stop"
-        return "length" if len(sequence.tokens) >= sequence.max_total_tokens else None
+    def end(self, sequence: Sequence, tokens: Seq[int]) -> tuple[int, FinishReason | None]:
+        """Whether a sequence ends with one of the tokens that were just read.
+
+        Returns:
+            How many of the tokens belong to its output, and why it ends; None if it continues.
+        """
+        left = sequence.max_total_tokens - len(sequence.tokens)
+        for count, token in enumerate(tokens, 1):
+            if token in self.stop_ids:
+                return count, "stop"
+            if count >= left:
+                return count, "length"
+        return len(tokens), None
 
     def finished(
         self, sequence: Sequence, reason: FinishReason, now: float

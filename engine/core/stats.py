@@ -14,7 +14,8 @@ from chairlift.engine.core.prefix_cache import PrefixCache
 from chairlift.engine.grammar.pending import Grammars
 from chairlift.engine.messages import StepStats
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import Plan, Scheduler
+from chairlift.scheduler.plan import Plan
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -56,6 +57,13 @@ class StepRecorder:
                 stats.prefix_queries += len(sequence.tokens)
                 stats.prefix_hits += plan.cached[sequence]
 
+    def count_draft(self, proposed: int, accepted: int) -> None:
+        """Counts a draft of ``proposed`` tokens, of which the first ``accepted`` are right."""
+        stats = self.current
+        stats.drafts += 1
+        stats.draft_tokens += proposed
+        stats.accepted_tokens += [accepted]
+
     def finish(self, plan: Plan, duration: float) -> StepStats:
         """Completes and returns the stats of a step of ``duration`` seconds; starts the next."""
         stats, self.current = self.current, StepStats()
@@ -68,7 +76,7 @@ class StepRecorder:
         stats.waiting = scheduler.waiting.choices
         stats.adapters_running = sum(len(s.choices) for s in active if s.adapter)
         stats.prefill_tokens = sum(plan.chunks[s] for s in users(plan.chunks))
-        stats.decode_tokens = len(users(plan.decode))
+        stats.decode_tokens = sum(1 + len(plan.drafts.get(s, ())) for s in users(plan.decode))
         stats.preemptions = len(users(plan.preempted))
         stats.swapped_bytes = {"memory": self._swap.nbytes, "disk": self._swap.disk_nbytes}
         self._prefixes.report(stats)

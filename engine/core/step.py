@@ -11,8 +11,10 @@ have to wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import accumulate
+from typing import Any
 
 import mlx.core as mx
 
@@ -27,9 +29,11 @@ class Step:
 
     Attributes:
         rows: the sequences that get a token, in the order of ``sampled``.
-        sampled: their tokens; None until they are sampled, or if there are no rows.
-        logits: ``[rows, vocabulary]`` until the step is sampled, if it has constrained rows: their
-            masks depend on the tokens of the previous step.
+        drafts: the draft of each of ``rows``, which the step verifies; empty if no row has one.
+        sampled: the tokens after each row's last token and after each token of its draft; None
+            until they are sampled, or if there are no rows.
+        logits: ``[tokens of rows, vocabulary]`` until the step is sampled, if it has constrained
+            rows: their masks depend on the tokens of the previous step.
         before_dispatch: arrays to evaluate before the rest is dispatched.
         side_effects: cache buffers that nothing sampled depends on: chunks of prompts, recurrent
             states.
@@ -40,6 +44,7 @@ class Step:
     """
 
     rows: list[Sequence] = field(default_factory=list)
+    drafts: list[Seq[int]] = field(default_factory=list)
     sampled: Sampled | None = None
     logits: mx.array | None = None
     before_dispatch: list[mx.array] = field(default_factory=list)
@@ -75,12 +80,41 @@ class Step:
         mx.synchronize()
 
     @property
-    def outcomes(self) -> list[int]:
-        """Each row's token or failure code (see ``sampling.outcomes``), once computed."""
-        outcomes: Any = [] if self.sampled is None else self.sampled.outcomes.tolist()
-        return cast("list[int]", outcomes)
+    def outcomes(self) -> list[list[int]]:
+        """The outcomes of each row, once computed: tokens, or failure codes.
+
+        See ``sampling.outcomes``. A row without a draft has one. A row with a draft has one for
+        each token of the draft that is right, and the one that follows these.
+        """
+        sampled: Any = [] if self.sampled is None else self.sampled.outcomes.tolist()
+        if not self.drafts:
+            return [[outcome] for outcome in sampled]
+        starts = self.starts
+        return [
+            accepted(draft, sampled[start : start + len(draft) + 1])
+            for draft, start in zip(self.drafts, starts, strict=True)
+        ]
+
+    @property
+    def starts(self) -> list[int]:
+        """The number of each row's first line in ``sampled``."""
+        if not self.drafts:
+            return list(range(len(self.rows)))
+        return list(accumulate((len(draft) + 1 for draft in self.drafts[:-1]), initial=0))
 
     @property
     def _results(self) -> list[mx.array]:
         logits = [] if self.logits is None else [self.logits]
         return self.side_effects + logits + (self.sampled.arrays if self.sampled else [])
+
+
+def accepted(draft: Seq[int], sampled: Seq[int]) -> list[int]:
+    """The outcomes that a row keeps: as many as the draft has right ones, and the next.
+
+    Args:
+        sampled: the outcomes after the row's last token and after each token of the draft.
+    """
+    right = 0
+    while right < len(draft) and sampled[right] == draft[right]:
+        right += 1
+    return list(sampled[: right + 1])

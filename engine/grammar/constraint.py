@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from copy import copy
 
 from llguidance import LLMatcher
 
@@ -23,6 +26,8 @@ class Constraint:
         self._matcher = matcher
         self._ends = params.stop_token_ids
         self._thought = None if params.thinking is None else Thought(params.thinking)
+        # Tokens that the matcher has consumed.
+        self._consumed = 0
 
     @property
     def complete(self) -> bool:
@@ -47,7 +52,29 @@ class Constraint:
                 continue
             if self._matcher is not None and not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
+                self._consumed += 1
                 check(self._matcher)
+
+    @property
+    def forced(self) -> list[int]:
+        """The next tokens, if the grammar leaves only one way to continue; else empty."""
+        matcher = self.matcher
+        if matcher is None or matcher.is_stopped():
+            return []
+        tokens: list[int] = matcher.compute_ff_tokens()
+        return tokens
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """A context in which tokens are taken, and given back at its end."""
+        thought, before = copy(self._thought), self._consumed
+        try:
+            yield
+        finally:
+            self._thought = thought
+            if self._matcher is not None and (extra := self._consumed - before):
+                self._matcher.rollback(extra)
+                self._consumed = before
 
     def shape(self, bits: Bits) -> None:
         """Applies the thought to a mask ``[words]``, filled by ``matcher`` or with all bits set."""

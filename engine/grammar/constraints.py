@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
@@ -15,8 +16,11 @@ from chairlift.engine.errors import GrammarError
 from chairlift.engine.grammar.constraint import Constraint
 from chairlift.engine.grammar.effort import SUSPECT_SECONDS, Effort
 from chairlift.engine.grammar.language import check
-from chairlift.engine.sampling.masks import Bits, free
+from chairlift.engine.logs.redacted_traceback import redacted_traceback
+from chairlift.engine.sampling.masks import Bits, allows, free
 from chairlift.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class _Row:
 
     Attributes:
         mask: ``[words]``, the allowed tokens; None if ``complete`` or ``error`` is set.
+        ahead: the masks after each token of the row's draft; see ``Constraints.foresee``.
         complete: no further token can follow.
         error: why the constraint has failed.
         effort: the CPU time of the grammar.
@@ -32,6 +37,7 @@ class _Row:
 
     constraint: Constraint
     mask: Bits | None = None
+    ahead: list[Bits] = field(default_factory=list)
     complete: bool = False
     error: Exception | None = None
     effort: Effort = field(default_factory=Effort)
@@ -72,23 +78,80 @@ class Constraints:
                 updates.append((row, sequence.tokens[sequence.prompt_tokens :]))
         self._begin(updates)
 
-    def advance(self, tokens: Iterable[tuple[Sequence, int]]) -> None:
-        """Feeds each sequence's new token to its constraint, if it has one.
+    def advance(self, outcomes: Iterable[tuple[Sequence, Seq[int]]]) -> None:
+        """Feeds each sequence's new tokens to its constraint, if it has one.
 
-        Negative tokens, which are failure codes, are skipped.
+        Negative outcomes, which are failure codes, are skipped.
         """
-        constrained = [(s, token) for s, token in tokens if token >= 0 and s in self._rows]
-        self._begin([(self._rows[s], [token]) for s, token in constrained])
+        constrained = [(self._rows[s], tokens) for s, tokens in outcomes if s in self._rows]
+        updates = [(row, [token for token in tokens if token >= 0]) for row, tokens in constrained]
+        self._begin([(row, tokens) for row, tokens in updates if tokens])
 
-    def masks(self, rows: Seq[Sequence]) -> Bits:
-        """The masks of each row's next token, ``[rows, words]``; see ``sampling.masks``."""
+    def forced(self, sequence: Sequence) -> list[int]:
+        """The next tokens of a sequence, if its grammar leaves only one way; else empty."""
+        row = self._settled(sequence)
+        return [] if row is None or row.mask is None else row.constraint.forced
+
+    def foresee(self, sequence: Sequence, draft: Seq[int]) -> int:
+        """How many first tokens of a draft the sequence's constraint allows before its end.
+
+        Makes the masks that ``masks`` needs for this draft, or for its first tokens.
+        """
+        row = self._settled(sequence)
+        if row is None:
+            return len(draft)
+        row.ahead = []
+        if row.mask is None or row.effort.suspect:
+            return 0
+        with row.effort.following(len(draft)), row.constraint.trying():
+            try:
+                self._look_ahead(row, row.mask, draft)
+            except Exception as error:  # any error fails this row only, when it comes there
+                log.debug("a constraint cannot look ahead: %s", redacted_traceback(error))
+        return len(row.ahead)
+
+    def _look_ahead(self, row: _Row, mask: Bits, draft: Seq[int]) -> None:
+        """Adds the masks after the allowed first tokens of a draft to ``row.ahead``."""
+        for token in draft:
+            if not allows(mask, token):
+                return
+            row.constraint.take([token])
+            if row.constraint.complete:
+                return
+            bits = free(1, self._vocabulary)
+            if (matcher := row.constraint.matcher) is not None:
+                fill_next_token_bitmask(matcher, bits, 0)
+            mask = _completed(row.constraint, bits[0])
+            row.ahead.append(mask)
+
+    def masks(self, rows: Seq[Sequence], drafts: Seq[Seq[int]] = ()) -> Bits:
+        """The masks of each row's next token, and of those after each token of its draft.
+
+        Args:
+            drafts: each row's draft, which ``foresee`` has allowed; empty if no row has one.
+
+        Returns:
+            ``[tokens, words]``; see ``sampling.masks``.
+        """
         self._settle()
-        bits = free(len(rows), self._vocabulary)
+        bits = free(len(rows) + sum(map(len, drafts)), self._vocabulary)
+        line = 0
         for number, sequence in enumerate(rows):
+            length = len(drafts[number]) if drafts else 0
             row = self._rows.get(sequence)
             if row is not None and row.mask is not None:
-                bits[number] = row.mask
+                bits[line] = row.mask
+                for i, mask in enumerate(row.ahead[:length], line + 1):
+                    bits[i] = mask
+            line += 1 + length
         return bits
+
+    def _settled(self, sequence: Sequence) -> _Row | None:
+        """A sequence's constraint, up to date; None if it has none."""
+        row = self._rows.get(sequence)
+        if row is not None:
+            self._settle()
+        return row
 
     def complete(self, sequence: Sequence) -> bool:
         """Whether no token can follow a sequence's last one.
@@ -121,7 +184,7 @@ class Constraints:
         """Feeds tokens to rows and makes their masks; runs on the thread."""
         unfinished: list[_Row] = []
         for row, tokens in updates:
-            row.mask = None
+            row.mask, row.ahead = None, []
             try:
                 with row.effort.following(len(tokens)):
                     row.constraint.take(tokens)

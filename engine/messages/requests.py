@@ -118,6 +118,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
         prompt_logprobs: None reports none; k reports the log-probability of each prompt token and
             of the k most likely tokens at its position.
         pooling: asks for the model's last hidden states of the prompt, pooled into one vector.
+        prediction: tokens that the output is expected to have, or most of them.
     """
 
     request_id: str
@@ -132,6 +133,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
     adapter: str = ""
+    prediction: list[int] = []
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

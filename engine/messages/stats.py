@@ -44,6 +44,9 @@ class StepStats(msgspec.Struct):
         prefill_tokens: computed prompt tokens, including those of preempted sequences that are
             computed again.
         decode_tokens: other computed tokens.
+        drafts: drafts that were verified.
+        draft_tokens: their tokens.
+        accepted_tokens: for each draft, how many of its tokens were right.
         ended_prefill_tokens: prompt tokens of the previous step, which this step has waited for; 0
             if there was none. The same holds for the next two.
         ended_rows: rows that got a token in the previous step.
@@ -73,7 +76,7 @@ class StepStats(msgspec.Struct):
         grammar_seconds: the compile time of each other grammar.
         first_token_latencies: seconds from arrival to the first token, for each choice that got its
             first token in this step.
-        inter_token_latencies: seconds since the same choice's previous token, for each token.
+        inter_token_latencies: seconds since the same choice's previous output, for each output.
         rows_failed: choices that failed in a step while others went on, by reason
             (``core.failures``).
     """
@@ -86,6 +89,9 @@ class StepStats(msgspec.Struct):
     adapters_running: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: list[int] = []
     ended_prefill_tokens: int = 0
     ended_rows: int = 0
     ended_seconds: float = 0.0

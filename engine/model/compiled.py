@@ -174,5 +174,5 @@ def _allocated(step: PagedStep) -> bool:
 
 def _shape(step: PagedStep) -> Shape:
     """The numbers that decide which kernels a step launches."""
-    widths = [kind.tables.shape[1] for kind in step.kinds.values()]
-    return (step.tokens.offset.size, *widths)
+    sizes = [size for kind in step.kinds.values() for size in kind.tables.shape]
+    return (step.tokens.offset.size, *sizes)

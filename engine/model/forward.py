@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.capacity import padded
+from chairlift.cache.kinds import Cache
 from chairlift.cache.packed import BatchStep, packed
-from chairlift.cache.pages.batch import PagedBatch
+from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Routing, Run, Slot
-
-Cache = BatchCache | PagedBatch
 
 
 class Chunk(NamedTuple):
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
     """The results of a step's model calls.
 
     Attributes:
-        logits: ``[rows + choices, vocabulary]``; None if there are no rows and no choices.
+        logits: ``[rows' tokens + choices, vocabulary]``; None if there are no rows and no choices.
         scored: the logits ``[scored, vocabulary]`` of chunks with ``scored``, by chunk number.
         hidden: the inputs ``[tokens, hidden size]`` of the output layer, of pooled chunks, by chunk
             number.
@@ -60,7 +60,8 @@ class PackedTokens(NamedTuple):
         new: the chunks' tokens, which follow the rows'.
         places: each chunk's tokens among all.
         positions: the tokens whose logits are needed.
-        sampled: how many of ``positions``, the first ones, are sampled: rows, then choices.
+        sampled: how many of ``positions``, the first ones, are sampled: those of rows, then those
+            of choices.
         scored: which of ``positions`` score prompt tokens, by chunk number.
     """
 
@@ -72,7 +73,7 @@ class PackedTokens(NamedTuple):
 
 
 def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int]) -> PackedTokens:
-    """Arranges ``rows`` rows and chunks, each padded to one of ``lengths``, in one call."""
+    """Arranges the rows' tokens, ``rows``, and chunks, each padded to one of ``lengths``."""
     new: list[int] = []
     places: list[slice] = []
     positions = list(range(rows))
@@ -88,6 +89,13 @@ def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int]) -> PackedTok
             scored[number] = slice(len(positions), len(positions) + chunk.scored)
             positions += range(place.start, place.start + chunk.scored)
     return PackedTokens(new, places, positions, sampled, scored)
+
+
+def row_runs(tokens: int, adapters: Seq[Slot], drafted: Seq[DraftedBand]) -> list[Run]:
+    """The adapters of the rows' tokens, of which there are ``tokens``; see ``Forward``."""
+    if drafted:
+        return [run for band in drafted for run in band.runs]
+    return [Run(slot, 1) for slot in adapters] or [Run(None, tokens)]
 
 
 class Forward:
@@ -132,25 +140,35 @@ class Forward:
         return self._head is not None
 
     def __call__(
-        self, bands: Seq[Cache], tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
+        self,
+        bands: Seq[Cache],
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        adapters: Seq[Slot] = (),
+        drafted: Seq[DraftedBand] = (),
     ) -> Outcome:
         """Computes the next logits of all rows and chunks.
 
         Args:
             bands: the caches of decode rows. Empty ones are ignored.
-            tokens: ``[rows]``, the next token of each row, one band after the other.
+            tokens: ``[tokens]``, the next token of each row, one band after the other; with
+                ``drafted``, the tokens of its rows.
             chunks: the next tokens of prompts.
             adapters: the slot of each row's adapter; empty if no row has one.
+            drafted: the rows of each band that is not empty, if any of them has a draft.
         """
         bands = cast("list[BatchCache]", [band for band in bands if len(band)])
-        if self.packs and (chunks or len(bands) > 1):
-            return self._packed_call(bands, tokens, chunks, adapters)
+        if self.packs and (chunks or drafted or len(bands) > 1):
+            return self._packed_call(bands, tokens, chunks, adapters, drafted)
         logits = []
         scored: dict[int, mx.array] = {}
         hidden: dict[int, mx.array] = {}
         start = 0
         last: mx.array | None = None
-        for band in bands:
+        for drafting in drafted:
+            logits.append(drafting.call(self._model, self.routing, partial(self._after, last)))
+            last = logits[-1]
+        for band in () if drafted else bands:
             rows = slice(start, start + len(band))
             fed, start = tokens[rows, None], rows.stop
             with band.step(1), self.routing.of([Run(slot, 1) for slot in adapters[rows]]):
@@ -165,6 +183,10 @@ class Forward:
             if chunk.pooled:
                 hidden[number] = mx.concatenate(inputs)
         return Outcome(mx.concatenate(logits) if logits else None, scored, hidden)
+
+    def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
+        """Keeps the first ``kept[r]`` tokens of each row of a band in the step before."""
+        drafted.commit(kept, self._model, self.routing)
 
     def _after(self, last: mx.array | None, tokens: mx.array) -> mx.array:
         """The tokens of a model call that comes after the call with the logits ``last``."""
@@ -225,14 +247,20 @@ class Forward:
         tokens: mx.array,
         chunks: Seq[Chunk],
         adapters: Seq[Slot],
+        drafted: Seq[DraftedBand],
     ) -> Outcome:
         lengths = [self._padded(chunk) for chunk in chunks]
         tokens_of = packed_tokens(tokens.shape[0], chunks, lengths)
-        runs = [Run(slot, 1) for slot in adapters] or [Run(None, tokens.shape[0])]
+        runs = row_runs(tokens.shape[0], adapters, drafted)
         runs += [Run(chunk.adapter, step) for chunk, step in zip(chunks, lengths, strict=True)]
-        steps = [BatchStep(band, 1, 1) for band in bands]
+        steps = []
+        for number, band in enumerate(bands):
+            counts = drafted[number].counts if drafted else [1] * len(band)
+            begin = drafted[number].transaction.step if drafted else band.step
+            steps.append(BatchStep(band, counts, counts, begin))
         for chunk, step in zip(chunks, lengths, strict=True):
-            steps.append(BatchStep(cast(BatchCache, chunk.cache), step, len(chunk.tokens)))
+            cache = cast(BatchCache, chunk.cache)
+            steps.append(BatchStep(cache, [step], [len(chunk.tokens)], cache.step))
         with packed(steps) as layers, self.routing.of(runs):
             return self._packed_outcome(tokens, tokens_of, chunks, layers)
 

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import paged_step
 from chairlift.cache.pages.memory import PagedMemory
 from chairlift.cache.pages.rows import table_widths
 from chairlift.engine.model.compiled import CompiledSteps, padded_rows
-from chairlift.engine.model.forward import Cache, Chunk, Forward, Outcome, packed_tokens
+from chairlift.engine.model.drafted import DraftedBand
+from chairlift.engine.model.forward import Chunk, Forward, Outcome, packed_tokens, row_runs
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Run, Slot
 
@@ -30,21 +32,28 @@ class PagedForward(Forward):
         self._adapted_steps = CompiledSteps(model, self.routing)
 
     def __call__(
-        self, bands: Seq[Cache], tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
+        self,
+        bands: Seq[Cache],
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        adapters: Seq[Slot] = (),
+        drafted: Seq[DraftedBand] = (),
     ) -> Outcome:
         rows = cast("list[PagedBatch]", [band for band in bands if len(band)])
+        runs = row_runs(tokens.shape[0], adapters, drafted)
+        counts = [band.counts for band in drafted] if drafted else None
         if not chunks:
-            return self._decode(rows, tokens, adapters) if rows else Outcome(None, {}, {})
+            return self._decode(rows, tokens, runs, counts) if rows else Outcome(None, {}, {})
         lengths = [len(chunk.tokens) for chunk in chunks]
         prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
-        runs = [Run(slot, 1) for slot in adapters] or [Run(None, tokens.shape[0])]
         runs += [Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks]
         packed = packed_tokens(tokens.shape[0], chunks, lengths)
-        with (
-            paged_step(rows, list(zip(prompts, lengths, strict=True))) as step,
-            self.routing.of(runs),
-        ):
+        new = list(zip(prompts, lengths, strict=True))
+        with paged_step(rows, new, drafted=counts) as step, self.routing.of(runs):
             return self._packed_outcome(tokens, packed, chunks, step.layers())
+
+    def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
+        cast(PagedBatch, drafted.cache).advance(kept)
 
     def compile(self, memory: PagedMemory, max_rows: int) -> None:
         """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each."""
@@ -54,15 +63,20 @@ class PagedForward(Forward):
                 with paged_step([batch], [], rows, pages) as step:
                     self._steps.compile(step, mx.zeros((rows, 1), mx.int32))
 
-    def _decode(self, rows: Seq[PagedBatch], tokens: mx.array, adapters: Seq[Slot]) -> Outcome:
+    def _decode(
+        self,
+        rows: Seq[PagedBatch],
+        tokens: mx.array,
+        runs: list[Run],
+        counts: Seq[Seq[int]] | None,
+    ) -> Outcome:
         """A step of rows alone, padded so that its shape recurs."""
         count = tokens.shape[0]
         padding = padded_rows(count) - count
         fed = mx.pad(tokens, (0, padding)) if padding else tokens
-        slots = [*adapters, *[None] * padding] if adapters else []
         with (
-            paged_step(rows, [], padding) as step,
-            self.routing.of([Run(slot, 1) for slot in slots]),
+            paged_step(rows, [], padding, drafted=counts) as step,
+            self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
             return Outcome(steps(step, fed[:, None])[:count, -1], {}, {})

@@ -11,9 +11,10 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.batch import BatchCache
+from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.engine.model.forward import Cache, Chunk, Forward
+from chairlift.engine.model.forward import Chunk, Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.model.paged_forward import PagedForward

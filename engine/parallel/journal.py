@@ -16,7 +16,7 @@ import msgspec
 
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.scheduler.cost import Work
-from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.plan import Plan
 from chairlift.scheduler.sequence import Sequence
 
 # A journal of more events is sent without a plan, so that it does not grow while nothing runs.

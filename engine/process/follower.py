@@ -104,12 +104,11 @@ class Follower:
 
     def _read(self, step: Step) -> None:
         """Appends a computed step's tokens. Rank 0's next turn says which sequences have ended."""
-        outcomes = step.outcomes
-        for sequence, outcome in zip(step.rows, outcomes, strict=True):
+        for sequence, outcomes in zip(step.rows, step.outcomes, strict=True):
             if sequence.finished:
                 continue
             try:
-                token = token_of(outcome, self.core.requests.vocabulary)
+                tokens = [token_of(outcome, self.core.requests.vocabulary) for outcome in outcomes]
             except RowFailed:
                 continue
-            self.core.scheduler.token(sequence, token)
+            self.core.scheduler.read(sequence, tokens)

@@ -25,6 +25,11 @@ def forbid(row: Bits, token: int) -> None:
     row.view(np.uint32)[token // WORD] &= ~np.uint32(1 << token % WORD)
 
 
+def allows(row: Bits, token: int) -> bool:
+    """Whether one token's bit is set in a row's ``[words]``."""
+    return bool(row.view(np.uint32)[token // WORD] >> np.uint32(token % WORD) & 1)
+
+
 def masked(logits: mx.array, bits: Bits) -> mx.array:
     """Sets ``logits``, ``[rows, vocabulary]``, to -inf where ``bits``, ``[rows, words]``, are 0."""
     rows, vocabulary = logits.shape

@@ -46,6 +46,24 @@ class TokenCounts:
         rows = mx.arange(tokens.shape[0])
         self.in_output = self.in_output.at[rows, tokens].add(1)
 
+    def continued(self, rows: Seq[int], outputs: Seq[Seq[int]]) -> TokenCounts:
+        """The counts of these rows, each with some more output tokens.
+
+        Args:
+            rows: numbers of rows, in any order and any number of times.
+            outputs: for each of ``rows``, tokens within the vocabulary.
+        """
+        index = mx.array(list(rows), mx.int32)
+        counts = TokenCounts(self._vocabulary)
+        counts.in_prompt = self.in_prompt[index]
+        counts.in_output = self.in_output[index]
+        places = [row for row, output in enumerate(outputs) for _ in output]
+        tokens = [token for output in outputs for token in output]
+        if places:
+            lines, columns = mx.array(places, mx.int32), mx.array(tokens, mx.int32)
+            counts.in_output = counts.in_output.at[lines, columns].add(1)
+        return counts
+
     def penalize(
         self, logits: mx.array, repetition: mx.array, presence: mx.array, frequency: mx.array
     ) -> mx.array:

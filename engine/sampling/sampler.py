@@ -144,6 +144,42 @@ class Sampler:
             self._counts.count(tokens)
         return Sampled(tokens, outcomes, self._logprobs(raw, tokens))
 
+    def sample_drafts(
+        self,
+        logits: mx.array,
+        generated: Seq[int],
+        drafts: Seq[Seq[int]],
+        masks: Bits | None = None,
+    ) -> Sampled:
+        """Chooses a token after each row's last token, and after each token of its draft.
+
+        Each choice is the one that ``sample`` makes if the draft's tokens before it are the row's
+        output. So a row that keeps the right tokens of its draft has the same output as without,
+        with the same distribution and seed. Call ``count`` with the tokens that each row keeps.
+
+        Args:
+            logits: ``[tokens, vocabulary]``, row by row: ``1 + len(drafts[r])`` of row ``r``.
+            generated: each row's number of output tokens before its draft.
+            drafts: each row's draft.
+            masks: ``[tokens, words]``.
+
+        Returns:
+            Sampled ``[tokens]``.
+        """
+        owners = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
+        before = [draft[:i] for draft in drafts for i in range(len(draft) + 1)]
+        positions = Sampler(self._vocabulary, self._agree)
+        positions._rows = [self._rows[row] for row in owners]
+        if self._counts is not None:
+            positions._counts = self._counts.continued(owners, before)
+        lengths = zip(owners, before, strict=True)
+        return positions.sample(logits, [generated[r] + len(done) for r, done in lengths], masks)
+
+    def count(self, outputs: Seq[Seq[int]]) -> None:
+        """Counts the tokens that each row has kept after ``sample_drafts``."""
+        if self._counts is not None:
+            self._counts = self._counts.continued(range(len(outputs)), outputs)
+
     def _column(
         self, read: Callable[[SamplingParams], float], rows: Seq[int] | None = None
     ) -> mx.array:

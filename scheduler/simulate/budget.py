@@ -7,7 +7,7 @@ from collections import Counter
 from chairlift.cache.capacity import rounded_up
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Plan
+from chairlift.scheduler.plan import NO_CAPACITY, Plan
 from chairlift.scheduler.sequence import Sequence
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from chairlift.scheduler.scheduler import Plan
+from chairlift.scheduler.plan import Plan
 
 # The sums of steps are kept for slices of this much simulated time.
 SLICE_SECONDS = 60.0

@@ -12,7 +12,8 @@ from itertools import repeat
 
 from chairlift.cache.capacity import Capacity
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, NO_WORK, Plan, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY, NO_WORK, Plan
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.budget import Budget
 from chairlift.scheduler.simulate.machine import StepCost
@@ -135,18 +136,18 @@ class Simulation:
 
     def _read(self, step: RunningStep) -> int:
         """Reads the tokens of a step that has run. Returns how many requests ended."""
-        token, total_tokens = self.scheduler.token, self._total_tokens
+        read_tokens, total_tokens = self.scheduler.read, self._total_tokens
         ended, read = [], 0
         for sequence in step.plan.decode:
             if not sequence.finished:
                 read += 1
-                token(sequence, TOKEN)
+                read_tokens(sequence, [TOKEN])
                 if len(sequence.tokens) == total_tokens[sequence]:
                     ended.append(sequence)
         # A sequence in ``decode`` gained a token in the step before as well.
         self.measurements.add_gaps(step.seconds, read)
         for sequence in step.plan.joins:
-            token(sequence, TOKEN)
+            read_tokens(sequence, [TOKEN])
             if sequence.first_token_at is None:
                 sequence.first_token_at = self.clock
             elif sequence.last_token_at is not None:

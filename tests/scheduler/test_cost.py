@@ -12,7 +12,8 @@ from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.chunks import MIN_CHUNK
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY, Plan
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -81,7 +82,7 @@ def _served(
         if plan.decode:
             steps.append((plan.work, took))
         for sequence in in_flight:
-            scheduler.token(sequence, 7)
+            scheduler.read(sequence, [7])
             if len(sequence.tokens) == sequence.max_total_tokens:
                 scheduler.finish(sequence)
         in_flight = [*plan.decode, *plan.joins]

@@ -12,7 +12,8 @@ from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.cache.pages.budget import PROMPTS
 from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY
+from chairlift.scheduler.scheduler import Scheduler
 
 FULL = KVGeometry(100)
 PAGE = 64 * 100

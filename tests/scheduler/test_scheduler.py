@@ -11,7 +11,8 @@ from support.scheduler.loop import GEOMETRY, EngineLoop, make_limits, make_seque
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -220,7 +221,7 @@ def test_a_decision_costs_the_same_however_long_the_queue() -> None:
             plan = scheduler.plan([Capacity(4, 64)])
             scheduler.commit(plan)
             for sequence in plan.decode:
-                scheduler.token(sequence, 7)
+                scheduler.read(sequence, [7])
         scheduler.finish(scheduler.running[0])
         for sequence in scheduler.sequences_of("300"):
             scheduler.finish(sequence)

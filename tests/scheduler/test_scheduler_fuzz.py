@@ -81,7 +81,7 @@ def test_a_row_that_does_not_fit_beside_leaving_rows_is_preempted_and_begins_aga
         scheduler.commit(plan)
         capacities = plan.capacities
         for joined in plan.joins:
-            scheduler.token(joined, 7)
+            scheduler.read(joined, [7])
     assert scheduler.running == [sequence]
     # Rows that are about to leave keep their states until the buffers have moved.
     plan = scheduler.plan((Capacity(4, 256),))

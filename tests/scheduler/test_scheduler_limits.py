@@ -7,7 +7,8 @@ from support.scheduler.loop import GEOMETRY, EngineLoop, make_limits, make_seque
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY
+from chairlift.scheduler.scheduler import Scheduler
 
 
 @pytest.mark.parametrize(

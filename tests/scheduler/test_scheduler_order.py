@@ -8,7 +8,8 @@ import pytest
 from support.scheduler.loop import GEOMETRY, EngineLoop, make_limits, make_sequence
 
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import MAX_PASSED, NO_CAPACITY
+from chairlift.scheduler.plan import NO_CAPACITY
+from chairlift.scheduler.scheduler import MAX_PASSED
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import MAX_PASSED, NO_CAPACITY, Plan, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY, Plan
+from chairlift.scheduler.scheduler import MAX_PASSED, Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.siblings import MIN_SHARED, Followers, Sibling, sibling_of
 
@@ -55,7 +56,7 @@ class CachingLoop:
         self.capacities = plan.capacities
         self.computed += [s.tokens[: s.computed] for s in plan.chunks]
         for sequence in (*plan.decode, *plan.joins):
-            self.scheduler.token(sequence, 7)
+            self.scheduler.read(sequence, [7])
         return plan
 
 

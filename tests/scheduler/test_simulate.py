@@ -14,7 +14,8 @@ import pytest
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.machine import MACHINES, StepCost, factors
 from chairlift.scheduler.simulate.measurements import Measurements, Served
@@ -173,7 +174,7 @@ def _decision_cost(waiting: int) -> tuple[int, int]:
         scheduler.commit(plan)
         capacities = plan.capacities
         for sequence in plan.joins:
-            scheduler.token(sequence, 7)
+            scheduler.read(sequence, [7])
     for sequence in list(scheduler.running)[:3]:
         scheduler.finish(sequence)
 

@@ -22,7 +22,7 @@ from chairlift.engine.model import attention
 from chairlift.scheduler.bands import ONE_BAND, Band, Bands, numbers_of, recut
 from chairlift.scheduler.capacity_planner import MAX_MOVES
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Plan
+from chairlift.scheduler.plan import NO_CAPACITY, Plan
 from chairlift.scheduler.sequence import Sequence
 from chairlift.scheduler.simulate.machine import StepCost, factors
 from chairlift.scheduler.simulate.report import figures

@@ -253,10 +253,10 @@ def test_warming_runs_every_kind_of_step_and_leaves_the_engine_idle() -> None:
     masked: list[bool] = []
     sample = bench.core.batch.sample
 
-    def watched(logits: mx.array, masks: Any = None) -> Any:
+    def watched(logits: mx.array, drafts: Any = (), masks: Any = None) -> Any:
         sampled.append(logits.shape[0])
         masked.append(masks is not None)
-        return sample(logits, masks)
+        return sample(logits, drafts, masks)
 
     bench.core.batch.sample = watched  # type: ignore[method-assign]
     warm(bench.core, kernels=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from support.engine.core import build_core
 
+from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.nodes import fingerprint
 from chairlift.cache.store.store import PrefixStore
@@ -23,6 +24,7 @@ from chairlift.engine.messages import (
     TokenOutput,
 )
 from chairlift.engine.model.probe import probe
+from chairlift.engine.speculation.proposal import Proposer, proposers
 from chairlift.scheduler.limits import Limits
 
 
@@ -52,6 +54,9 @@ class Bench:
         ahead: int = 0,
         max_scored: int = 512,
         compiler: Compiler | None = None,
+        draft: int = 0,
+        propose: Callable[[Submit], list[Proposer]] = proposers,
+        kernels: PageKernels | None = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
         checkpoint = None if geometry.pads else 64
@@ -60,6 +65,7 @@ class Bench:
             lookahead_columns=ahead,
             bands=bands,
             max_scored=max_scored,
+            draft_tokens=draft,
         )
         kinds = [layer.kind for layer in layers]
         store = (
@@ -71,6 +77,8 @@ class Bench:
             *(model, vocabulary, limits, eager, prefix, quantization, store),
             Swap(kinds, swap, swap_files, offloads, lambda sequence: sequence.rank),
             compiler=compiler,
+            propose=propose,
+            kernels=kernels,
         )
         self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}

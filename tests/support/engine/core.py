@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from chairlift.cache.pages.kernels import PageKernels
@@ -11,6 +12,8 @@ from chairlift.cache.swap.swap import Swap
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.grammar.compiler import Compiler
+from chairlift.engine.messages import Submit
+from chairlift.engine.speculation.proposal import Proposer, proposers
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
 
@@ -26,7 +29,8 @@ def build_core(
     swap: Swap[Sequence] | None = None,
     kernels: PageKernels | None = None,
     compiler: Compiler | None = None,
+    propose: Callable[[Submit], list[Proposer]] = proposers,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
     prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, kernels)
-    return EngineCore(prepared, limits, prefix_bytes, store, swap, compiler)
+    return EngineCore(prepared, limits, prefix_bytes, store, swap, compiler, propose=propose)

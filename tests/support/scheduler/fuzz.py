@@ -20,7 +20,8 @@ from support.scheduler.page_pools import TOKENS, PagePools
 from chairlift.cache.capacity import Capacity, padded
 from chairlift.cache.token_ids import common
 from chairlift.scheduler.columns import PromptSize
-from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY, Plan
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 # Most steps of a seed until all requests are served: a hundred times what most seeds take.
@@ -150,7 +151,7 @@ class Fuzz:
             scheduler.learn(plan.work, rng.choice([1e-6, 1e-3, 0.05]))
         for sequence in self.in_flight:
             if not sequence.finished:
-                scheduler.token(sequence, rng.randrange(99, 200))
+                scheduler.read(sequence, [rng.randrange(99, 200)])
                 if (
                     len(sequence.tokens) == sequence.max_total_tokens
                     or rng.random() < self.ended_early

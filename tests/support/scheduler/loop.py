@@ -6,7 +6,8 @@ from support.scheduler.page_pools import PagePools
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.scheduler.limits import Limits
-from chairlift.scheduler.scheduler import NO_CAPACITY, Plan, Scheduler
+from chairlift.scheduler.plan import NO_CAPACITY, Plan
+from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 GEOMETRY = KVGeometry(100, {32: 50}, 0, {None: 50, 32: 25})
@@ -50,7 +51,7 @@ class EngineLoop:
         scheduler.check_integrity()
         for sequence in self.in_flight:
             if not sequence.finished:
-                scheduler.token(sequence, 7)
+                scheduler.read(sequence, [7])
                 if len(sequence.tokens) == sequence.max_total_tokens:
                     scheduler.finish(sequence)
                     self.finished.append(sequence)

@@ -1,0 +1,85 @@
+"""Decode rows that bring drafts: proposed tokens, which the same model call verifies.
+
+Each row feeds its next token and its draft. The model's token at each of these positions tells
+whether the draft's next token is right. The row then keeps the right ones and takes back the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import mlx.core as mx
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.kinds import Cache
+from chairlift.cache.speculation import Speculation
+from chairlift.engine.model.lora_routing import Routing, Run, Slot
+
+
+class DraftedBand:
+    """The rows of one band in one step.
+
+    Args:
+        cache: the band's cache.
+        rows: the tokens of each row: its next token, then its draft.
+        adapters: the slot of each row's adapter; empty if no row has one.
+    """
+
+    def __init__(
+        self, cache: Cache, rows: Sequence[Sequence[int]], adapters: Sequence[Slot]
+    ) -> None:
+        self.cache = cache
+        self.rows = rows
+        self._adapters = adapters
+
+    @cached_property
+    def transaction(self) -> Speculation:
+        """The transaction of a cache of columns."""
+        return Speculation(cast(BatchCache, self.cache))
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of tokens of each row."""
+        return [len(row) for row in self.rows]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The adapter of the tokens, row by row."""
+        slots = self._adapters or [None] * len(self.rows)
+        return [Run(slot, count) for slot, count in zip(slots, self.counts, strict=True)]
+
+    def call(self, model: Any, routing: Routing, after: Callable[[mx.array], mx.array]) -> mx.array:
+        """Calls a model with these rows alone, padded to the same length.
+
+        Args:
+            after: see ``Forward.chained``.
+
+        Returns:
+            Logits ``[tokens, vocabulary]``, row by row.
+        """
+        length = max(self.counts)
+        tokens = mx.array([[*row, *[0] * (length - len(row))] for row in self.rows], mx.int32)
+        with self.transaction.step(length, self.counts), routing.of(self._padded_runs(length)):
+            logits: mx.array = model(after(tokens), cache=self.transaction.layers)
+        logits = logits.reshape(-1, logits.shape[-1])
+        places = [r * length + i for r, row in enumerate(self.rows) for i in range(len(row))]
+        return logits if len(places) == logits.shape[0] else logits[mx.array(places)]
+
+    def commit(self, kept: Sequence[int], model: Any, routing: Routing) -> None:
+        """Keeps the first ``kept[r]`` tokens of row ``r``; the caches are then as if it had fed
+        only these.
+
+        Recurrent states that were not saved at these tokens are computed again, by ``model``.
+        """
+
+        def replay(start: int, stop: int) -> None:
+            tokens = mx.array([row[start:stop] for row in self.rows], mx.int32)
+            with routing.of(self._padded_runs(stop - start)):
+                mx.eval(model(tokens, cache=self.transaction.layers))
+
+        self.transaction.commit(kept, replay)
+
+    def _padded_runs(self, length: int) -> list[Run]:
+        return [Run(run.slot, length) for run in self.runs]

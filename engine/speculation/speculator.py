@@ -1,0 +1,131 @@
+"""Decides when tokens are proposed, and by which proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from chairlift.engine.grammar.constraints import Constraints
+from chairlift.engine.messages import Submit
+from chairlift.engine.speculation.acceptance import Acceptance, Rate
+from chairlift.engine.speculation.proposal import Proposal, Proposer
+from chairlift.scheduler.drafts import Chosen, Draft, Drafts
+from chairlift.scheduler.sequence import Sequence
+
+# While no draft is worth its cost, proposals are made in every second, fourth, ... step, at last in
+# every one of so many.
+MAX_PERIOD = 16
+# Steps without a chosen draft before that.
+PATIENCE = 8
+
+
+@dataclass(slots=True)
+class _Row:
+    """A sequence's proposers, the best first, and its last proposal.
+
+    Attributes:
+        proposed: the last proposal.
+        position: the number of the sequence's tokens at that time.
+        rate: how often its proposals were right.
+    """
+
+    proposers: list[Proposer]
+    proposed: Proposal | None = None
+    position: int = 0
+    rate: Rate = field(default_factory=Rate)
+
+
+class Speculator:
+    """Proposes drafts for running sequences.
+
+    A draft has to follow the last token of its sequence, so a step with drafts is planned only when
+    the step before has been read. Where the model computes while its graph is built, that costs
+    nothing; otherwise the device waits for the host. Then the engine waits only if proposals for
+    tokens that are one step old were worth it.
+
+    Args:
+        proposers: makes the proposers of a request, the best first.
+        waits: reading each step before the next is planned costs nothing.
+        tokens: maximum tokens of a draft; 0 proposes none.
+        constraints: those of the sequences.
+        request_of: the request of a sequence.
+    """
+
+    def __init__(
+        self,
+        proposers: Callable[[Submit], list[Proposer]],
+        waits: bool,
+        tokens: int,
+        constraints: Constraints,
+        request_of: Callable[[Sequence], Submit],
+    ) -> None:
+        self._proposers = proposers
+        self._waits = waits and tokens > 0
+        self._tokens = tokens
+        self._constraints = constraints
+        self._request_of = request_of
+        self._acceptance = Acceptance()
+        self._rows: dict[Sequence, _Row] = {}
+        # Steps until the next proposals, and how many proposals since the last chosen draft.
+        self._pause = self._unchosen = 0
+        # Whether the last proposals were worth verifying.
+        self._promising = False
+
+    def due(self, rows: int, drafted: bool) -> bool:
+        """Whether the running step has to be read before the next is planned.
+
+        Args:
+            rows: the rows of the running step.
+            drafted: whether any of them has a draft.
+        """
+        return drafted or (rows > 0 and (self._promising or (self._waits and self._turn())))
+
+    def drafts(self, sequences: Iterable[Sequence], choose: Callable[[Drafts], Chosen]) -> Chosen:
+        """Proposes tokens for sequences all of whose tokens are known, and chooses from them."""
+        chosen = choose(self._propose(sequences))
+        self._promising = bool(chosen)
+        self._unchosen = 0 if chosen else self._unchosen + 1
+        if self._unchosen > PATIENCE:
+            self._pause = min(1 << (self._unchosen - PATIENCE).bit_length(), MAX_PERIOD)
+        return chosen
+
+    def probe(self, sequences: Iterable[Sequence], choose: Callable[[Drafts], Chosen]) -> None:
+        """Finds out whether drafts would be worth reading the running step first."""
+        if self._tokens and not (self._waits or self._promising) and self._turn():
+            self.drafts(sequences, choose)
+
+    def _turn(self) -> bool:
+        """Counts a step, and returns whether proposals are made in it."""
+        if self._pause:
+            self._pause -= 1
+            return False
+        return True
+
+    def _propose(self, sequences: Iterable[Sequence]) -> Drafts:
+        known, self._rows = self._rows, {}
+        drafts: dict[Sequence, Draft] = {}
+        for sequence in sequences:
+            row = known.get(sequence) or _Row(self._proposers(self._request_of(sequence)))
+            self._rows[sequence] = row
+            if row.proposed is not None:
+                real = sequence.tokens[row.position :]
+                self._acceptance.observe(row.proposed.source, row.rate, row.proposed.tokens, real)
+            row.proposed, row.position = self._proposal(sequence, row), len(sequence.tokens)
+            if row.proposed is not None:
+                tokens, source = row.proposed
+                chance = self._acceptance.chance(source, row.rate)
+                drafts[sequence] = Draft(tokens, [chance**i for i in range(1, len(tokens) + 1)])
+        return drafts
+
+    def _proposal(self, sequence: Sequence, row: _Row) -> Proposal | None:
+        """The first proposal of which the sequence's grammar allows any token."""
+        if forced := self._constraints.forced(sequence)[: self._tokens]:
+            proposals: Iterable[Proposal | None] = [Proposal(forced, "forced")]
+        else:
+            proposals = (proposer.propose(sequence, self._tokens) for proposer in row.proposers)
+        for proposal in proposals:
+            if proposal is not None:
+                allowed = self._constraints.foresee(sequence, proposal.tokens)
+                if allowed:
+                    return Proposal(proposal.tokens[:allowed], proposal.source)
+        return None

@@ -1,0 +1,147 @@
+"""Chooses how many proposed tokens of each row a step verifies.
+
+A verified token costs time and is kept only with some probability. So the choice maximizes the
+expected tokens per second of the step: rows with the best chances first, and none at all if the
+step is better without. What a further token costs is learned from earlier steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from typing import NamedTuple
+
+from chairlift.scheduler.cost import CostModel, Work
+from chairlift.scheduler.sequence import Sequence
+
+# A step must be expected to be better by this much: predictions have errors.
+MIN_GAIN = 1.03
+# The cost of drafts may have been measured at a bad time. While none is chosen, it counts less with
+# each step, half of it after this many, until drafts are tried again.
+HALVED_IN = 512
+
+
+class Draft(NamedTuple):
+    """Proposed next tokens of a sequence.
+
+    Attributes:
+        tokens: at least one.
+        chances: for each token, the probability that it and all tokens before it are right.
+    """
+
+    tokens: list[int]
+    chances: list[float]
+
+
+Drafts = Mapping[Sequence, Draft]
+Chosen = dict[Sequence, list[int]]
+
+
+class DraftChooser:
+    """Chooses the drafts of each step.
+
+    Args:
+        uniform: all rows of a step need drafts of the same length, because padding would corrupt
+            recurrent states. Rows with shorter drafts then get arbitrary tokens.
+    """
+
+    def __init__(self, uniform: bool) -> None:
+        self._uniform = uniform
+        # Steps since drafts were chosen last, of those that could have had some.
+        self._skipped = 0
+
+    def choose(
+        self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
+    ) -> Chosen:
+        """Chooses the drafts of a step.
+
+        Args:
+            drafts: what is proposed for some of the rows.
+            rows: the sequences that gain a token.
+            work: the step's work without drafts.
+            cost: predicts a step's time.
+            room: maximum tokens of all drafts together.
+
+        Returns:
+            The first tokens of some of the drafts.
+        """
+        own = {s: draft for s in rows if (draft := _cut(s, drafts.get(s)))}
+        if not own:
+            return {}
+        chosen = (self._same_length if self._uniform else self._best)(own, rows, work, cost, room)
+        self._skipped = 0 if chosen else self._skipped + 1
+        return chosen
+
+    def _best(
+        self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
+    ) -> Chosen:
+        """The tokens with the best chances. Chances never rise, so a draft's first tokens lead."""
+        ranked = sorted(
+            ((chance, s) for s, draft in drafts.items() for chance in draft.chances),
+            key=lambda pair: -pair[0],
+        )[:room]
+        expected = list(accumulate(chance for chance, _ in ranked))
+        best = self._best_count(expected, range(1, len(ranked) + 1), work, cost)
+        counts: dict[Sequence, int] = {}
+        for _, sequence in ranked[:best]:
+            counts[sequence] = counts.get(sequence, 0) + 1
+        return {s: drafts[s].tokens[:count] for s, count in counts.items()}
+
+    def _same_length(
+        self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
+    ) -> Chosen:
+        longest = min(
+            max(len(draft.tokens) for draft in drafts.values()),
+            min(map(_room, rows)),
+            room // len(rows),
+        )
+        expected = list(
+            accumulate(
+                sum(draft.chances[i] for draft in drafts.values() if i < len(draft.chances))
+                for i in range(longest)
+            )
+        )
+        counts = [len(rows) * (i + 1) for i in range(longest)]
+        best = self._best_count(expected, counts, work, cost)
+        if not best:
+            return {}
+        return {s: _filled(s, drafts.get(s), best) for s in rows}
+
+    def _best_count(
+        self, expected: Seq[float], counts: Seq[int], work: Work, cost: CostModel
+    ) -> int:
+        """The number of candidates to take, 0 for none.
+
+        Args:
+            expected: tokens that the first candidates are expected to gain, by their number.
+            counts: the draft tokens of these.
+        """
+        plain = cost.seconds(work)
+        if not plain:
+            return 0
+        weight = 0.5 ** (self._skipped / HALVED_IN)
+        best, best_rate = 0, MIN_GAIN * work.rows / plain
+        for number, (gain, count) in enumerate(zip(expected, counts, strict=True), 1):
+            extra = cost.seconds(work._replace(drafts=count)) - plain
+            rate = (work.rows + gain) / (plain + weight * extra)
+            if rate > best_rate:
+                best, best_rate = number, rate
+        return best
+
+
+def _room(sequence: Sequence) -> int:
+    """Draft tokens that can be kept: the step's own token must be one that is allowed, too."""
+    return sequence.max_total_tokens - sequence.num_tokens - 1
+
+
+def _cut(sequence: Sequence, draft: Draft | None) -> Draft | None:
+    room = _room(sequence)
+    if draft is None or room < 1:
+        return None
+    return Draft(draft.tokens[:room], draft.chances[:room])
+
+
+def _filled(sequence: Sequence, draft: Draft | None, length: int) -> list[int]:
+    tokens = draft.tokens[:length] if draft else []
+    return [*tokens, *[sequence.tokens[-1]] * (length - len(tokens))]

@@ -1,0 +1,141 @@
+"""Rows with drafts of any quality have the tokens that they would have without."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import pytest
+from support.engine.bench import Bench
+from support.engine.drafts import oracles, verify_any
+from support.engine.llama4 import tiny_llama4
+from support.engine.pages import HostPages
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.cache.quantized import Quantization
+from chairlift.engine.cpu import kernels
+from chairlift.engine.model import attention
+
+DRAFT = 5
+
+
+class Request(NamedTuple):
+    """A request of a random run; ``begin`` is the step in which it is submitted."""
+
+    name: str
+    begin: int
+    prompt: list[int]
+    params: dict[str, Any]
+    n: int = 1
+
+
+@cache
+def _model(kind: TinyKind | Literal["llama4"], eager: bool) -> Any:
+    if kind == "llama4":
+        model = tiny_llama4(head_dim=32, interleave_moe_layer_step=9)
+    else:
+        model = tiny_model(kind, seed=6)
+    if eager:
+        kernels.install(model)
+    else:
+        attention.install(model)
+    return model
+
+
+def _requests(seed: int, count: int, spread: int = 60, longest: int = 40) -> list[Request]:
+    """Requests with all kinds of sampling; some share a prefix."""
+    random_ = random.Random(seed)
+    shared = [random_.randrange(3, 60) for _ in range(60)]
+    requests = []
+    for number in range(count):
+        prompt = shared[: random_.choice([0, 0, 30, 60])]
+        prompt = prompt + [random_.randrange(3, 60) for _ in range(random_.randrange(1, 60))]
+        params: dict[str, Any] = {"max_tokens": random_.randrange(1, longest), "seed": number}
+        if random_.random() < 0.5:
+            params |= {"temperature": random_.choice([0.3, 1.0, 3.0])}
+            params |= random_.choice([{}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.05}])
+        else:
+            params |= {"temperature": 0.0}
+        if random_.random() < 0.4:
+            penalty = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+            params |= penalty
+        if random_.random() < 0.3:
+            params |= {"logit_bias": {7: 3.0}, "min_tokens": 9}
+            params |= {"stop_token_ids": tuple(range(30, 36))}
+        if random_.random() < 0.3:
+            params |= {"logprobs": 2}
+        n = 3 if random_.random() < 0.2 else 1
+        requests.append(Request(str(number), random_.randrange(spread), prompt, params, n))
+    return requests
+
+
+def _run(bench: Bench, requests: list[Request]) -> dict[str, list[list[int]]]:
+    """Serves the requests; returns the tokens of the choices of each."""
+    step = 0
+    waiting = sorted(requests, key=lambda request: request.begin)
+    while waiting or not bench.core.idle:
+        while waiting and (waiting[0].begin <= step or bench.core.idle):
+            request = waiting.pop(0)
+            bench.submit(request.name, request.prompt, n=request.n, **request.params)
+        bench.step()
+        step += 1
+    return {
+        request.name: [bench.tokens(request.name, index) for index in range(request.n)]
+        for request in requests
+    }
+
+
+CASES = [
+    pytest.param("llama", {"eager": True}, id="eager"),
+    pytest.param("llama", {}, id="lazy"),
+    pytest.param("gemma3", {"eager": True, "bands": 3}, id="windows in bands"),
+    pytest.param("gemma3", {"prefix": 1 << 22}, id="windows with prefixes"),
+    pytest.param("llama4", {"quantization": Quantization(8, 32)}, id="quantized"),
+    pytest.param("llama4", {"eager": True}, id="chunked"),
+    pytest.param("llama", {"kernels": HostPages(), "kv": 1 << 20}, id="pages"),
+    pytest.param(
+        "gemma3", {"kernels": HostPages(), "kv": 2 << 20, "prefix": 1 << 19}, id="windows in pages"
+    ),
+    pytest.param("lfm2", {}, id="recurrent"),
+    pytest.param("lfm2", {"eager": True, "prefix": 1 << 22}, id="recurrent with prefixes"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES)
+@pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
+def test_tokens_are_those_without_drafts(
+    kind: TinyKind | Literal["llama4"], settings: dict[str, Any], wrong: float
+) -> None:
+    model = _model(kind, settings.get("eager", False))
+    requests = _requests(seed=int(10 * wrong), count=14)
+    expected = _run(Bench(model, **settings), requests)
+    bench = Bench(model, draft=DRAFT, propose=oracles(expected, wrong), **settings)
+    verified = verify_any(bench.core)
+    assert _run(bench, requests) == expected
+    assert len(verified) > 20
+    accepted = sum(sum(stats.accepted_tokens) for stats in bench.stats)
+    proposed = sum(stats.draft_tokens for stats in bench.stats)
+    if wrong == 0.0 and kind != "lfm2":  # whose shorter drafts are filled with wrong tokens
+        assert accepted == proposed > 100
+    elif wrong == 1.0:
+        assert accepted < 0.1 * proposed
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+@pytest.mark.parametrize("swap", [0, 1 << 24])
+def test_preempted_rows_go_on_with_the_same_tokens(kind: TinyKind, swap: int) -> None:
+    model = _model(kind, False)
+    requests = _requests(seed=5, count=10, spread=4, longest=40)
+    for number, request in enumerate(requests):
+        del request.prompt[12:]
+        request.params.update(max_tokens=90 + 6 * number, stop_token_ids=())
+    expected = _run(Bench(model), requests)
+    memory = Bench(model).core.limits.bytes_alone(170)
+    bench = Bench(
+        model, draft=DRAFT, propose=oracles(expected, 0.3), kv=memory, swap=swap, prefix=1 << 20
+    )
+    verified = verify_any(bench.core)
+    assert _run(bench, requests) == expected
+    assert sum(stats.preemptions for stats in bench.stats) > 1
+    assert len(verified) > 20
