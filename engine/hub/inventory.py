@@ -10,8 +10,8 @@ from typing import Any
 
 from chairlift.engine.config import DEFAULT_MODEL, cache_dir
 from chairlift.engine.errors import ModelError
-from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.hub.fetch import SMOLLM2
+from chairlift.engine.hub.gguf.file import GGUFFile
 
 UNKNOWN = "unknown"
 

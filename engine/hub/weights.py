@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from gguf.constants import GGMLQuantizationType
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.hub.folder_check import WEIGHTS, read_config
+from chairlift.engine.hub.gguf.file import GGUFFile
 from chairlift.engine.hub.source import ModelSource
 
 # Longer headers of safetensors files are damaged; the format's own limit.

@@ -122,9 +122,9 @@ def found_in(values: Mapping[str, Any], place: str) -> dict[str, Found]:
 
 def _from_gguf(path: Path) -> GenerationConfig:
     # They import numpy and the package gguf, which only these files need.
-    from chairlift.engine.gguf.file import GGUFFile
-    from chairlift.engine.gguf.sampling import SAMPLING_KEYS as GGUF_KEYS
-    from chairlift.engine.gguf.sampling import sampling_metadata
+    from chairlift.engine.hub.gguf.file import GGUFFile
+    from chairlift.engine.hub.gguf.sampling import SAMPLING_KEYS as GGUF_KEYS
+    from chairlift.engine.hub.gguf.sampling import sampling_metadata
 
     metadata = GGUFFile(path).metadata
     found = {

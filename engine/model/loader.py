@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 
 from chairlift.engine.device import memory, profile
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.gguf.file import GGUFFile
-from chairlift.engine.gguf.model import build_model, is_quantized, own_dtype
 from chairlift.engine.hub.folder_check import WEIGHTS, check_directory
+from chairlift.engine.hub.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.model import build_model, is_quantized, own_dtype
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import Loading, OnProgress, silent
 from chairlift.engine.model.adapters import adapt

@@ -9,9 +9,9 @@ from mlx_lm.utils import load_config
 from mlx_lm.utils import load_tokenizer as load_directory
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.gguf.file import GGUFFile
-from chairlift.engine.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.folder_check import check_tokenizer_files
+from chairlift.engine.hub.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.tokenizer import load_gguf_tokenizer
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.detokenizer import byte_detokenizer
 

@@ -22,8 +22,8 @@ from support.tiny import (
     tiny_model,
 )
 
-from chairlift.engine.gguf.file import GGUFFile
 from chairlift.engine.hub.fetch import fetch_default_model
+from chairlift.engine.hub.gguf.file import GGUFFile
 
 _STEMS = {
     "model.embed_tokens": "token_embd",

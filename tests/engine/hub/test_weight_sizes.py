@@ -13,8 +13,8 @@ from support.models import GGUF_VOCAB_SIZE, write_tiny_gguf
 from support.tiny import VOCAB_SIZE, TinyKind, tiny_model, tiny_model_dir
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.gguf.file import GGUFFile
-from chairlift.engine.gguf.model import build_model
+from chairlift.engine.hub.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.model import build_model
 from chairlift.engine.hub.source import resolve
 from chairlift.engine.hub.weights import weight_size
 from chairlift.engine.messages import silent

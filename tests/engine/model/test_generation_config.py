@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.models import default_model_path
 
 from chairlift.engine.errors import ModelError
-from chairlift.engine.gguf.sampling import sampling_metadata
+from chairlift.engine.hub.gguf.sampling import sampling_metadata
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.generation_config import (
     KEYS,

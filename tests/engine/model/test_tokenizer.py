@@ -12,8 +12,8 @@ from support.models import GGUF_VOCAB_SIZE, write_tiny_gguf
 from support.tiny import BYTES, EOS_ID, IM_END_ID, SPECIALS, tiny_model, tiny_model_dir
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.gguf.file import GGUFFile
-from chairlift.engine.gguf.tokenizer import build_tokenizer
+from chairlift.engine.hub.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.tokenizer import build_tokenizer
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.tokenizer import load_tokenizer
 

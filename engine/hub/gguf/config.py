@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chairlift.engine.errors import UnsupportedModel
-from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.file import GGUFFile
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 

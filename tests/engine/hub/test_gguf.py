@@ -17,8 +17,8 @@ from support.models import default_model_path, write_tiny_gguf
 from support.tiny import TinyKind, tiny_config, tiny_model
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.gguf.file import GGUFFile
-from chairlift.engine.gguf.model import build_model, own_dtype, pack_affine
+from chairlift.engine.hub.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.model import build_model, own_dtype, pack_affine
 
 KINDS: list[TinyKind] = ["llama", "qwen2", "qwen3", "gemma3"]
 PACKABLE = [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0]

@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 
 from chairlift.engine.config import cache_dir
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.gguf.file import GGUFFile
+from chairlift.engine.hub.gguf.file import GGUFFile
 
 # Part of the cache key. Increase it when this module's output changes.
 _FORMAT = 1

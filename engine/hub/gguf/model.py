@@ -18,8 +18,8 @@ from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.rope_utils import initialize_rope
 
 from chairlift.engine.errors import ModelError, UnsupportedModel
-from chairlift.engine.gguf.config import model_config
-from chairlift.engine.gguf.file import GGUFFile, GGUFTensor
+from chairlift.engine.hub.gguf.config import model_config
+from chairlift.engine.hub.gguf.file import GGUFFile, GGUFTensor
 from chairlift.engine.messages import Loading, OnProgress
 
 _MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3_text": gemma3_text}
