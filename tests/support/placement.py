@@ -20,17 +20,17 @@ def share_one_core(number: int) -> None:
         number: of this process, so that processes use different cores.
     """
     if _CORES:
-        _place({_CORES[number % len(_CORES)]}, os.SCHED_BATCH)
+        _place({_CORES[number % len(_CORES)]})
 
 
 def share_all_cores() -> None:
-    """Undoes ``share_one_core``."""
+    """Undoes that; threads still do not preempt each other, nor do those of child processes."""
     if _CORES:
-        _place(set(_CORES), os.SCHED_OTHER)
+        _place(set(_CORES))
 
 
-def _place(cores: set[int], policy: int) -> None:
+def _place(cores: set[int]) -> None:
     for thread in map(int, os.listdir("/proc/self/task")):
         with suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(thread, cores)
-            os.sched_setscheduler(thread, policy, os.sched_param(0))
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
