@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.placement import share_all_cores, share_one_core
 
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.device.transformers_cache import cache_transformers_scan
@@ -44,3 +46,15 @@ def pytest_collection_finish() -> None:
     """Excludes the imported modules from all later collections of garbage."""
     gc.collect()
     gc.freeze()
+
+
+_NUMBER = int("0" + re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Runs a test on one core, unless it has processes of its own that need more."""
+    if item.get_closest_marker("system"):
+        share_all_cores()
+    else:
+        share_one_core(_NUMBER)

@@ -95,7 +95,7 @@ class Vocabulary:
         # Cached: serializing a tokenizer of 150,000 tokens blocks the interpreter.
         known = cache(partial(lexicon, tokenizer, size))
         self.grammars = Checker(known, workers)
-        self._splitting = Fixture("tokenizers", lambda: (load_tokenizer, (known().tokenizer,)))
+        self._splitting = Fixture(lambda: (load_tokenizer, (known().tokenizer,)))
         # mlx-lm's detokenizers, and decode itself, strip the space at the beginning of a text.
         # After this stand-in for the prompt, a token's space is inside the text and is kept.
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)

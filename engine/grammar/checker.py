@@ -28,7 +28,7 @@ class Checker:
 
     def __init__(self, lexicon: Callable[[], Lexicon], workers: Workers) -> None:
         self._workers = workers
-        self._vocabulary = Fixture("llguidance", lambda: (load, (lexicon(),)))
+        self._vocabulary = Fixture(lambda: (load, (lexicon(),)))
         # The error of a grammar by its hash; empty if it is valid.
         self._known: OrderedDict[bytes, str] = OrderedDict()
 

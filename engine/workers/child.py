@@ -57,7 +57,7 @@ def main() -> None:
         importlib.import_module(name)
     # A large body makes millions of objects, none of them in a reference cycle.
     gc.disable()
-    fixtures: dict[str, Any] = {}
+    fixtures: dict[int, Any] = {}
     max_bytes = _used_bytes() + KEEP_BYTES
     answer = Answer()
     send(answers, pickle.dumps(answer))
@@ -69,7 +69,7 @@ def main() -> None:
             max_bytes = _used_bytes() + KEEP_BYTES
 
 
-def _answer(message: Load | Run, fixtures: dict[str, Any], max_bytes: int) -> tuple[Answer, bytes]:
+def _answer(message: Load | Run, fixtures: dict[int, Any], max_bytes: int) -> tuple[Answer, bytes]:
     """The answer and its pickle. A process that uses more than ``max_bytes`` then is to end."""
     try:
         if isinstance(message, Run):
@@ -88,8 +88,10 @@ def _answer(message: Load | Run, fixtures: dict[str, Any], max_bytes: int) -> tu
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _value(message: Load | Run, fixtures: dict[str, Any]) -> Any:
+def _value(message: Load | Run, fixtures: dict[int, Any]) -> Any:
     if isinstance(message, Load):
+        if message.forgotten is not None:
+            fixtures.pop(message.forgotten, None)
         fixtures[message.key] = message.function(*message.args)
         return None
     fixture = () if message.key is None else (fixtures[message.key],)

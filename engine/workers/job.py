@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from chairlift.engine.errors import ChairliftError
@@ -21,6 +22,10 @@ MEMORY_BYTES = 2 << 30
 STACK_BYTES = 1 << 20
 # A process that keeps more memory than this after a job, beside its fixtures, is replaced.
 KEEP_BYTES = 512 << 20
+# Fixtures that a process keeps: two for each model that was used lately.
+MAX_FIXTURES = 8
+
+_keys = count()
 
 
 class TooExpensive(ChairliftError):
@@ -36,13 +41,13 @@ class Fixture:
     """An object that several jobs need, loaded once per process, outside the limits of a job.
 
     Attributes:
-        key: identifies the object; two fixtures with the same key are the same.
         make: returns a module-level function and its arguments. A job gets the function's result as
             its first argument. Called on a thread of the pool.
+        key: identifies the object in the processes; each fixture has its own.
     """
 
-    key: str
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+    key: int = field(default_factory=_keys.__next__, init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A message to the process: call ``function`` and keep its result as the fixture ``key``."""
+    """A message to the process: call ``function`` and keep its result as the fixture ``key``.
 
-    key: str
+    Attributes:
+        forgotten: the key of a fixture that the process drops before, or None.
+    """
+
+    key: int
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    forgotten: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Run:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     cpu_seconds: float
-    key: str | None
+    key: int | None
 
 
 @dataclass(frozen=True, slots=True)

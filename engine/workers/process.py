@@ -15,8 +15,10 @@ from typing import Any
 
 from chairlift.engine.workers.job import (
     LOAD_SECONDS,
+    MAX_FIXTURES,
     WALL_FACTOR,
     Answer,
+    Fixture,
     Job,
     Load,
     Run,
@@ -49,7 +51,8 @@ class WorkerProcess:
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
-        self._loaded: set[str] = set()
+        # The keys of fixtures, in the order of their last use.
+        self._loaded: dict[int, None] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -98,13 +101,8 @@ class WorkerProcess:
         """
         self.start()
         fixture = job.fixture
-        if fixture is not None and fixture.key not in self._loaded:
-            function, args = fixture.make()
-            try:
-                self._ask(Load(fixture.key, function, args), LOAD_SECONDS)
-            except TooExpensive:
-                raise WorkerFailed("a worker process does not load its fixture") from None
-            self._loaded.add(fixture.key)
+        if fixture is not None:
+            self._load(fixture)
         key = None if fixture is None else fixture.key
         return self._ask(Run(job.function, job.args, job.cpu_seconds, key), job.cpu_seconds)
 
@@ -120,6 +118,21 @@ class WorkerProcess:
         self.kill()
         if self._process is not None:
             self._end()
+
+    def _load(self, fixture: Fixture) -> None:
+        """Loads a fixture unless the process has it; beyond MAX_FIXTURES, another is dropped."""
+        if fixture.key in self._loaded:
+            del self._loaded[fixture.key]
+        else:
+            function, args = fixture.make()
+            forgotten = next(iter(self._loaded)) if len(self._loaded) >= MAX_FIXTURES else None
+            try:
+                self._ask(Load(fixture.key, function, args, forgotten), LOAD_SECONDS)
+            except TooExpensive:
+                raise WorkerFailed("a worker process does not load its fixture") from None
+            if forgotten is not None:
+                self._loaded.pop(forgotten, None)
+        self._loaded[fixture.key] = None
 
     def _ask(self, message: Load | Run, seconds: float) -> Any:
         process = self._process

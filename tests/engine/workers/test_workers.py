@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from chairlift.engine.device.priority import MAX_NICENESS, NICENESS
 from chairlift.engine.errors import GrammarError, QueueFull, RequestError
-from chairlift.engine.workers.job import Fixture, Job, TooExpensive, WorkerFailed
+from chairlift.engine.workers.job import MAX_FIXTURES, Fixture, Job, TooExpensive, WorkerFailed
 from chairlift.engine.workers.pool import CLIENT, MAX_WAITING, MAX_WAITING_OF_ONE, Workers
 from chairlift.engine.workers.turns import Turns
 
@@ -148,7 +148,7 @@ async def test_a_fixture_is_loaded_once_in_each_process(workers: Workers) -> Non
         loads.append(1)
         return load_fixture, ("kept",)
 
-    fixture = Fixture("test", make)
+    fixture = Fixture(make)
     for number in range(6):
         job = Job(with_fixture, (number,), fixture=fixture)
         assert await workers.run(job) == ("kept", True, number)
@@ -156,6 +156,29 @@ async def test_a_fixture_is_loaded_once_in_each_process(workers: Workers) -> Non
     with pytest.raises(TooExpensive):
         await workers.run(Job(hang_in_native_code, (), cpu_seconds=0.2))
     assert await workers.run(Job(with_fixture, (7,), fixture=fixture)) == ("kept", True, 7)
+
+
+async def test_a_job_gets_its_own_fixture_and_a_process_keeps_those_used_last(
+    workers: Workers,  # sets the path of the jobs
+) -> None:
+    """Each model of a server has its own tokenizer."""
+    loads: list[int] = []
+
+    def fixture(number: int) -> Fixture:
+        def make() -> tuple[Any, tuple[int]]:
+            loads.append(number)
+            return identity, (number,)
+
+        return Fixture(make)
+
+    fixtures = [fixture(number) for number in range(MAX_FIXTURES + 1)]
+    one = Workers((), processes=1)
+    try:
+        for number in (*range(MAX_FIXTURES), 0, MAX_FIXTURES, 0, 1):
+            assert await one.run(Job(identity, (), fixture=fixtures[number])) == number
+    finally:
+        one.close()
+    assert loads == [*range(MAX_FIXTURES + 1), 1]
 
 
 async def test_a_client_with_many_jobs_does_not_delay_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import io
 import json
 import random
@@ -10,6 +11,7 @@ import ssl
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -27,10 +29,12 @@ from chairlift.api.responses.store import RESPONSE_STORE, ResponseStore
 from chairlift.api.schemas.sampling_defaults import SamplingDefaults
 from chairlift.api.server.listen import listen
 from chairlift.api.server.sockets import bind
-from chairlift.api.service import ServedModel, Service
+from chairlift.api.service import MODULES, ServedModel, Service
 from chairlift.api.settings import ServerSettings
 from chairlift.api.text.vocabulary import Vocabulary
 from chairlift.engine.messages import Submit
+from chairlift.engine.workers.job import Job
+from chairlift.engine.workers.pool import Workers
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_token_id
@@ -131,6 +135,30 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+@cache
+def _shared_workers() -> Workers:
+    workers = Workers(MODULES)
+    atexit.register(workers.close)
+    return workers
+
+
+class LentWorkers(Workers):
+    """The worker processes that all servers of a test process share: each takes long to start."""
+
+    def warm(self) -> None:
+        _shared_workers().warm()
+
+    def close(self) -> None:
+        """Leaves the processes to the next server."""
+
+    @property
+    def pids(self) -> list[int]:
+        return _shared_workers().pids
+
+    def _submit(self, job: Job) -> Future[Any]:
+        return _shared_workers()._submit(job)
+
+
 @asynccontextmanager
 async def running(
     engine: FakeEngine,
@@ -151,6 +179,7 @@ async def running(
     # A folder that exists once a test uses it.
     usual = {"drain_seconds": 1.0, "file_dir": Path(_FOLDERS.name) / uuid.uuid4().hex}
     service = Service(ServerSettings(port=0, **{**usual, **settings}))
+    service.workers = LentWorkers(record=service.recorder.record_job)
     if engine.info is not None:
         vocabulary = Vocabulary(tokenizer, engine.info.vocab_size, service.workers)
         seeds = random.Random(service.settings.seed)

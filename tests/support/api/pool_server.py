@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.api.api_server import TOKENIZER, engine_replying
+from support.api.api_server import TOKENIZER, LentWorkers, engine_replying
 from support.api.fake_engine import FakeEngine
 
 from chairlift.api.models.entry import ModelEntry, ModelPlan
@@ -90,6 +90,7 @@ async def pool_server(
     with tempfile.TemporaryDirectory() as folder:
         usual = {"drain_seconds": 1.0, "file_dir": Path(folder) / "files", "port": 0}
         service = Service(ServerSettings(**{**usual, **settings}))
+        service.workers = LentWorkers(record=service.recorder.record_job)
         loaders = {plan.name: ScriptedLoader(plan.name, service.workers) for plan in plans}
         for loader in loaders.values():
             loader.gate.set()
