@@ -16,8 +16,9 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.attention import attended
-from chairlift.engine.cpu.bf16_linear import Bf16Linear, is_small_batch
+from chairlift.engine.cpu.host_linear import HostLinear, is_small_batch
 from chairlift.engine.cpu.kernels import SharedRope
+from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.views import view
 from chairlift.engine.model.trial import Trial, elementwise
 
@@ -28,7 +29,7 @@ _TRIAL = Trial(elementwise(1e-3), log, error="an attention layer is of another f
 
 
 def install(model: Any) -> None:
-    """Replaces the attention layers that have Llama's form and bfloat16 weights."""
+    """Replaces the attention layers that have Llama's form, and host products."""
     count = sum(_replace(layer) for layer in model.modules())
     if count:
         log.info("decode attention on the host: %d layers", count)
@@ -39,7 +40,7 @@ def _replace(layer: Any) -> bool:
     if set(children) != {*_PROJECTIONS, "rope"} or type(layer.rope) is not SharedRope:
         return False
     projections = [children[name] for name in _PROJECTIONS]
-    if any(not isinstance(part, Bf16Linear) or "bias" in part for part in projections):
+    if any(not isinstance(part, HostLinear) or "bias" in part for part in projections):
         return False
     base: Any = type(layer)
 
@@ -65,7 +66,7 @@ def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -
     dim = layer.rope.dims
     products = layer.q_proj.products
     product = products(view(x).reshape(rows, width))
-    queries, _, values = products.matrix.apart(product)
+    queries, _, values = apart(product, products.matrix.stops)
     heads, key_heads = queries.shape[1] // dim, values.shape[1] // dim
     queries_keys = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
     rotated = layer.rope.rotate(queries_keys, cache.offset)

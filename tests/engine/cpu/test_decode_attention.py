@@ -11,17 +11,14 @@ from conformance.weights import tiny_model
 from mlx_lm.models import llama, qwen3
 
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.cpu import bf16_linear, bf16_matmul, kernels
 from chairlift.engine.cpu import decode_attention as host_attention
-
-pytestmark = pytest.mark.skipif(
-    not bf16_matmul.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
-)
+from chairlift.engine.cpu import host_linear, kernels
+from chairlift.engine.cpu.matrix import Backend
 
 
 @pytest.fixture(autouse=True)
-def _replace_layers_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "MIN_WEIGHTS", 0)
+def _replace_layers_of_any_size(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_linear, "MIN_WEIGHTS", 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "ministral3"])

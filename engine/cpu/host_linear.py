@@ -1,8 +1,8 @@
-"""Linear layers with a second copy of their weights in bfloat16, for small batches of tokens.
+"""Linear layers that multiply small batches of tokens without MLX; see ``matrix``.
 
-A product of few tokens takes as long as reading the weights: half the bytes, half the time. A
-product of many tokens is bound by arithmetic and stays MLX's. Layers evaluate their input while the
-graph is built, so such a model is eager; see ``kernels`` and ``bf16_matmul``.
+A product of few tokens takes as long as reading the weights, in whichever form a ``Backend`` keeps
+them. A product of many tokens is bound by arithmetic and stays MLX's. Layers evaluate their input
+while the graph is built, so such a model is eager; see ``kernels``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from chairlift.engine.cpu import bf16_matmul
-from chairlift.engine.cpu.bf16_matmul import Matrix
 from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.matrix import Backend, apart, backends
 from chairlift.engine.cpu.views import swiglu, view
 from chairlift.engine.device import memory
 from chairlift.engine.model.trial import Trial, elementwise
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # Tokens of a small batch.
 MAX_TOKENS = 64
-# Weights of smaller layers are not worth a copy.
+# Smaller layers gain less than a further copy between MLX and NumPy costs.
 MIN_WEIGHTS = 1 << 16
 # Rows of a weight that are checked first. They rule out most weights that are not bfloat16.
 SAMPLE_ROWS = 16
@@ -48,8 +47,8 @@ class Products:
             computes from the input; see ``engine.lora``.
     """
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self.matrix = Matrix([layer.weight for layer in layers])
+    def __init__(self, layers: Sequence[Any], backend: Backend) -> None:
+        self.matrix = backend.make([layer.weight for layer in layers])
         self.addition: Callable[[Floats, Floats], None] | None = None
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
@@ -61,10 +60,14 @@ class Products:
             self.addition(x, product)
         return product
 
+    def apart(self, x: Floats) -> list[Floats]:
+        """As a call, but the outputs of each layer."""
+        return apart(self(x), self.matrix.stops)
+
     def take(self, x: mx.array, index: int) -> mx.array:
         """The product of ``x``, ``[..., inputs]``, with one layer's weights."""
         if self._input is not x or index not in self._left:
-            parts = self.matrix.apart(self(_tokens(x)))
+            parts = self.apart(_tokens(x))
             self._left = {i: _array(part, x) for i, part in enumerate(parts)}
         taken = self._left.pop(index)
         self._input = x if self._left else None
@@ -81,7 +84,7 @@ class _Grouped(Module):
         self.products, self.index = products, index
 
 
-class Bf16Linear(_Grouped, Linear):
+class HostLinear(_Grouped, Linear):
     """``x @ weight.T + bias``."""
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -92,7 +95,7 @@ class Bf16Linear(_Grouped, Linear):
         return product + self.bias if "bias" in self else product
 
 
-class Bf16Embedding(_Grouped, Embedding):
+class HostEmbedding(_Grouped, Embedding):
     """An embedding that is also the output layer."""
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -103,66 +106,94 @@ class Bf16Embedding(_Grouped, Embedding):
         return self.products.take(x, self.index)
 
 
-_KINDS: dict[type, type] = {Linear: Bf16Linear, Embedding: Bf16Embedding}
+_KINDS: dict[type, type] = {Linear: HostLinear, Embedding: HostEmbedding}
 
 
 def install(model: Any, exactly: bool) -> bool:
-    """Gives a float32 model's linear layers bfloat16 weights, if there is memory for the copy.
+    """Gives a float32 model's linear layers the fastest backend for whose copies there is memory.
 
     Args:
-        exactly: replace only layers whose weights are bfloat16 numbers already. Otherwise all
-            weights are rounded to bfloat16.
+        exactly: no weight may be rounded. Otherwise, a backend that copies weights rounds them to
+            bfloat16.
 
     Returns:
         Whether any layer was replaced.
     """
-    if not bf16_matmul.available():
-        return False
     layers = [layer for _, layer in model.named_modules()]
-    chosen = [layer for layer in layers if _is_suitable(layer, exactly)]
-    size = sum(layer.weight.nbytes // 2 for layer in chosen)
-    if size > SHARE * memory.free_memory():
-        log.info("no memory for a bfloat16 copy of the weights: %.1f GB", size / 1e9)
-        return False
+    suitable = [layer for layer in layers if _is_suitable(layer)]
+    for backend in backends():
+        chosen, size = suitable, 0
+        if copies := any(backend.copy_bytes):
+            narrow = {id(layer) for layer in suitable if not exactly or _is_exact(layer.weight)}
+            if backend.needs_bf16:
+                chosen = [layer for layer in suitable if id(layer) in narrow]
+            size = sum(
+                layer.weight.size * backend.copy_bytes[id(layer) not in narrow] for layer in chosen
+            )
+        if size > SHARE * memory.free_memory():
+            log.info("no memory for weights of %s: %.1f GB", backend.name, size / 1e9)
+        elif chosen:
+            _replace(layers, chosen, backend, rounded=copies and not exactly)
+            return True
+    return False
+
+
+def _replace(layers: list[Any], chosen: list[Any], backend: Backend, rounded: bool) -> None:
     for layer in chosen:
-        if not exactly:
+        if rounded:
             layer.weight = layer.weight.astype(mx.bfloat16).astype(mx.float32)
             mx.eval(layer.weight)
         layer.__class__ = _KINDS[type(layer)]
     for layer in layers:
-        _group(layer)
+        _group(layer, backend)
     for layer in chosen:
         if not hasattr(layer, "products"):
-            layer._join(Products([layer]), 0)
+            layer._join(Products([layer], backend), 0)
     fused = sum(_fuse(layer) for layer in layers)
-    log.info("bfloat16 weights for few tokens: %d layers, %d fused MLPs", len(chosen), fused)
-    return bool(chosen)
+    log.info(
+        "products of few tokens: %s, %d layers, %d fused MLPs", backend.name, len(chosen), fused
+    )
 
 
-def _is_suitable(layer: Any, exactly: bool) -> bool:
-    """Whether a layer is large enough, and ``exactly`` allows it."""
-    if (
-        type(layer) not in _KINDS
-        or layer.weight.dtype != mx.float32
-        or layer.weight.size < MIN_WEIGHTS
-    ):
-        return False
-    return not exactly or all(map(_exact, (layer.weight[:SAMPLE_ROWS], layer.weight)))
+def _is_suitable(layer: Any) -> bool:
+    """Whether a layer is of a known kind, and large enough."""
+    return (
+        type(layer) in _KINDS
+        and layer.weight.dtype == mx.float32
+        and layer.weight.size >= MIN_WEIGHTS
+    )
 
 
-def _exact(weight: mx.array) -> bool:
+def _is_exact(weight: mx.array) -> bool:
+    """Whether all weights are bfloat16 numbers."""
+    return all(map(_equals_rounded, (weight[:SAMPLE_ROWS], weight)))
+
+
+def _equals_rounded(weight: mx.array) -> bool:
     rounded = weight.astype(mx.bfloat16).astype(mx.float32)
     return bool(mx.array_equal(rounded, weight).item())
 
 
-def _group(layer: Any) -> None:
+def _group(layer: Any, backend: Backend) -> None:
     for names in GROUPS:
         children = layer.children()
         group = [children.get(name) for name in names]
-        if all(type(member) is Bf16Linear for member in group):
-            products = Products(group)
+        if all(type(member) is HostLinear for member in group):
+            if not any(backend.copy_bytes):
+                _stack(group)
+            products = Products(group, backend)
             for index, member in enumerate(group):
                 member._join(products, index)
+
+
+def _stack(layers: Sequence[Any]) -> None:
+    """Puts the weights of layers behind each other, so that one product reads all of them."""
+    stacked = mx.concatenate([layer.weight for layer in layers])
+    start = 0
+    for layer in layers:
+        stop = start + len(layer.weight)
+        layer.weight, start = stacked[start:stop], stop
+    mx.eval([layer.weight for layer in layers])
 
 
 def _fuse(layer: Any) -> bool:
@@ -170,7 +201,7 @@ def _fuse(layer: Any) -> bool:
     if set(layer.children()) != set(_MLP):
         return False
     gate, up, down = (layer[name] for name in _MLP)
-    if any(type(part) is not Bf16Linear or "bias" in part for part in (gate, up, down)):
+    if any(type(part) is not HostLinear or "bias" in part for part in (gate, up, down)):
         return False
     base: Any = type(layer)
 
@@ -179,7 +210,7 @@ def _fuse(layer: Any) -> bool:
             result: mx.array = base.__call__(layer, x)
             return result
         products = layer.gate_proj.products
-        mixed = swiglu(*products.matrix.apart(products(_tokens(x))))
+        mixed = swiglu(*products.apart(_tokens(x)))
         return _array(layer.down_proj.products(mixed), x)
 
     x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
@@ -190,7 +221,7 @@ def _fuse(layer: Any) -> bool:
 
 
 def is_small_batch(x: mx.array) -> bool:
-    """Whether ``[..., inputs]`` are few enough tokens for bfloat16 products."""
+    """Whether ``[..., inputs]`` are few enough tokens for a ``Matrix``."""
     return x.size <= MAX_TOKENS * x.shape[-1]
 
 
