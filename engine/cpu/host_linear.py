@@ -18,7 +18,7 @@ from mlx.nn.layers.linear import Linear
 
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Backend, apart, backends
-from chairlift.engine.cpu.views import swiglu, view
+from chairlift.engine.cpu.views import geglu, swiglu, view
 from chairlift.engine.device import memory
 from chairlift.engine.model.trial import Trial, elementwise
 
@@ -196,27 +196,49 @@ def _stack(layers: Sequence[Any]) -> None:
     mx.eval([layer.weight for layer in layers])
 
 
+class HostMlp:
+    """An MLP with a gate, of few tokens.
+
+    Args:
+        layer: its layers are of one group, and have host products.
+        activation: computes ``[tokens, numbers]`` of those of the gate and of the other layer.
+    """
+
+    def __init__(self, layer: Any, activation: Callable[[Floats, Floats], Floats]) -> None:
+        self._wide: Products = layer.gate_proj.products
+        self._down: Products = layer.down_proj.products
+        self._activation = activation
+
+    def __call__(self, x: Floats) -> Floats:
+        """``[tokens, inputs]`` → ``[tokens, outputs]``; see ``Matrix``."""
+        return self._down(self._activation(*self._wide.apart(x)))
+
+
 def _fuse(layer: Any) -> bool:
-    """Replaces an MLP by one that computes SwiGLU without MLX, if a trial gives the same."""
+    """Replaces an MLP by one that computes without MLX, if a trial gives the same."""
     if set(layer.children()) != set(_MLP):
         return False
     gate, up, down = (layer[name] for name in _MLP)
     if any(type(part) is not HostLinear or "bias" in part for part in (gate, up, down)):
         return False
+    x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
+    return any(_fuse_with(layer, activation, x) for activation in (swiglu, geglu))
+
+
+def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial: mx.array) -> bool:
     base: Any = type(layer)
+    host = HostMlp(layer, activation)
 
     def fused(layer: Any, x: mx.array) -> mx.array:
         if not is_small_batch(x):
             result: mx.array = base.__call__(layer, x)
             return result
-        products = layer.gate_proj.products
-        mixed = swiglu(*products.apart(_tokens(x)))
-        return _array(layer.down_proj.products(mixed), x)
+        return _array(layer.host(_tokens(x)), x)
 
-    x = mx.random.normal((1, 2, gate.weight.shape[1]), key=mx.random.key(0))
-    if not _TRIAL.passes(lambda: layer(x), lambda: fused(layer, x)):
+    if not _TRIAL.passes(lambda: layer(trial), lambda: _array(host(_tokens(trial)), trial)):
         return False
     layer.__class__ = type(base.__name__, (base,), {"__call__": fused})
+    layer.host = host
     return True
 
 
