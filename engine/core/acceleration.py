@@ -32,7 +32,7 @@ def accelerate(model: Any, exactly: bool = True, spare_bytes: int | None = None)
     """Replaces a model's attention, activations and blocks by the device's faster ones.
 
     Args:
-        exactly: no weight may be rounded; see ``engine.cpu.bf16_linear``.
+        exactly: no weight may be rounded; see ``engine.cpu.host_linear``.
         spare_bytes: memory beside the weights, of which ``engine.cuda.quantized`` takes a part;
             None: all that is free.
     """

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import mmap
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
+from chairlift.engine.cpu.scratch import Scratch
 from chairlift.engine.cpu.views import view
 
 # The number of input rows for which MKL packs weights, in the order of the matrix units.
@@ -72,8 +72,8 @@ def _routines() -> _Routines | None:
     return routines
 
 
-class Matrix:
-    """The stacked weights of layers that read the same input.
+class AmxMatrix:
+    """See ``engine.cpu.matrix.Matrix``.
 
     A token's product is identical to the last bit whichever tokens are multiplied beside it.
 
@@ -90,7 +90,7 @@ class Matrix:
         self._workspaces: dict[int, _Workspace] = {}
 
     def __call__(self, x: Floats) -> Floats:
-        """``[tokens, inputs]`` → ``[tokens, outputs]``; the next call overwrites the result."""
+        """See ``Matrix``."""
         tokens, inputs = x.shape
         outputs = self.stops[-1]
         workspace = self._workspaces.get(tokens)
@@ -107,10 +107,6 @@ class Matrix:
         second += third
         product += second
         return product
-
-    def apart(self, product: Floats) -> list[Floats]:
-        """Views of a product's columns, one for each layer."""
-        return [product[:, start:stop] for start, stop in pairwise(self.stops)]
 
     @functools.cached_property
     def _packed(self) -> int:
@@ -158,22 +154,7 @@ class _Workspace:
             self.pieces[2] = self._uppers[1]
 
 
-class _Scratch:
-    """Reusable memory: fresh memory is slower, because the system clears it first."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
-        """An uninitialized array of this type and shape."""
-        size = np.dtype(dtype).itemsize * math.prod(shape)
-        if size > self._memory.size:
-            self._memory = np.empty(size, np.uint8)
-        memory: NDArray[Any] = self._memory[:size].view(dtype).reshape(shape)
-        return memory
-
-
-_pieces, _products, _first, _second = (_Scratch() for _ in range(4))
+_pieces, _products, _first, _second = (Scratch() for _ in range(4))
 
 
 def _upper(x: Floats) -> NDArray[np.uint16]:

@@ -24,12 +24,13 @@ from pathlib import Path
 from chairlift.engine.config import cache_dir
 from chairlift.engine.cpu.openmp import remove_registration
 
-# The routines that MLX's CPU backend and ``engine.cpu.gemm`` call.
+# The routines that MLX's CPU backend and the kernels of ``engine.cpu`` call.
 _ROUTINES = (
     "cblas_sgemm",
     "cblas_dgemm",
     "cblas_cgemm",
     "cblas_zgemm",
+    "cblas_sgemv",
     "cblas_sgemm_batch_strided",
 )
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.2", "libmkl_rt.so")

@@ -11,90 +11,99 @@ import logging
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
-from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.cpu import decoder_layer
 from chairlift.engine.cpu.attention import attended
-from chairlift.engine.cpu.bf16_linear import Bf16Linear, is_small_batch
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.host_linear import HostLinear, Products
 from chairlift.engine.cpu.kernels import SharedRope
-from chairlift.engine.cpu.views import view
+from chairlift.engine.cpu.matrix import apart
+from chairlift.engine.cpu.views import Norm, view
 from chairlift.engine.model.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_NORMS = ("q_norm", "k_norm")
 _TRIAL = Trial(elementwise(1e-3), log, error="an attention layer is of another form: %s")
 
 
+class HostAttention:
+    """An attention layer's decode step.
+
+    Args:
+        layer: its projections have host products, those of queries, keys and values in one group.
+            The projections may have biases, and each head's queries and keys a norm.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._products: Products = layer.q_proj.products
+        self._output: Products = layer.o_proj.products
+        self._dim: int = layer.rope.dims
+        self._norms = [Norm(layer[name], self._dim) for name in _NORMS if name in layer]
+        projections = [layer[name] for name in _PROJECTIONS]
+        biases = [
+            view(each.bias) if "bias" in each else np.zeros(len(each.weight), np.float32)
+            for each in projections
+        ]
+        self._bias = np.concatenate(biases[:3]) if any(map(np.any, biases[:3])) else None
+        self._output_bias = biases[3] if biases[3].any() else None
+
+    def __call__(self, x: Floats, mask: mx.array | None, cache: LayerCache) -> Floats:
+        """``[rows, inputs]`` → ``[rows, outputs]``, which the next product may overwrite.
+
+        Args:
+            mask: see ``attended``.
+        """
+        rows, dim = len(x), self._dim
+        product = self._products(x)
+        if self._bias is not None:
+            product += self._bias
+        queries, _, values = apart(product, self._products.matrix.stops)
+        heads, key_heads = queries.shape[1] // dim, values.shape[1] // dim
+        queries_keys = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
+        if self._norms:
+            split = queries_keys[:, :heads], queries_keys[:, heads:]
+            normed = [norm(part) for norm, part in zip(self._norms, split, strict=True)]
+            queries_keys = np.concatenate(normed, axis=1)
+        rotated = self._layer.rope.rotate(queries_keys, cache.offset)
+        new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
+        seen = cache.write_on_host(*new)
+        if seen is None:
+            seen = cache.update_and_fetch(*map(mx.array, new))
+        mx.eval(seen, [] if mask is None else mask)
+        grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
+        mixed = attended(grouped, *seen, mask, 1, self._layer.scale)
+        result = self._output(mixed.reshape(rows, -1))
+        if self._output_bias is not None:
+            result += self._output_bias
+        return result
+
+
 def install(model: Any) -> None:
-    """Replaces the attention layers that have Llama's form and bfloat16 weights."""
-    count = sum(_replace(layer) for layer in model.modules())
+    """Replaces the attention layers that have Llama's, Qwen's or Gemma's form, and host products,
+    and the decoder layers around them.
+    """
+    layers = list(model.modules())
+    count = sum(map(_replace, layers))
     if count:
-        log.info("decode attention on the host: %d layers", count)
+        whole = decoder_layer.install(layers)
+        log.info("decode on the host: %d attention layers, %d decoder layers", count, whole)
 
 
 def _replace(layer: Any) -> bool:
     children = layer.children()
-    if set(children) != {*_PROJECTIONS, "rope"} or type(layer.rope) is not SharedRope:
+    if not {*_PROJECTIONS, "rope"} <= set(children) <= {*_PROJECTIONS, *_NORMS, "rope"}:
         return False
     projections = [children[name] for name in _PROJECTIONS]
-    if any(not isinstance(part, Bf16Linear) or "bias" in part for part in projections):
+    if type(layer.rope) is not SharedRope or (_NORMS[0] in children) != (_NORMS[1] in children):
         return False
-    base: Any = type(layer)
-
-    def decode(
-        self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any
-    ) -> mx.array:
-        supported = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
-        result: mx.array = (
-            _decode(self, x, mask, cache)
-            if supported
-            else base.__call__(self, x, mask, cache, **more)
-        )
-        return result
-
-    if not _decodes_alike(layer, decode):
+    if any(not isinstance(part, HostLinear) for part in projections):
         return False
-    layer.__class__ = type(base.__name__, (base,), {"__call__": decode})
-    return True
-
-
-def _decode(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
-    rows, _, width = x.shape
-    dim = layer.rope.dims
-    products = layer.q_proj.products
-    product = products(view(x).reshape(rows, width))
-    queries, _, values = products.matrix.apart(product)
-    heads, key_heads = queries.shape[1] // dim, values.shape[1] // dim
-    queries_keys = product[:, : (heads + key_heads) * dim].reshape(rows, -1, dim)
-    rotated = layer.rope.rotate(queries_keys, cache.offset)
-    new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
-    seen = cache.write_on_host(*new)
-    if seen is None:
-        seen = cache.update_and_fetch(*map(mx.array, new))
-    mx.eval(seen, [] if mask is None else mask)
-    grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
-    mixed = attended(grouped, *seen, mask, 1, layer.scale)
-    result: mx.array = mx.array(layer.o_proj.products(mixed.reshape(rows, -1)))
-    return result[:, None]
-
-
-def _decodes_alike(layer: Any, decode: Any) -> bool:
-    """Whether ``decode`` and the layer itself give the same in a decode step after three tokens."""
-    inputs = layer.q_proj.weight.shape[1]
-    prompt, token = (mx.random.normal((2, n, inputs), key=mx.random.key(n)) for n in (3, 1))
-
-    def step_by(call: Any) -> mx.array:
-        batch = BatchCache([LayerKind(None)])
-        cache = batch.layers[0]
-        for _ in range(2):
-            batch.join(columns=4)
-        with batch.step(3):
-            mx.eval(type(layer).__call__(layer, prompt, cache.make_mask(3), cache))
-        with batch.step(1):
-            result: mx.array = call(layer, token, cache.make_mask(1), cache)
-            mx.eval(result)
-        return result
-
-    return _TRIAL.passes(lambda: step_by(type(layer).__call__), lambda: step_by(decode))
+    host = _TRIAL.attempt(lambda: HostAttention(layer))
+    if host is None:
+        return False
+    return decoder_layer.replace(layer, host, _TRIAL)

@@ -18,7 +18,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 
-from chairlift.engine.cpu import bf16_linear, views
+from chairlift.engine.cpu import host_linear, views
 from chairlift.engine.cpu.attention import attend
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import view
@@ -95,18 +95,18 @@ def install(model: Any, exactly: bool = True) -> bool:
     """Replaces mlx-lm's functions in a float32 model by this package's.
 
     Args:
-        exactly: see ``bf16_linear.install``.
+        exactly: see ``host_linear.install``.
 
     Returns:
         Whether the model is eager now.
     """
     _share_ropes(model)
-    has_bf16 = bf16_linear.install(model, exactly)
+    has_products = host_linear.install(model, exactly)
     names = names_of(model)
     original = names.get("swiglu")
     if original is not None and not hasattr(original, "replaces"):
         names["swiglu"] = _swiglu(original)
-    return install_attention(model, attend) or original is not None or has_bf16
+    return install_attention(model, attend) or original is not None or has_products
 
 
 def _swiglu(original: Any) -> Any:

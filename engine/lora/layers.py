@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.cpu.bf16_linear import GROUPS, Bf16Linear, Products, is_small_batch
+from chairlift.engine.cpu.host_linear import GROUPS, HostLinear, Products, is_small_batch
 from chairlift.engine.lora.fused import FusedAddition
 from chairlift.engine.lora.host import HostAddition
 from chairlift.engine.lora.low_rank import LowRank, is_linear
@@ -83,7 +83,7 @@ class AdaptedLayers:
 
     def _add_on_host(self) -> None:
         self._additions = []
-        for layers in self._bf16_groups():
+        for layers in self._host_groups():
             members = [getattr(layer, "low_rank", None) for layer in layers]
             if any(members):
                 products: Products = layers[0].products
@@ -96,10 +96,10 @@ class AdaptedLayers:
             for member in group:
                 member.host = addition
 
-    def _bf16_groups(self) -> Iterable[list[Bf16Linear]]:
-        groups: defaultdict[int, list[Bf16Linear]] = defaultdict(list)
+    def _host_groups(self) -> Iterable[list[HostLinear]]:
+        groups: defaultdict[int, list[HostLinear]] = defaultdict(list)
         for layer in self._model.modules():
-            if isinstance(layer, Bf16Linear):
+            if isinstance(layer, HostLinear):
                 groups[id(layer.products)].append(layer)
         for layers in groups.values():
             layers.sort(key=lambda layer: layer.index)
@@ -109,7 +109,7 @@ class AdaptedLayers:
         """The other layers with adapters; those that mostly read the same input are together."""
         groups: defaultdict[tuple[Any, ...], list[LowRank]] = defaultdict(list)
         for name, low_rank in self._low_ranks.items():
-            if low_rank.dtype == mx.float32 and not isinstance(self.targets[name], Bf16Linear):
+            if low_rank.dtype == mx.float32 and not isinstance(self.targets[name], HostLinear):
                 parent, _, last = name.rpartition(".")
                 same = next((group for group in GROUPS if last in group), last)
                 groups[parent, same, low_rank.inputs].append(low_rank)
@@ -119,7 +119,7 @@ class AdaptedLayers:
 def _adapted(base: Any) -> Any:
     def call(layer: Any, x: mx.array) -> mx.array:
         y: mx.array = base.__call__(layer, x)
-        if isinstance(layer, Bf16Linear) and is_small_batch(x):
+        if isinstance(layer, HostLinear) and is_small_batch(x):
             return y  # its group's products have been added
         low_rank: LowRank = layer.low_rank
         if low_rank.host is not None and is_small_batch(x):

@@ -1,4 +1,4 @@
-"""Decode attention on the host equals the attention layer that it replaces."""
+"""Decode on the host equals the attention and decoder layers that it replaces."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from conformance.weights import tiny_model
-from mlx_lm.models import llama, qwen3
+from mlx_lm.models import llama
 
 from chairlift.cache.kinds import make_batch
-from chairlift.engine.cpu import bf16_linear, bf16_matmul, kernels
 from chairlift.engine.cpu import decode_attention as host_attention
-
-pytestmark = pytest.mark.skipif(
-    not bf16_matmul.available(), reason="this CPU has no units for bfloat16, or no MKL is loaded"
-)
+from chairlift.engine.cpu import host_linear, kernels
+from chairlift.engine.cpu.matrix import Backend
 
 
 @pytest.fixture(autouse=True)
-def _replace_layers_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "MIN_WEIGHTS", 0)
+def _replace_layers_of_any_size(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_linear, "MIN_WEIGHTS", 0)
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "ministral3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mixtral", "qwen2", "qwen3", "gemma3_text", "ministral3"]
+)
 def test_decoded_logits_are_unchanged(name: str) -> None:
     """For rows of several lengths, while buffers grow and wrap; some layers are not replaced."""
     replaced, plain = _model(name), _model(name)
@@ -34,12 +33,35 @@ def test_decoded_logits_are_unchanged(name: str) -> None:
         assert mx.allclose(one, other, rtol=1e-3, atol=1e-4 * mx.abs(other).max().item())
 
 
-def test_only_layers_like_llamas_are_replaced() -> None:
-    model, other = _model("llama"), _model("qwen3")
-    for each in (model, other):
-        host_attention.install(each)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3_text"])
+def test_whole_decoder_layers_are_replaced(name: str) -> None:
+    model = _model(name)
+    attention, block = type(model.layers[0].self_attn), type(model.layers[0])
+    host_attention.install(model)
+    assert all(type(layer.self_attn) is not attention for layer in model.layers)
+    assert all(type(layer) is not block for layer in model.layers)
+
+
+def test_attention_of_another_form_is_not_replaced() -> None:
+    model = _model("gemma2")  # it caps its scores
+    attention = type(model.layers[0].self_attn)
+    host_attention.install(model)
+    assert all(type(layer.self_attn) is attention for layer in model.layers)
+
+
+def test_a_decoder_layer_with_a_different_sum_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def other(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        middle = x + 0.5 * self.self_attn(self.input_layernorm(x), mask, cache)
+        result: mx.array = middle + self.mlp(self.post_attention_layernorm(middle))
+        return result
+
+    monkeypatch.setattr(llama.TransformerBlock, "__call__", other)
+    model = _model("llama")
+    host_attention.install(model)
     assert all(type(layer.self_attn) is not llama.Attention for layer in model.layers)
-    assert all(type(layer.self_attn) is qwen3.Attention for layer in other.layers)
+    assert all(type(layer) is llama.TransformerBlock for layer in model.layers)
 
 
 def test_a_layer_with_a_different_result_is_not_replaced(

@@ -1,0 +1,135 @@
+"""Computes a decoder layer's decode step in NumPy: norms, attention, MLP and the sums between them.
+
+Between the layers' products, each of MLX's evaluations costs more than what it computes. A layer is
+replaced only if a trial shows that the replacement computes the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from chairlift.cache.batch import BatchCache
+from chairlift.cache.layer import LayerCache
+from chairlift.cache.snapshot import LayerKind
+from chairlift.engine.cpu.gemm import Floats
+from chairlift.engine.cpu.host_linear import HostMlp, is_small_batch
+from chairlift.engine.cpu.views import Norm, view
+from chairlift.engine.model.trial import Trial, elementwise
+
+log = logging.getLogger(__name__)
+
+_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+# Gemma's layers have a norm before and after each part.
+_GEMMA_PARTS = _PARTS | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_TRIAL = Trial(elementwise(1e-3), log, error="a decoder layer is of another form: %s")
+# Rows, and tokens of each before the decode step of a trial.
+_TRIAL_ROWS, _TRIAL_TOKENS = 2, 3
+
+
+class HostDecode(Protocol):
+    """A layer's decode step in NumPy."""
+
+    def __call__(self, x: Floats, mask: mx.array | None, cache: LayerCache) -> Floats:
+        """``[rows, inputs]`` → ``[rows, outputs]``; the next call may overwrite the result."""
+        ...
+
+
+class HostDecoderLayer:
+    """See ``HostDecode``.
+
+    Args:
+        layer: its attention and its MLP have been replaced.
+        inputs: the numbers of a token.
+    """
+
+    def __init__(self, layer: Any, inputs: int) -> None:
+        self._attention: HostDecode = layer.self_attn.host
+        self._mlp: HostMlp = layer.mlp.host
+        after = Norm(layer.post_attention_layernorm, inputs)
+        self._before_attention = Norm(layer.input_layernorm, inputs)
+        self._after_attention: Norm | None = None
+        self._before_mlp = after
+        self._after_mlp: Norm | None = None
+        if set(layer.children()) == _GEMMA_PARTS:
+            self._after_attention = after
+            self._before_mlp = Norm(layer.pre_feedforward_layernorm, inputs)
+            self._after_mlp = Norm(layer.post_feedforward_layernorm, inputs)
+
+    def __call__(self, x: Floats, mask: mx.array | None, cache: LayerCache) -> Floats:
+        """See ``HostDecode``."""
+        part = self._attention(self._before_attention(x), mask, cache)
+        middle: Floats = x + (self._after_attention(part) if self._after_attention else part)
+        part = self._mlp(self._before_mlp(middle))
+        middle += self._after_mlp(part) if self._after_mlp else part
+        return middle
+
+
+def install(layers: Sequence[Any]) -> int:
+    """Replaces decoder layers; returns how many were."""
+    return sum(map(_replace, layers))
+
+
+def _replace(layer: Any) -> bool:
+    if set(layer.children()) not in (_PARTS, _GEMMA_PARTS):
+        return False
+    if not (hasattr(layer.self_attn, "host") and hasattr(layer.mlp, "host")):
+        return False
+    inputs = layer.self_attn.q_proj.weight.shape[1]
+    host = _TRIAL.attempt(lambda: HostDecoderLayer(layer, inputs))
+    return host is not None and replace(layer, host, _TRIAL)
+
+
+def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
+    """Gives a layer of ``(x, mask, cache)`` a decode step, if a trial gives the same.
+
+    ``layer.host`` is that step.
+    """
+    base: Any = type(layer)
+
+    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
+        supported = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
+        result: mx.array = (
+            _decoded(self.host, x, mask, cache)
+            if supported
+            else base.__call__(self, x, mask, cache, **more)
+        )
+        return result
+
+    inputs = _inputs(layer)
+    prompt, token = (
+        mx.random.normal((_TRIAL_ROWS, n, inputs), key=mx.random.key(n)) for n in (_TRIAL_TOKENS, 1)
+    )
+
+    def step(decode: Any) -> mx.array:
+        batch = BatchCache([LayerKind(None)])
+        cache = batch.layers[0]
+        for _ in range(_TRIAL_ROWS):
+            batch.join(columns=_TRIAL_TOKENS + 1)
+        with batch.step(_TRIAL_TOKENS):
+            mx.eval(layer(prompt, cache.make_mask(_TRIAL_TOKENS), cache))
+        with batch.step(1):
+            result: mx.array = decode(token, cache.make_mask(1), cache)
+            mx.eval(result)
+        return result
+
+    if not trial.passes(lambda: step(layer), lambda: step(lambda *of: _decoded(host, *of))):
+        return False
+    layer.__class__ = type(base.__name__, (base,), {"__call__": call})
+    layer.host = host
+    return True
+
+
+def _inputs(layer: Any) -> int:
+    attention = layer if "q_proj" in layer.children() else layer.self_attn
+    inputs: int = attention.q_proj.weight.shape[1]
+    return inputs
+
+
+def _decoded(host: HostDecode, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
+    values = view(x.astype(mx.float32)).reshape(len(x), -1)
+    return mx.array(np.ascontiguousarray(host(values, mask, cache)))[:, None]

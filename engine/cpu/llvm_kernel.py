@@ -1,0 +1,251 @@
+"""A matrix product for few tokens, compiled for this CPU by LLVM (the package ``llvmlite``).
+
+A BLAS rearranges the weights in each product, which for few tokens takes as long as the product.
+Here they are stored as the kernel reads them: in panels of some outputs, and in a panel the weights
+of one input after those of the other. A panel's weights may be float32 or bfloat16, which is the
+upper half of a float32; sums are in float32, of one input after the other. So a token's product is
+identical to the last bit whichever tokens are multiplied beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Registers of one input's weights.
+_WIDE = 2
+# Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
+_BLOCK = 1024
+# Bytes between counters that several threads write, so that these are in different cache lines.
+COUNTER_BYTES = 64
+
+
+class Kernel(NamedTuple):
+    """The compiled functions.
+
+    Each multiplies ``[tokens, inputs]`` by panels. Several threads may call it with the same
+    arguments; they share the panels. Arguments: the addresses of the panels, of the tokens and of
+    the result ``[tokens, stride]``, then tokens, inputs, stride, panels, how many panels a thread
+    takes at a time, and the address of two zeroed counters, ``COUNTER_BYTES`` each. Returns 1 to
+    the thread that finished the last panel, and 0 to the others.
+
+    Attributes:
+        outputs: outputs of a panel.
+        float32: for panels in float32.
+        bfloat16: for panels in bfloat16.
+        engine: owns the code's memory.
+    """
+
+    outputs: int
+    float32: Callable[..., int]
+    bfloat16: Callable[..., int]
+    engine: Any
+
+
+class _Registers(NamedTuple):
+    """Vector registers: the float32 numbers of each, and the tokens whose sums they hold."""
+
+    lanes: int
+    tokens: int
+
+
+def available() -> bool:
+    """Whether ``llvmlite`` is installed, and this CPU multiplies and adds in one instruction."""
+    return compiled() is not None
+
+
+@functools.cache
+def compiled() -> Kernel | None:
+    """The kernel for this CPU; None if it is not ``available``."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return None
+    features = llvm.get_host_cpu_features()
+    registers = _registers(features)
+    if registers is None:
+        return None
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3
+    )
+    module = llvm.parse_assembly(_source(registers))
+    module.verify()
+    engine = llvm.create_mcjit_compiler(module, target)
+    engine.finalize_object()
+    size, address = ctypes.c_int64, ctypes.c_void_p
+    prototype = ctypes.CFUNCTYPE(size, *[address] * 3, *[size] * 5, address)
+    functions = [prototype(engine.get_function_address(name)) for name in ("float", "bfloat")]
+    return Kernel(_WIDE * registers.lanes, functions[0], functions[1], engine)
+
+
+def _registers(features: Any) -> _Registers | None:
+    if platform.machine() in ("aarch64", "arm64"):
+        return _Registers(lanes=4, tokens=8)
+    if not (features.get("avx2") and features.get("fma")):
+        return None
+    return _Registers(16, 8) if features.get("avx512f") else _Registers(8, 6)
+
+
+def _source(registers: _Registers) -> str:
+    """The kernel in LLVM's language."""
+    vector = f"<{registers.lanes} x float>"
+    parts = [f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})"]
+    for kind in ("float", "bfloat"):
+        counts = range(1, registers.tokens + 1)
+        parts += [_tile(kind, registers.lanes, tokens) for tokens in counts]
+        parts.append(_panels(kind, registers))
+    return "\n".join(parts)
+
+
+def _tile(kind: str, lanes: int, tokens: int) -> str:
+    """A function that adds a block of inputs to the sums of some tokens and one panel."""
+    vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
+    loaded = vector if kind == "float" else f"<{lanes} x i16>"
+    shifts = ", ".join(["i32 16"] * lanes)
+    sums = [(token, wide) for token in range(tokens) for wide in range(_WIDE)]
+    lines = [
+        f"define internal void @{kind}_{tokens}(ptr %w, ptr %x, ptr %y, i64 %inputs, "
+        "i64 %count, i64 %stride, i1 %first) {",
+        "entry:",
+    ]
+    for token in range(tokens):
+        lines += [
+            f"%xo{token} = mul i64 %inputs, {token}",
+            f"%x{token} = getelementptr float, ptr %x, i64 %xo{token}",
+            f"%yo{token} = mul i64 %stride, {token}",
+            f"%y{token} = getelementptr float, ptr %y, i64 %yo{token}",
+        ]
+    for token, wide in sums:
+        name = f"{token}_{wide}"
+        lines += [
+            f"%p{name} = getelementptr {vector}, ptr %y{token}, i64 {wide}",
+            f"%l{name} = load {vector}, ptr %p{name}, align 4",
+            f"%b{name} = select i1 %first, {vector} zeroinitializer, {vector} %l{name}",
+        ]
+    lines += ["br label %loop", "loop:", "%i = phi i64 [0, %entry], [%next, %loop]"]
+    for token, wide in sums:
+        name = f"{token}_{wide}"
+        lines.append(f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]")
+    lines.append(f"%at = mul i64 %i, {_WIDE}")
+    for wide in range(_WIDE):
+        lines += [
+            f"%at{wide} = add i64 %at, {wide}",
+            f"%wp{wide} = getelementptr {loaded}, ptr %w, i64 %at{wide}",
+        ]
+        if kind == "float":
+            lines.append(f"%w{wide} = load {loaded}, ptr %wp{wide}, align {4 * lanes}")
+            continue
+        lines += [
+            f"%h{wide} = load {loaded}, ptr %wp{wide}, align {2 * lanes}",
+            f"%e{wide} = zext {loaded} %h{wide} to {integers}",
+            f"%u{wide} = shl {integers} %e{wide}, <{shifts}>",
+            f"%w{wide} = bitcast {integers} %u{wide} to {vector}",
+        ]
+    for token in range(tokens):
+        lines += [
+            f"%xp{token} = getelementptr float, ptr %x{token}, i64 %i",
+            f"%v{token} = load float, ptr %xp{token}, align 4",
+            f"%o{token} = insertelement {vector} poison, float %v{token}, i32 0",
+            f"%a{token} = shufflevector {vector} %o{token}, {vector} poison, "
+            f"{integers} zeroinitializer",
+        ]
+    for token, wide in sums:
+        name = f"{token}_{wide}"
+        lines.append(
+            f"%n{name} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{token}, "
+            f"{vector} %w{wide}, {vector} %s{name})"
+        )
+    lines += [
+        "%next = add i64 %i, 1",
+        "%more = icmp ult i64 %next, %count",
+        "br i1 %more, label %loop, label %end",
+        "end:",
+    ]
+    for token, wide in sums:
+        name = f"{token}_{wide}"
+        lines.append(f"store {vector} %n{name}, ptr %p{name}, align 4")
+    return "\n".join([*lines, "ret void", "}"])
+
+
+def _panels(kind: str, registers: _Registers) -> str:
+    """The function that takes panels until none is left; see ``Kernel``."""
+    outputs, most = _WIDE * registers.lanes, registers.tokens
+    tiles = "\n".join(
+        f"tile{tokens}:\n"
+        f"call void @{kind}_{tokens}(ptr %wb, ptr %xt, ptr %yt, i64 %inputs, i64 %count, "
+        "i64 %stride, i1 %first)\n"
+        "br label %tokens_end"
+        for tokens in range(1, most + 1)
+    )
+    cases = " ".join(f"i64 {tokens}, label %tile{tokens}" for tokens in range(1, most))
+    return f"""
+define i64 @{kind}(ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride, i64 %panels,
+                   i64 %share, ptr %counters) {{
+entry:
+  %finished = getelementptr i8, ptr %counters, i64 {COUNTER_BYTES}
+  br label %take
+take:
+  %start = atomicrmw add ptr %counters, i64 %share monotonic
+  %any = icmp ult i64 %start, %panels
+  br i1 %any, label %work, label %none
+none:
+  ret i64 0
+work:
+  %wanted = add i64 %start, %share
+  %fits = icmp ule i64 %wanted, %panels
+  %stop = select i1 %fits, i64 %wanted, i64 %panels
+  br label %panel
+panel:
+  %p = phi i64 [%start, %work], [%p_next, %panel_end]
+  %weights = mul i64 %inputs, {outputs}
+  %wo = mul i64 %p, %weights
+  %wp = getelementptr {"float" if kind == "float" else "i16"}, ptr %w, i64 %wo
+  %yo = mul i64 %p, {outputs}
+  %yp = getelementptr float, ptr %y, i64 %yo
+  br label %block
+block:
+  %k = phi i64 [0, %panel], [%k_next, %block_end]
+  %first = icmp eq i64 %k, 0
+  %left = sub i64 %inputs, %k
+  %small = icmp ule i64 %left, {_BLOCK}
+  %count = select i1 %small, i64 %left, i64 {_BLOCK}
+  %bo = mul i64 %k, {outputs}
+  %wb = getelementptr {"float" if kind == "float" else "i16"}, ptr %wp, i64 %bo
+  %xb = getelementptr float, ptr %x, i64 %k
+  br label %tokens_loop
+tokens_loop:
+  %t = phi i64 [0, %block], [%t_next, %tokens_end]
+  %xo = mul i64 %t, %inputs
+  %xt = getelementptr float, ptr %xb, i64 %xo
+  %to = mul i64 %t, %stride
+  %yt = getelementptr float, ptr %yp, i64 %to
+  %rest = sub i64 %tokens, %t
+  switch i64 %rest, label %tile{most} [ {cases} ]
+{tiles}
+tokens_end:
+  %t_next = add i64 %t, {most}
+  %t_more = icmp ult i64 %t_next, %tokens
+  br i1 %t_more, label %tokens_loop, label %block_end
+block_end:
+  %k_next = add i64 %k, %count
+  %k_more = icmp ult i64 %k_next, %inputs
+  br i1 %k_more, label %block, label %panel_end
+panel_end:
+  %p_next = add i64 %p, 1
+  %p_more = icmp ult i64 %p_next, %stop
+  br i1 %p_more, label %panel, label %done
+done:
+  %number = sub i64 %stop, %start
+  %before = atomicrmw add ptr %finished, i64 %number acq_rel
+  %now = add i64 %before, %number
+  %last = icmp eq i64 %now, %panels
+  br i1 %last, label %all, label %take
+all:
+  ret i64 1
+}}
+"""

@@ -1,0 +1,66 @@
+"""Weights as the products of few tokens read them: by AMX, by a compiled kernel, or by the BLAS.
+
+A product of few tokens takes as long as reading the weights, so fewer bytes are fewer milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from chairlift.engine.cpu import bf16_matmul, blas_matmul, compiled_matmul
+from chairlift.engine.cpu.gemm import Floats
+
+
+class Matrix(Protocol):
+    """The stacked weights of layers that read the same input."""
+
+    @property
+    def stops(self) -> Sequence[int]:
+        """The first output of each layer, and the end of the last."""
+        ...
+
+    def __call__(self, x: Floats) -> Floats:
+        """``[tokens, inputs]`` → ``[tokens, outputs]``, as exact as in float32.
+
+        The next call of any matrix may overwrite the result, whose rows need not be adjacent.
+        """
+        ...
+
+
+class Backend(NamedTuple):
+    """One way of multiplying.
+
+    Attributes:
+        name: for the log.
+        make: makes a matrix of layers' weights, ``[outputs, inputs]`` each, in float32.
+        needs_bf16: the weights have to be bfloat16 numbers.
+        copy_bytes: bytes of a weight's copy for each number, if all are bfloat16 numbers, and if
+            they are not.
+    """
+
+    name: str
+    make: Callable[[Sequence[mx.array]], Matrix]
+    needs_bf16: bool
+    copy_bytes: tuple[int, int]
+
+
+def backends() -> list[Backend]:
+    """Those that this machine has, the fastest first."""
+    found = []
+    if bf16_matmul.available():
+        found.append(Backend("AMX", bf16_matmul.AmxMatrix, needs_bf16=True, copy_bytes=(2, 2)))
+    if compiled_matmul.available():
+        make = compiled_matmul.CompiledMatrix
+        found.append(Backend("compiled kernel", make, needs_bf16=False, copy_bytes=(2, 4)))
+    if blas_matmul.available():
+        found.append(Backend("BLAS", blas_matmul.BlasMatrix, needs_bf16=False, copy_bytes=(0, 0)))
+    return found
+
+
+def apart(product: Floats, stops: Sequence[int]) -> list[Floats]:
+    """Views of a product's columns, one for each layer."""
+    return [product[:, start:stop] for start, stop in pairwise(stops)]
