@@ -226,6 +226,7 @@ class EngineCore:
         running = self.pipeline.running
         if not self.speculator.due(len(running.rows), bool(running.drafts)):
             return [], {}
+        self._journal.read()
         outputs = self.outputs.read(self.pipeline.finish_running(timer))
         choose = self.scheduler.choose_drafts
         return outputs, self.speculator.drafts(self.scheduler.running, choose)

@@ -9,6 +9,7 @@ ends, instead of waiting for the others within the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 from zlib import crc32
 
@@ -51,17 +52,32 @@ class Learned(msgspec.Struct, tag=True, frozen=True, array_like=True):
     seconds: float
 
 
-Event = Submitted | Ready | Ended | Learned
+class Read(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """The running step was read before the next was planned."""
+
+
+class ProposedDraft(msgspec.Struct, frozen=True, array_like=True):
+    """The proposed tokens of a sequence that a step verifies."""
+
+    request_id: str
+    index: int
+    tokens: list[int]
+
+
+Event = Submitted | Ready | Ended | Learned | Read
 
 
 class Turn(msgspec.Struct, tag=True, frozen=True):
-    """The events since the last turn, and the digest of the plan that follows them.
+    """The events since the last turn, and the plan that follows them.
 
-    ``digest`` is None if no step follows yet.
+    Attributes:
+        digest: that of the plan; None if no step follows yet.
+        drafts: those of the plan.
     """
 
     events: list[Event]
     digest: int | None
+    drafts: list[ProposedDraft] = []
 
 
 class Journal(Protocol):
@@ -83,6 +99,10 @@ class Journal(Protocol):
         """Records how long a step took."""
         ...
 
+    def read(self) -> None:
+        """Records that the running step is read before the next is planned."""
+        ...
+
     def publish(self, plan: Plan, cached_bytes: int) -> None:
         """Sends all events, and the digest of a plan that is about to be launched."""
         ...
@@ -98,6 +118,8 @@ class NoJournal:
     def ended(self, sequence: Sequence) -> None: ...
 
     def learned(self, work: Work, seconds: float) -> None: ...
+
+    def read(self) -> None: ...
 
     def publish(self, plan: Plan, cached_bytes: int) -> None: ...
 
@@ -122,8 +144,14 @@ class Broadcast:
     def learned(self, work: Work, seconds: float) -> None:
         self._add(Learned(work, seconds))
 
+    def read(self) -> None:
+        self._add(Read())
+
     def publish(self, plan: Plan, cached_bytes: int) -> None:
-        self._flush(digest(plan, cached_bytes))
+        drafts = [
+            ProposedDraft(s.request_id, s.index, list(tokens)) for s, tokens in plan.drafts.items()
+        ]
+        self._flush(digest(plan, cached_bytes), drafts)
 
     def flush(self) -> None:
         """Sends all events without a plan. Call it before another engine uses this journal."""
@@ -134,9 +162,9 @@ class Broadcast:
         if len(self._events) >= MAX_EVENTS:
             self.flush()
 
-    def _flush(self, plan_digest: int | None) -> None:
+    def _flush(self, plan_digest: int | None, drafts: Seq[ProposedDraft] = ()) -> None:
         events, self._events = self._events, []
-        self._send(Turn(events, plan_digest))
+        self._send(Turn(events, plan_digest, list(drafts)))
 
 
 def digest(plan: Plan, cached_bytes: int) -> int:
@@ -150,6 +178,7 @@ def digest(plan: Plan, cached_bytes: int) -> int:
         *((names(part), names(part.values())) for part in (plan.joins, plan.ends)),
         names(plan.preempted),
         names(plan.leaves),
+        (names(plan.drafts), list(plan.drafts.values())),
         plan.capacities,
         cached_bytes,
     )
@@ -163,5 +192,5 @@ def _for_followers(request: Submit) -> Submit:
     """The request as another rank needs it: rank 0 alone samples and follows grammars."""
     params = request.params
     return msgspec.structs.replace(
-        request, params=SamplingParams(params.max_tokens, seed=0, temperature=0.0)
+        request, params=SamplingParams(params.max_tokens, seed=0, temperature=0.0), prediction=[]
     )

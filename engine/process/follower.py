@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from chairlift.engine.core.background import NOTHING_NEW, Background, Collected
 from chairlift.engine.core.core import EngineCore
@@ -13,6 +14,8 @@ from chairlift.engine.parallel.journal import (
     Ended,
     Event,
     Learned,
+    ProposedDraft,
+    Read,
     Ready,
     Submitted,
     Turn,
@@ -72,7 +75,7 @@ class Follower:
         for event in turn.events:
             self._apply(event)
         if turn.digest is not None:
-            self._step(turn.digest)
+            self._step(turn.digest, turn.drafts)
 
     def _apply(self, event: Event) -> None:
         core = self.core
@@ -83,6 +86,8 @@ class Follower:
                 core.submit(request)
             case Ready(request_ids):
                 self._awaited.request_ids.difference_update(request_ids)
+            case Read():
+                self._read(core.pipeline.finish_running(PhaseTimer({})))
             case Learned(work, seconds):
                 core.scheduler.learn(work, seconds)
             case Ended(request_id, index, nonfinite):
@@ -91,9 +96,11 @@ class Follower:
                         sequence.nonfinite = nonfinite
                         core.outputs.remove(sequence)
 
-    def _step(self, expected: int) -> None:
+    def _step(self, expected: int, drafts: Seq[ProposedDraft]) -> None:
         core = self.core
-        plan = core.scheduler.plan(core.batch.capacities)
+        sequences = {(s.request_id, s.index): s for s in core.scheduler.running if drafts}
+        chosen = {sequences[draft.request_id, draft.index]: draft.tokens for draft in drafts}
+        plan = core.scheduler.plan(core.batch.capacities, chosen)
         if digest(plan, core.cached_bytes) != expected:
             raise EngineDead("its plan differs from rank 0's")
         timer = PhaseTimer({})

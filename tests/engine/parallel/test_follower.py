@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import pytest
+from support.engine.drafts import verify_any
 from support.engine.grammars import compiler
 from support.engine.swap import squeeze
 from support.tiny import VOCAB_SIZE, tiny_model
@@ -23,6 +24,7 @@ from chairlift.engine.messages import Abort, Grammar, SamplingParams, StepStats,
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.journal import MAX_EVENTS, Broadcast, Ended, Learned, Turn
 from chairlift.engine.process.follower import Follower
+from chairlift.engine.speculation.proposal import NgramProposer
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
@@ -48,6 +50,7 @@ class Pair:
             # Chunks are cut by the measured time, which the follower must not measure itself.
             step_seconds=1e-4,
             bands=bands,
+            draft_tokens=4,
         )
         kinds = [layer.kind for layer in layers]
         outcomes: deque[mx.array] = deque()
@@ -63,6 +66,7 @@ class Pair:
         self.leader = EngineCore(
             *(replace(prepared, agree=agree), limits, 1 << 18, None, swap(), compiler()),
             journal=Broadcast(lambda turn: self.turns.append(msgspec.msgpack.encode(turn))),
+            propose=lambda submit: [NgramProposer(1, 2)],
         )
         theirs = replace(prepared, agree=lambda mine: outcomes.popleft())
         self.follower = Follower(
@@ -131,10 +135,12 @@ def submitted(chosen: random.Random, name: str) -> Submit:
     )
 
 
+@pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_follower_does_the_same_in_any_schedule(kind: str) -> None:
+def test_a_follower_does_the_same_in_any_schedule(kind: str, drafts: bool) -> None:
     chosen = random.Random(KINDS.index(kind))
     pair: Any = Pair(kind, bands=1 + KINDS.index(kind) % 2)
+    verified = verify_any(pair.leader) if drafts else []
     names = count()
     for _ in range(STEPS):
         for _ in range(chosen.choice([0, 1, 2])):
@@ -156,6 +162,7 @@ def test_a_follower_does_the_same_in_any_schedule(kind: str) -> None:
     assert sum(s.prefix_hits for s in pair.stats)
     assert sum(s.resumed.get("memory", 0) for s in pair.stats)
     assert {"stop", "length"} <= set(pair.finished)
+    assert (len(verified) > 3) == drafts
 
 
 @pytest.mark.parametrize("lost", [Ended, Learned])
