@@ -120,6 +120,11 @@ class PackedLayer:
         self.offset = offset
         self.max_size = places[0].layer.max_size
 
+    @property
+    def layers(self) -> list[LayerCache]:
+        """The layer of each batch."""
+        return [place.layer for place in self._places]
+
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
     ) -> PackedMask:

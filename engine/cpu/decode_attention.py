@@ -8,14 +8,16 @@ computes the same.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.layer import LayerCache
+from chairlift.cache.packed import PackedLayer, PackedMask, Part
 from chairlift.engine.cpu import decoder_layer
-from chairlift.engine.cpu.attention import attended
+from chairlift.engine.cpu.attention import attend, attended
+from chairlift.engine.cpu.decoder_layer import DecodeCache, DecodeMask
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostLinear, Products
 from chairlift.engine.cpu.kernels import SharedRope
@@ -52,12 +54,8 @@ class HostAttention:
         self._bias = np.concatenate(biases[:3]) if any(map(np.any, biases[:3])) else None
         self._output_bias = biases[3] if biases[3].any() else None
 
-    def __call__(self, x: Floats, mask: mx.array | None, cache: LayerCache) -> Floats:
-        """``[rows, inputs]`` → ``[rows, outputs]``, which the next product may overwrite.
-
-        Args:
-            mask: see ``attended``.
-        """
+    def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
+        """See ``HostDecode``."""
         rows, dim = len(x), self._dim
         product = self._products(x)
         if self._bias is not None:
@@ -71,16 +69,34 @@ class HostAttention:
             queries_keys = np.concatenate(normed, axis=1)
         rotated = self._layer.rope.rotate(queries_keys, cache.offset)
         new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
-        seen = cache.write_on_host(*new)
-        if seen is None:
-            seen = cache.update_and_fetch(*map(mx.array, new))
-        mx.eval(seen, [] if mask is None else mask)
-        grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
-        mixed = attended(grouped, *seen, mask, 1, self._layer.scale)
+        if isinstance(cache, PackedLayer):
+            assert isinstance(mask, PackedMask)
+            mixed = self._packed(rotated[:, :heads, None], *new, mask, cache)
+        else:
+            assert not isinstance(mask, PackedMask)
+            seen = cache.write_on_host(*new)
+            if seen is None:
+                seen = cache.update_and_fetch(*map(mx.array, new))
+            mx.eval(seen, [] if mask is None else mask)
+            grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
+            mixed = attended(grouped, *seen, mask, 1, self._layer.scale)
         result = self._output(mixed.reshape(rows, -1))
         if self._output_bias is not None:
             result += self._output_bias
         return result
+
+    def _packed(
+        self, queries: Floats, keys: Floats, values: Floats, mask: PackedMask, cache: PackedLayer
+    ) -> Floats:
+        """Attention of packed tokens, ``[tokens, heads, 1, dim]``."""
+
+        def compute(parts: Sequence[Part]) -> list[mx.array]:
+            results = attend(parts, self._layer.scale, None)
+            return [result for result in results if result is not None]
+
+        cache.update_and_fetch(mx.array(keys), mx.array(values))
+        mixed: Floats = view(cache.attend(mx.array(queries), mask, compute))
+        return mixed
 
 
 def install(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Computes a decoder layer's decode step in NumPy: norms, attention, MLP and the sums between them.
+"""Computes a decoder layer of few tokens in NumPy: norms, attention, MLP and the sums between.
 
 Between the layers' products, each of MLX's evaluations costs more than what it computes. A layer is
 replaced only if a trial shows that the replacement computes the same.
@@ -15,6 +15,7 @@ import numpy as np
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache
+from chairlift.cache.packed import PackedLayer, PackedMask
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostMlp, is_small_batch
@@ -31,11 +32,19 @@ _TRIAL = Trial(elementwise(1e-3), log, error="a decoder layer is of another form
 _TRIAL_ROWS, _TRIAL_TOKENS = 2, 3
 
 
+# A layer's cache in a step of one token a row, or of rows, drafts and prompts packed together.
+DecodeCache = LayerCache | PackedLayer
+DecodeMask = mx.array | PackedMask | None
+
+
 class HostDecode(Protocol):
     """A layer's decode step in NumPy."""
 
-    def __call__(self, x: Floats, mask: mx.array | None, cache: LayerCache) -> Floats:
-        """``[rows, inputs]`` → ``[rows, outputs]``; the next call may overwrite the result."""
+    def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
+        """``[tokens, inputs]`` → ``[tokens, outputs]``; the next call may overwrite the result.
+
+        With a ``LayerCache`` there is one token for each row.
+        """
         ...
 
 
@@ -60,7 +69,7 @@ class HostDecoderLayer:
             self._before_mlp = Norm(layer.pre_feedforward_layernorm, inputs)
             self._after_mlp = Norm(layer.post_feedforward_layernorm, inputs)
 
-    def __call__(self, x: Floats, mask: mx.array | None, cache: LayerCache) -> Floats:
+    def __call__(self, x: Floats, mask: DecodeMask, cache: DecodeCache) -> Floats:
         """See ``HostDecode``."""
         part = self._attention(self._before_attention(x), mask, cache)
         middle: Floats = x + (self._after_attention(part) if self._after_attention else part)
@@ -92,7 +101,7 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
     base: Any = type(layer)
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
-        supported = type(cache) is LayerCache and not more and x.shape[1] == 1 and is_small_batch(x)
+        supported = _is_plain(cache) and not more and x.shape[1] == 1 and is_small_batch(x)
         result: mx.array = (
             _decoded(self.host, x, mask, cache)
             if supported
@@ -124,12 +133,18 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
     return True
 
 
+def _is_plain(cache: Any) -> bool:
+    if isinstance(cache, PackedLayer):
+        return all(type(layer) is LayerCache for layer in cache.layers)
+    return type(cache) is LayerCache
+
+
 def _inputs(layer: Any) -> int:
     attention = layer if "q_proj" in layer.children() else layer.self_attn
     inputs: int = attention.q_proj.weight.shape[1]
     return inputs
 
 
-def _decoded(host: HostDecode, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
+def _decoded(host: HostDecode, x: mx.array, mask: DecodeMask, cache: DecodeCache) -> mx.array:
     values = view(x.astype(mx.float32)).reshape(len(x), -1)
     return mx.array(np.ascontiguousarray(host(values, mask, cache)))[:, None]
