@@ -35,6 +35,7 @@ from chairlift.engine.messages import (
 )
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.parallel.journal import Journal, NoJournal
+from chairlift.engine.speculation.draft_model import DraftModel
 from chairlift.engine.speculation.proposal import Proposer, proposers
 from chairlift.engine.speculation.speculator import Speculator
 from chairlift.scheduler.cost import Work
@@ -59,6 +60,7 @@ class EngineCore:
         background: further work that requests may wait for.
         journal: takes the decisions that another rank needs to do the same.
         propose: makes the proposers of a request.
+        draft_model: proposes where these have nothing; None: no draft model.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class EngineCore:
         background: Seq[Background] = (),
         journal: Journal | None = None,
         propose: Callable[[Submit], list[Proposer]] = proposers,
+        draft_model: PreparedModel | None = None,
     ) -> None:
         self.limits = limits = model.fitted(limits)
         self._journal: Journal = NoJournal() if journal is None else journal
@@ -111,12 +114,19 @@ class EngineCore:
             *(model, self.batch, self.prefill, self.prompt_outputs, self.prefixes, self.swap),
             *(constraints, self._recorder, self._learn),
         )
+        drafter = None
+        if draft_model is not None:
+            drafter = DraftModel(
+                *(draft_model.forward, draft_model.make_cache, model.vocabulary),
+                lambda sequence: self.requests.request_for(sequence).sampler_row(sequence).params,
+            )
         self.speculator = Speculator(
             propose,
             self.pipeline.order is LaunchOrder.EAGER,
             limits.draft_tokens,
             constraints,
             lambda sequence: self.requests.request_for(sequence).submit,
+            drafter,
         )
         self.outputs = Outputs(
             *(self.requests, self.scheduler, constraints, self.grammars, self._recorder),

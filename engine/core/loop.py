@@ -9,7 +9,7 @@ from typing import Protocol
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.start import start_core
-from chairlift.engine.cpu.thread_count import ThreadWatch, product_threads
+from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.errors import ChairliftError, EngineDead
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.logs.redacted_traceback import redacted_traceback
@@ -64,7 +64,7 @@ def run(
             logged.
     """
     threads = ranks.threads(config.threads)
-    with ThreadWatch(product_threads(), threads, config.host_engines):
+    with ThreadWatch(blas_threads(), threads, config.host_engines):
         try:
             core, info = start_core(config, source, send, ranks)
         except ChairliftError as error:

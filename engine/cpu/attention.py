@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from chairlift.cache.layer import Mask
 from chairlift.cache.packed import Part
+from chairlift.engine.cpu import compiled_matmul
 from chairlift.engine.cpu.gemm import Floats, products
 from chairlift.engine.cpu.views import BLOCK, view
 from chairlift.engine.device.profile import SCORE_BYTES
@@ -149,15 +150,20 @@ def _block(
     rows, key_heads, _, step = shape
     seen = keys.shape[2]
     if rows > 1 or step * seen <= MAX_BATCHED_SCORES:
-        weights = products(grouped, view(keys).swapaxes(-1, -2), scale)
+        weights = _products(grouped, view(keys).swapaxes(-1, -2), scale)
         sums = _exponentials(weights.reshape(*shape, seen), hidden)
-        mixed = products(weights, view(values))
+        mixed = _products(weights, view(values))
     else:  # few large products: MLX computes one after the other on all cores
         scores = (mx.array(grouped) * scale) @ keys.swapaxes(-1, -2)
         sums = _exponentials(view(scores).reshape(*shape, seen), hidden)
         mixed = view(scores @ values)
     mixed /= sums.reshape(rows, key_heads, -1, 1)
     return mixed
+
+
+def _products(a: Floats, b: Floats, scale: float = 1.0) -> Floats:
+    compiled = compiled_matmul.attention_products(a, b, scale)
+    return products(a, b, scale) if compiled is None else compiled
 
 
 def _hidden(

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.engine.cpu.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
-from chairlift.engine.cpu.scratch import Scratch
-from chairlift.engine.cpu.views import view
+from chairlift.engine.cpu.views import Scratch, view
 
 # The number of input rows for which MKL packs weights, in the order of the matrix units.
 _ROWS = 64

@@ -16,8 +16,7 @@ import numpy as np
 
 from chairlift.engine.cpu.blas import load_fast_blas
 from chairlift.engine.cpu.gemm import AS_IT_IS, ROW_MAJOR, TRANSPOSED, Floats
-from chairlift.engine.cpu.scratch import Scratch
-from chairlift.engine.cpu.views import view
+from chairlift.engine.cpu.views import Scratch, view
 
 # OpenBLAS's product of two matrices copies the weights first. Up to this many tokens, one
 # matrix-vector product for each is faster (measured on an AMD EPYC: 0.22 ms against 0.59 for one

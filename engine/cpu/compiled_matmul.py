@@ -1,9 +1,9 @@
-"""Products of few tokens by the kernel of ``llvm_kernel``, on CPUs without matrix units."""
+"""Products by the functions of ``llvm_kernel``: of weights, and of attention's decode steps."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from chairlift.engine.cpu import llvm_kernel, worker_threads
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.llvm_kernel import COUNTER_BYTES
-from chairlift.engine.cpu.scratch import Scratch
-from chairlift.engine.cpu.views import view
+from chairlift.engine.cpu.llvm_attention import COUNTER_BYTES
+from chairlift.engine.cpu.views import Scratch, view
 
-# Products with fewer weights end before another thread has begun.
-MIN_SHARED_WEIGHTS = 1 << 17
+# Products of fewer numbers end before another thread has begun.
+MIN_SHARED = 1 << 17
+# Queries of a key head, up to which reading keys and values takes longer than multiplying.
+MAX_QUERIES = 16
 # Parts that each thread takes of a product: a thread that lost its core delays one of them.
 _PARTS = 8
 
@@ -49,7 +50,7 @@ class CompiledMatrix:
         self._multiply = kernel.bfloat16 if narrow else kernel.float32
         numbers = (bits >> 16).astype(np.uint16) if narrow else stacked
         self._packed = _packed(numbers, self._panels, kernel.outputs)
-        self._is_shared = stacked.size >= MIN_SHARED_WEIGHTS
+        self._is_shared = stacked.size >= MIN_SHARED
 
     def __call__(self, x: Floats) -> Floats:
         """See ``Matrix``."""
@@ -57,20 +58,52 @@ class CompiledMatrix:
         result: Floats = _products.array(np.float32, len(x), self._stride)
         if not len(x):
             return result[:, : self.stops[-1]]
-        threads = worker_threads.shared.get() if self._is_shared else 1
-        share = max(1, self._panels // (threads * _PARTS)) if threads > 1 else self._panels
-        # NOTE: a thread may begin after the product's end. Its call still reads the counters.
-        counters = ctypes.create_string_buffer(2 * COUNTER_BYTES)
-        multiply = partial(
+        _run(
             self._multiply,
             *(self._packed.ctypes.data, x.ctypes.data, result.ctypes.data),
-            *(len(x), self._inputs, self._stride, self._panels, share, counters),
+            *(len(x), self._inputs, self._stride),
+            parts=self._panels,
+            is_shared=self._is_shared,
         )
-        if threads > 1:
-            worker_threads.shared.run(multiply)
-        else:
-            multiply()
         return result[:, : self.stops[-1]]
+
+
+def attention_products(a: Floats, b: Floats, scale: float = 1.0) -> Floats | None:
+    """As ``gemm.products``; None if there is no kernel, or it does not support these shapes."""
+    kernel = llvm_kernel.compiled()
+    rows, heads, m, k = a.shape
+    n = b.shape[3]
+    if kernel is None or m > MAX_QUERIES or not b.size or not m or b.dtype != np.float32:
+        return None
+    if b.strides[2] == b.itemsize and k % kernel.lanes == 0:
+        function, step = kernel.transposed, b.strides[3]
+    elif b.strides[3] == b.itemsize and n % kernel.outputs == 0:
+        function, step = kernel.plain, b.strides[2]
+    else:
+        return None
+    a = np.ascontiguousarray(a if scale == 1 else a * np.float32(scale))
+    result = np.empty((rows, heads, m, n), np.float32)
+    _run(
+        function,
+        *(a.ctypes.data, b.ctypes.data, result.ctypes.data, m, k, n, heads),
+        *(stride // b.itemsize for stride in (b.strides[0], b.strides[1], step)),
+        parts=rows * heads,
+        is_shared=b.size >= MIN_SHARED,
+    )
+    return result
+
+
+def _run(function: Callable[..., int], *arguments: int, parts: int, is_shared: bool) -> None:
+    """Calls a function of the kernel, on all threads if ``is_shared``."""
+    threads = worker_threads.shared.get() if is_shared else 1
+    share = max(1, parts // (threads * _PARTS)) if threads > 1 else parts
+    # NOTE: a thread may begin after the function's end. Its call still reads the counters.
+    counters = ctypes.create_string_buffer(2 * COUNTER_BYTES)
+    call = partial(function, *arguments, parts, share, counters)
+    if threads > 1:
+        worker_threads.shared.run(call)
+    else:
+        call()
 
 
 def _packed(numbers: NDArray[Any], panels: int, width: int) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from chairlift.cache.layer import LayerCache
 from chairlift.cache.packed import PackedLayer, PackedMask
 from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.host_linear import HostMlp, is_small_batch
+from chairlift.engine.cpu.host_linear import HostMlp, Products
 from chairlift.engine.cpu.views import Norm, view
 from chairlift.engine.model.trial import Trial, elementwise
 
@@ -99,9 +99,11 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
     ``layer.host`` is that step.
     """
     base: Any = type(layer)
+    attention = layer if "q_proj" in layer.children() else layer.self_attn
+    products: Products = attention.q_proj.products
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None, **more: Any) -> mx.array:
-        supported = _is_plain(cache) and not more and x.shape[1] == 1 and is_small_batch(x)
+        supported = _is_plain(cache) and not more and x.shape[1] == 1 and products.takes(x)
         result: mx.array = (
             _decoded(self.host, x, mask, cache)
             if supported
@@ -109,7 +111,7 @@ def replace(layer: Any, host: HostDecode, trial: Trial) -> bool:
         )
         return result
 
-    inputs = _inputs(layer)
+    inputs = attention.q_proj.weight.shape[1]
     prompt, token = (
         mx.random.normal((_TRIAL_ROWS, n, inputs), key=mx.random.key(n)) for n in (_TRIAL_TOKENS, 1)
     )

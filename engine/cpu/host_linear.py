@@ -24,8 +24,6 @@ from chairlift.engine.model.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 
-# Tokens of a small batch.
-MAX_TOKENS = 64
 # Smaller layers gain less than a further copy between MLX and NumPy costs.
 MIN_WEIGHTS = 1 << 16
 # Rows of a weight that are checked first. They rule out most weights that are not bfloat16.
@@ -49,6 +47,7 @@ class Products:
 
     def __init__(self, layers: Sequence[Any], backend: Backend) -> None:
         self.matrix = backend.make([layer.weight for layer in layers])
+        self._max_tokens = backend.max_tokens
         self.addition: Callable[[Floats, Floats], None] | None = None
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
@@ -63,6 +62,10 @@ class Products:
     def apart(self, x: Floats) -> list[Floats]:
         """As a call, but the outputs of each layer."""
         return apart(self(x), self.matrix.stops)
+
+    def takes(self, x: mx.array) -> bool:
+        """Whether ``[..., inputs]`` are few enough tokens; MLX multiplies more."""
+        return x.size <= self._max_tokens * x.shape[-1]
 
     def take(self, x: mx.array, index: int) -> mx.array:
         """The product of ``x``, ``[..., inputs]``, with one layer's weights."""
@@ -88,7 +91,7 @@ class HostLinear(_Grouped, Linear):
     """``x @ weight.T + bias``."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if not is_small_batch(x):
+        if not self.products.takes(x):
             product: mx.array = Linear.__call__(self, x)
             return product
         product = self.products.take(x, self.index)
@@ -100,7 +103,7 @@ class HostEmbedding(_Grouped, Embedding):
 
     def as_linear(self, x: mx.array) -> mx.array:
         """``x @ weight.T``."""
-        if not is_small_batch(x):
+        if not self.products.takes(x):
             product: mx.array = Embedding.as_linear(self, x)
             return product
         return self.products.take(x, self.index)
@@ -230,7 +233,7 @@ def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial
     host = HostMlp(layer, activation)
 
     def fused(layer: Any, x: mx.array) -> mx.array:
-        if not is_small_batch(x):
+        if not layer.gate_proj.products.takes(x):
             result: mx.array = base.__call__(layer, x)
             return result
         return _array(layer.host(_tokens(x)), x)
@@ -240,11 +243,6 @@ def _fuse_with(layer: Any, activation: Callable[[Floats, Floats], Floats], trial
     layer.__class__ = type(base.__name__, (base,), {"__call__": fused})
     layer.host = host
     return True
-
-
-def is_small_batch(x: mx.array) -> bool:
-    """Whether ``[..., inputs]`` are few enough tokens for a ``Matrix``."""
-    return x.size <= MAX_TOKENS * x.shape[-1]
 
 
 def _tokens(x: mx.array) -> Floats:

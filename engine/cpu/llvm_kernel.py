@@ -1,4 +1,4 @@
-"""A matrix product for few tokens, compiled for this CPU by LLVM (the package ``llvmlite``).
+"""Matrix products compiled for this CPU by LLVM (the package ``llvmlite``).
 
 A BLAS rearranges the weights in each product, which for few tokens takes as long as the product.
 Here they are stored as the kernel reads them: in panels of some outputs, and in a panel the weights
@@ -15,33 +15,39 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Registers of one input's weights.
-_WIDE = 2
+from chairlift.engine.cpu import llvm_attention
+from chairlift.engine.cpu.llvm_attention import WIDE
+
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
 _BLOCK = 1024
-# Bytes between counters that several threads write, so that these are in different cache lines.
-COUNTER_BYTES = 64
 
 
 class Kernel(NamedTuple):
     """The compiled functions.
 
-    Each multiplies ``[tokens, inputs]`` by panels. Several threads may call it with the same
-    arguments; they share the panels. Arguments: the addresses of the panels, of the tokens and of
-    the result ``[tokens, stride]``, then tokens, inputs, stride, panels, how many panels a thread
-    takes at a time, and the address of two zeroed counters, ``COUNTER_BYTES`` each. Returns 1 to
-    the thread that finished the last panel, and 0 to the others.
+    Several threads may call one with the same arguments; they share its parts. The last arguments
+    are always the number of parts, how many a thread takes at a time, and the address of two zeroed
+    counters, ``COUNTER_BYTES`` each. Returns 1 to the thread that finished the last part, and 0 to
+    the others.
 
     Attributes:
+        lanes: numbers of a register.
         outputs: outputs of a panel.
-        float32: for panels in float32.
-        bfloat16: for panels in bfloat16.
+        float32: multiplies ``[tokens, inputs]`` by panels in float32, which are its parts. First
+            arguments: the addresses of the panels, of the tokens and of the result
+            ``[tokens, stride]``, then tokens, inputs, stride.
+        bfloat16: the same for panels in bfloat16.
+        transposed: see ``llvm_attention``.
+        plain: see ``llvm_attention``.
         engine: owns the code's memory.
     """
 
+    lanes: int
     outputs: int
     float32: Callable[..., int]
     bfloat16: Callable[..., int]
+    transposed: Callable[..., int]
+    plain: Callable[..., int]
     engine: Any
 
 
@@ -78,9 +84,21 @@ def compiled() -> Kernel | None:
     engine = llvm.create_mcjit_compiler(module, target)
     engine.finalize_object()
     size, address = ctypes.c_int64, ctypes.c_void_p
-    prototype = ctypes.CFUNCTYPE(size, *[address] * 3, *[size] * 5, address)
-    functions = [prototype(engine.get_function_address(name)) for name in ("float", "bfloat")]
-    return Kernel(_WIDE * registers.lanes, functions[0], functions[1], engine)
+
+    def function(name: str, sizes: int) -> Callable[..., int]:
+        prototype = ctypes.CFUNCTYPE(size, *[address] * 3, *[size] * sizes, address)
+        compiled_function: Callable[..., int] = prototype(engine.get_function_address(name))
+        return compiled_function
+
+    return Kernel(
+        lanes=registers.lanes,
+        outputs=WIDE * registers.lanes,
+        float32=function("float", 5),
+        bfloat16=function("bfloat", 5),
+        transposed=function("transposed", 9),
+        plain=function("plain", 9),
+        engine=engine,
+    )
 
 
 def _registers(features: Any) -> _Registers | None:
@@ -99,18 +117,22 @@ def _source(registers: _Registers) -> str:
         counts = range(1, registers.tokens + 1)
         parts += [_tile(kind, registers.lanes, tokens) for tokens in counts]
         parts.append(_panels(kind, registers))
+    parts.append(llvm_attention.source(registers.lanes, registers.tokens))
     return "\n".join(parts)
 
 
 def _tile(kind: str, lanes: int, tokens: int) -> str:
-    """A function that adds a block of inputs to the sums of some tokens and one panel."""
+    """A function that adds a block of inputs to the sums of some tokens and one panel.
+
+    The weights of an input are ``step`` numbers after those of the input before.
+    """
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     loaded = vector if kind == "float" else f"<{lanes} x i16>"
     shifts = ", ".join(["i32 16"] * lanes)
-    sums = [(token, wide) for token in range(tokens) for wide in range(_WIDE)]
+    sums = [(token, wide) for token in range(tokens) for wide in range(WIDE)]
     lines = [
         f"define internal void @{kind}_{tokens}(ptr %w, ptr %x, ptr %y, i64 %inputs, "
-        "i64 %count, i64 %stride, i1 %first) {",
+        "i64 %count, i64 %stride, i64 %step, i1 %first) {",
         "entry:",
     ]
     for token in range(tokens):
@@ -131,17 +153,15 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
     for token, wide in sums:
         name = f"{token}_{wide}"
         lines.append(f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]")
-    lines.append(f"%at = mul i64 %i, {_WIDE}")
-    for wide in range(_WIDE):
-        lines += [
-            f"%at{wide} = add i64 %at, {wide}",
-            f"%wp{wide} = getelementptr {loaded}, ptr %w, i64 %at{wide}",
-        ]
+    element = "float" if kind == "float" else "i16"
+    lines += ["%at = mul i64 %i, %step", f"%wi = getelementptr {element}, ptr %w, i64 %at"]
+    for wide in range(WIDE):
+        lines.append(f"%wp{wide} = getelementptr {loaded}, ptr %wi, i64 {wide}")
         if kind == "float":
-            lines.append(f"%w{wide} = load {loaded}, ptr %wp{wide}, align {4 * lanes}")
+            lines.append(f"%w{wide} = load {loaded}, ptr %wp{wide}, align 4")
             continue
         lines += [
-            f"%h{wide} = load {loaded}, ptr %wp{wide}, align {2 * lanes}",
+            f"%h{wide} = load {loaded}, ptr %wp{wide}, align 2",
             f"%e{wide} = zext {loaded} %h{wide} to {integers}",
             f"%u{wide} = shl {integers} %e{wide}, <{shifts}>",
             f"%w{wide} = bitcast {integers} %u{wide} to {vector}",
@@ -174,48 +194,31 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
 
 def _panels(kind: str, registers: _Registers) -> str:
     """The function that takes panels until none is left; see ``Kernel``."""
-    outputs, most = _WIDE * registers.lanes, registers.tokens
+    outputs, most = WIDE * registers.lanes, registers.tokens
     tiles = "\n".join(
         f"tile{tokens}:\n"
         f"call void @{kind}_{tokens}(ptr %wb, ptr %xt, ptr %yt, i64 %inputs, i64 %count, "
-        "i64 %stride, i1 %first)\n"
+        f"i64 %stride, i64 {outputs}, i1 %first)\n"
         "br label %tokens_end"
         for tokens in range(1, most + 1)
     )
     cases = " ".join(f"i64 {tokens}, label %tile{tokens}" for tokens in range(1, most))
-    return f"""
-define i64 @{kind}(ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride, i64 %panels,
-                   i64 %share, ptr %counters) {{
-entry:
-  %finished = getelementptr i8, ptr %counters, i64 {COUNTER_BYTES}
-  br label %take
-take:
-  %start = atomicrmw add ptr %counters, i64 %share monotonic
-  %any = icmp ult i64 %start, %panels
-  br i1 %any, label %work, label %none
-none:
-  ret i64 0
-work:
-  %wanted = add i64 %start, %share
-  %fits = icmp ule i64 %wanted, %panels
-  %stop = select i1 %fits, i64 %wanted, i64 %panels
-  br label %panel
-panel:
-  %p = phi i64 [%start, %work], [%p_next, %panel_end]
+    element = "float" if kind == "float" else "i16"
+    body = f"""
   %weights = mul i64 %inputs, {outputs}
-  %wo = mul i64 %p, %weights
-  %wp = getelementptr {"float" if kind == "float" else "i16"}, ptr %w, i64 %wo
-  %yo = mul i64 %p, {outputs}
+  %wo = mul i64 %part, %weights
+  %wp = getelementptr {element}, ptr %w, i64 %wo
+  %yo = mul i64 %part, {outputs}
   %yp = getelementptr float, ptr %y, i64 %yo
   br label %block
 block:
-  %k = phi i64 [0, %panel], [%k_next, %block_end]
+  %k = phi i64 [0, %work], [%k_next, %block_end]
   %first = icmp eq i64 %k, 0
   %left = sub i64 %inputs, %k
   %small = icmp ule i64 %left, {_BLOCK}
   %count = select i1 %small, i64 %left, i64 {_BLOCK}
   %bo = mul i64 %k, {outputs}
-  %wb = getelementptr {"float" if kind == "float" else "i16"}, ptr %wp, i64 %bo
+  %wb = getelementptr {element}, ptr %wp, i64 %bo
   %xb = getelementptr float, ptr %x, i64 %k
   br label %tokens_loop
 tokens_loop:
@@ -234,18 +237,7 @@ tokens_end:
 block_end:
   %k_next = add i64 %k, %count
   %k_more = icmp ult i64 %k_next, %inputs
-  br i1 %k_more, label %block, label %panel_end
-panel_end:
-  %p_next = add i64 %p, 1
-  %p_more = icmp ult i64 %p_next, %stop
-  br i1 %p_more, label %panel, label %done
-done:
-  %number = sub i64 %stop, %start
-  %before = atomicrmw add ptr %finished, i64 %number acq_rel
-  %now = add i64 %before, %number
-  %last = icmp eq i64 %now, %panels
-  br i1 %last, label %all, label %take
-all:
-  ret i64 1
-}}
+  br i1 %k_more, label %block, label %part_end
 """
+    arguments = "ptr %w, ptr %x, ptr %y, i64 %tokens, i64 %inputs, i64 %stride"
+    return llvm_attention.shared(kind, arguments, body)

@@ -14,6 +14,11 @@ import mlx.core as mx
 from chairlift.engine.cpu import bf16_matmul, blas_matmul, compiled_matmul
 from chairlift.engine.cpu.gemm import Floats
 
+# Up to so many tokens, reading the weights takes longer than multiplying.
+FEW_TOKENS = 64
+# The compiled kernel multiplies as fast as a BLAS, and is disturbed less by other processes.
+MANY_TOKENS = 4096
+
 
 class Matrix(Protocol):
     """The stacked weights of layers that read the same input."""
@@ -38,6 +43,7 @@ class Backend(NamedTuple):
         name: for the log.
         make: makes a matrix of layers' weights, ``[outputs, inputs]`` each, in float32.
         needs_bf16: the weights have to be bfloat16 numbers.
+        max_tokens: products of more tokens are faster in MLX.
         copy_bytes: bytes of a weight's copy for each number, if all are bfloat16 numbers, and if
             they are not.
     """
@@ -45,20 +51,19 @@ class Backend(NamedTuple):
     name: str
     make: Callable[[Sequence[mx.array]], Matrix]
     needs_bf16: bool
+    max_tokens: int
     copy_bytes: tuple[int, int]
 
 
 def backends() -> list[Backend]:
     """Those that this machine has, the fastest first."""
-    found = []
-    if bf16_matmul.available():
-        found.append(Backend("AMX", bf16_matmul.AmxMatrix, needs_bf16=True, copy_bytes=(2, 2)))
-    if compiled_matmul.available():
-        make = compiled_matmul.CompiledMatrix
-        found.append(Backend("compiled kernel", make, needs_bf16=False, copy_bytes=(2, 4)))
-    if blas_matmul.available():
-        found.append(Backend("BLAS", blas_matmul.BlasMatrix, needs_bf16=False, copy_bytes=(0, 0)))
-    return found
+    amx = Backend("AMX", bf16_matmul.AmxMatrix, True, FEW_TOKENS, copy_bytes=(2, 2))
+    compiled = Backend(
+        *("compiled kernel", compiled_matmul.CompiledMatrix, False, MANY_TOKENS), copy_bytes=(2, 4)
+    )
+    blas = Backend("BLAS", blas_matmul.BlasMatrix, False, FEW_TOKENS, copy_bytes=(0, 0))
+    modules = ((bf16_matmul, amx), (compiled_matmul, compiled), (blas_matmul, blas))
+    return [backend for module, backend in modules if module.available()]
 
 
 def apart(product: Floats, stops: Sequence[int]) -> list[Floats]:

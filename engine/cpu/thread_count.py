@@ -1,9 +1,10 @@
-"""Adapts the number of threads of matrix products to the cores that other processes leave free.
+"""Adapts the number of BLAS threads to the cores that other processes leave free.
 
 A product ends when its last thread ends, and a decode step has hundreds of products, each of which
 waits for the thread that has no core at the moment. Beside two busy processes on two cores a step
 takes ten to fifty times as long on two threads, but only twice as long on one. So while threads
-wait for cores, products get only as many threads as cores are free.
+wait for cores, the BLAS gets only as many threads as cores are free. The threads of the compiled
+kernel stay: a product there never waits for a thread that has not started (``worker_threads``).
 """
 
 from __future__ import annotations
@@ -123,32 +124,9 @@ def blas_threads() -> BlasThreads | None:
     return None
 
 
-class _Together:
-    """Several settings with the same number of threads, that of the first."""
-
-    def __init__(self, *settings: ThreadSetting) -> None:
-        self._settings = settings
-
-    def get(self) -> int:
-        """See ``ThreadSetting.get``."""
-        return self._settings[0].get()
-
-    def set(self, threads: int) -> None:
-        """See ``ThreadSetting.set``."""
-        for setting in self._settings:
-            setting.set(threads)
-
-
-def product_threads() -> ThreadSetting | None:
-    """The setting of MLX's BLAS and of the compiled kernel; None if MLX's own BLAS computes."""
-    if load_fast_blas().path is None:
-        return None
-    blas, workers = blas_threads(), worker_threads.shared
-    return workers if blas is None else _Together(blas, workers)
-
-
 class ThreadWatch:
-    """A context manager that adapts the number of threads while it is entered.
+    """A context manager that adapts the number of the BLAS's threads while it is entered, and sets
+    that of the compiled kernel.
 
     It watches on a separate thread, because a step beside other processes may take seconds.
 
@@ -168,7 +146,7 @@ class ThreadWatch:
         self._engines = engines
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._undisturbed = 0
+        self._undisturbed = self._workers = 0
 
     def __enter__(self) -> ThreadWatch:
         setting = self._setting
@@ -182,7 +160,9 @@ class ThreadWatch:
             max_threads = max(1, max_threads // self._engines)
         if max_threads != self._undisturbed:
             setting.set(max_threads)
-        log.info("product threads: %d", max_threads)
+        self._workers = worker_threads.shared.get()
+        worker_threads.shared.set(max_threads)
+        log.info("BLAS threads: %d", max_threads)
         if self._fixed is None and max_threads > 1:
             self._thread = threading.Thread(
                 target=self._watch,
@@ -204,6 +184,7 @@ class ThreadWatch:
             self._thread.join()
         if self._setting is not None:
             self._setting.set(self._undisturbed)
+            worker_threads.shared.set(self._workers)
 
     def _watch(self, setting: ThreadSetting, max_threads: int) -> None:
         policy = Policy(max_threads, cores.available())
@@ -214,11 +195,11 @@ class ThreadWatch:
                 threads = policy.threads
                 if policy.decide(before, now) != threads:
                     log.info(
-                        "product threads: %d instead of %d; other processes use %.1f of %d cores",
+                        "BLAS threads: %d instead of %d; other processes use %.1f of %d cores",
                         *(policy.threads, threads),
                         *((now.others - before.others) / (now.at - before.at), cores.available()),
                     )
                     setting.set(policy.threads)
                 before = now
         except (OSError, ValueError) as error:  # not Linux, or a sandbox that hides it
-            log.info("product threads stay as they are beside other processes: %s", error)
+            log.info("BLAS threads stay as they are beside other processes: %s", error)

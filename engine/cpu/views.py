@@ -1,8 +1,9 @@
-"""Views MLX arrays as NumPy arrays without copying, and functions of one number after the other."""
+"""NumPy arrays on the CPU: views of MLX arrays, reusable memory, and elementwise functions."""
 
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import mlx.core as mx
@@ -80,3 +81,21 @@ class Norm:
         result: Floats = x / scale
         result *= self._weight
         return result
+
+
+class Scratch(threading.local):
+    """Memory that each use overwrites; each thread has its own.
+
+    Fresh memory is slower, because the system clears it.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def array(self, dtype: type[Any], *shape: int) -> NDArray[Any]:
+        """An uninitialized array of this type and shape."""
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        if size > self._memory.size:
+            self._memory = np.empty(size, np.uint8)
+        memory: NDArray[Any] = self._memory[:size].view(dtype).reshape(shape)
+        return memory

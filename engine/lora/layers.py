@@ -9,7 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.cpu.host_linear import GROUPS, HostLinear, Products, is_small_batch
+from chairlift.engine.cpu.host_linear import GROUPS, HostLinear, Products
+from chairlift.engine.cpu.matrix import FEW_TOKENS
 from chairlift.engine.lora.fused import FusedAddition
 from chairlift.engine.lora.host import HostAddition
 from chairlift.engine.lora.low_rank import LowRank, is_linear
@@ -119,10 +120,10 @@ class AdaptedLayers:
 def _adapted(base: Any) -> Any:
     def call(layer: Any, x: mx.array) -> mx.array:
         y: mx.array = base.__call__(layer, x)
-        if isinstance(layer, HostLinear) and is_small_batch(x):
+        if isinstance(layer, HostLinear) and layer.products.takes(x):
             return y  # its group's products have been added
         low_rank: LowRank = layer.low_rank
-        if low_rank.host is not None and is_small_batch(x):
+        if low_rank.host is not None and x.size <= FEW_TOKENS * x.shape[-1]:
             return low_rank.host.added(y, x, low_rank)
         return low_rank.added(y, x)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from chairlift.engine.cpu.blas import BlasReport, load_fast_blas
@@ -128,7 +129,7 @@ def _blas(name: str | None, warning: str | None) -> Finding:
 
 
 def _matrix_units(blas: str | None) -> Finding:
-    from chairlift.engine.cpu import bf16_matmul
+    from chairlift.engine.cpu import bf16_matmul, compiled_matmul
 
     if bf16_matmul.available():
         return Finding("matrix units", "AMX for bfloat16, used")
@@ -138,7 +139,11 @@ def _matrix_units(blas: str | None) -> Finding:
             f"{install('mkl')} ({blas or 'this BLAS'} has no such products)"
         )
         return Finding("matrix units", "AMX for bfloat16, not used", advice)
-    return Finding("matrix units", "none")
+    if compiled_matmul.available():
+        return Finding("matrix units", "none; a compiled kernel multiplies")
+    advice = f"a compiled kernel multiplies faster than a BLAS: {install('llvmlite')}"
+    lacks = platform.machine() == "x86_64" and find_spec("llvmlite") is None
+    return Finding("matrix units", "none", advice if lacks else None)
 
 
 def _cores() -> Finding:

@@ -49,7 +49,7 @@ def serve(pipe: RankPipe) -> None:
     from chairlift.engine.core.background import Background
     from chairlift.engine.core.core import EngineCore
     from chairlift.engine.core.start import start_core
-    from chairlift.engine.cpu.thread_count import ThreadWatch, product_threads
+    from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
     from chairlift.engine.messages import silent
     from chairlift.engine.parallel.ranks import join_ranks
     from chairlift.engine.process.follower import Follower
@@ -60,7 +60,7 @@ def serve(pipe: RankPipe) -> None:
         core, _ = start_core(start.config, start.source, silent, ranks, (background,))
         return core
 
-    with ThreadWatch(product_threads(), ranks.threads(start.config.threads)):
+    with ThreadWatch(blas_threads(), ranks.threads(start.config.threads)):
         follower = Follower(make_core)
         gc.freeze()
         follow(pipe, follower)

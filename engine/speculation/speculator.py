@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.messages import Submit
 from chairlift.engine.speculation.acceptance import Acceptance, Rate
+from chairlift.engine.speculation.draft_model import Drafter
 from chairlift.engine.speculation.proposal import Proposal, Proposer
 from chairlift.scheduler.drafts import Chosen, Draft, Drafts
 from chairlift.scheduler.sequence import Sequence
@@ -17,6 +19,7 @@ from chairlift.scheduler.sequence import Sequence
 MAX_PERIOD = 16
 # Steps without a chosen draft before that.
 PATIENCE = 8
+_DRAFT_MODEL = "draft model"
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Speculator:
 
     Args:
         proposers: makes the proposers of a request, the best first.
+        drafter: proposes for the sequences for which these have nothing; None: no draft model.
         waits: reading each step before the next is planned costs nothing.
         tokens: maximum tokens of a draft; 0 proposes none.
         constraints: those of the sequences.
@@ -58,12 +62,14 @@ class Speculator:
         tokens: int,
         constraints: Constraints,
         request_of: Callable[[Sequence], Submit],
+        drafter: Drafter | None = None,
     ) -> None:
         self._proposers = proposers
         self._waits = waits and tokens > 0
         self._tokens = tokens
         self._constraints = constraints
         self._request_of = request_of
+        self._drafter = drafter
         self._acceptance = Acceptance()
         self._rows: dict[Sequence, _Row] = {}
         # Steps until the next proposals, and how many proposals since the last chosen draft.
@@ -82,7 +88,11 @@ class Speculator:
 
     def drafts(self, sequences: Iterable[Sequence], choose: Callable[[Drafts], Chosen]) -> Chosen:
         """Proposes tokens for sequences all of whose tokens are known, and chooses from them."""
-        chosen = choose(self._propose(sequences))
+        sequences = list(sequences)
+        drafts = self._propose(sequences)
+        if self._drafter is not None:
+            drafts |= self._drafted(self._drafter, sequences, drafts, choose)
+        chosen = choose(drafts)
         self._promising = bool(chosen)
         self._unchosen = 0 if chosen else self._unchosen + 1
         if self._unchosen > PATIENCE:
@@ -101,7 +111,38 @@ class Speculator:
             return False
         return True
 
-    def _propose(self, sequences: Iterable[Sequence]) -> Drafts:
+    def _drafted(
+        self,
+        drafter: Drafter,
+        sequences: Seq[Sequence],
+        drafts: Drafts,
+        choose: Callable[[Drafts], Chosen],
+    ) -> dict[Sequence, Draft]:
+        """Drafts of the draft model, as long as they would be chosen.
+
+        The time that it takes is part of a step with drafts, so the choice takes it into account.
+        """
+        drafter.keep(sequences)
+        guesses = {
+            s: self._draft([0] * self._tokens, _DRAFT_MODEL, self._rows[s])
+            for s in sequences
+            if s not in drafts
+        }
+        chosen = choose({**drafts, **guesses})
+        wanted = {s: len(chosen[s]) for s in guesses if s in chosen}
+        found: dict[Sequence, Draft] = {}
+        for sequence, tokens in drafter.propose(wanted).items():
+            row = self._rows[sequence]
+            if allowed := self._constraints.foresee(sequence, tokens):
+                row.proposed = Proposal(tokens[:allowed], _DRAFT_MODEL)
+                found[sequence] = self._draft(*row.proposed, row)
+        return found
+
+    def _draft(self, tokens: list[int], source: str, row: _Row) -> Draft:
+        chance = self._acceptance.chance(source, row.rate)
+        return Draft(tokens, [chance**i for i in range(1, len(tokens) + 1)])
+
+    def _propose(self, sequences: Iterable[Sequence]) -> dict[Sequence, Draft]:
         known, self._rows = self._rows, {}
         drafts: dict[Sequence, Draft] = {}
         for sequence in sequences:
@@ -112,9 +153,7 @@ class Speculator:
                 self._acceptance.observe(row.proposed.source, row.rate, row.proposed.tokens, real)
             row.proposed, row.position = self._proposal(sequence, row), len(sequence.tokens)
             if row.proposed is not None:
-                tokens, source = row.proposed
-                chance = self._acceptance.chance(source, row.rate)
-                drafts[sequence] = Draft(tokens, [chance**i for i in range(1, len(tokens) + 1)])
+                drafts[sequence] = self._draft(*row.proposed, row)
         return drafts
 
     def _proposal(self, sequence: Sequence, row: _Row) -> Proposal | None:

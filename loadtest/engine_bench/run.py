@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from chairlift.engine.core.acceleration import accelerate
-from chairlift.engine.cpu.thread_count import ThreadWatch, product_threads
+from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
 from chairlift.engine.model.probe import probe
 from chairlift.engine.parallel.followers import Report, Stop
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
         print("engine_bench: --adapters needs a --tensor-parallel-size of 1", file=sys.stderr)
         return 2
     ranks: Ranks = leader.join() if leader else ALONE
-    with ThreadWatch(product_threads(), ranks.threads(None)):
+    with ThreadWatch(blas_threads(), ranks.threads(None)):
         try:
             model = _model(options, ranks)
         except ValueError as error:
@@ -79,7 +79,7 @@ def _run_server(options: argparse.Namespace) -> int:
 def follow_run(arguments: Sequence[str], pipe: RankPipe, ranks: Group, rank: int) -> None:
     """Makes the same engines as rank 0, and computes its part of their steps."""
     options = _parser().parse_args(arguments)
-    with ThreadWatch(product_threads(), ranks.threads(None)):
+    with ThreadWatch(blas_threads(), ranks.threads(None)):
         model = _model(options, ranks, rank)
         for rows, paced in _engines(options):
             mx.reset_peak_memory()

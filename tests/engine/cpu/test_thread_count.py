@@ -188,7 +188,7 @@ name = blas.load_fast_blas().name
 import mlx.core as mx
 from chairlift.cache.kinds import make_batch
 from chairlift.engine.core.acceleration import accelerate
-from chairlift.engine.cpu.thread_count import ThreadWatch, product_threads
+from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.loadtest.shapes import SHAPES, random_model
 config = SHAPES["smollm2-135m"] | {{"num_hidden_layers": 6, "vocab_size": 4000}}
 model = random_model(config, mx.float32)
@@ -208,7 +208,7 @@ def windows(count):
         wall, cpu = time.perf_counter() - start, time.process_time() - own
         found.append((wall / steps, cpu / steps))
     return found
-threads = product_threads()
+threads = blas_threads()
 step()
 with ThreadWatch(threads, fixed=1):
     alone = min(cpu for _, cpu in windows(2))

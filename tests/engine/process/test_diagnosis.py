@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from chairlift.engine.cpu import bf16_matmul, compiled_matmul
 from chairlift.engine.cpu.blas import BlasReport
 from chairlift.engine.device import profile
 from chairlift.engine.process import diagnosis
@@ -24,6 +25,19 @@ def test_advice_is_a_line_for_each_finding(
     # A busy CPU does not slow a GPU's products down, but every server needs files.
     assert any(line.startswith("cores: ") for line in advice) == device.on_cpu
     assert any("ulimit -n" in line for line in advice)
+
+
+def test_a_cpu_without_matrix_units_is_advised_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bf16_matmul, "available", lambda: False)
+    monkeypatch.setattr(bf16_matmul, "has_units", lambda: False)
+    monkeypatch.setattr(diagnosis.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiled_matmul, "available", lambda: True)
+    assert diagnosis._matrix_units("mkl").advice is None
+    monkeypatch.setattr(compiled_matmul, "available", lambda: False)
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
+    assert "llvmlite" in str(diagnosis._matrix_units("mkl").advice)
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: object())
+    assert diagnosis._matrix_units("mkl").advice is None
 
 
 def test_advice_is_a_part_of_the_doctors(monkeypatch: pytest.MonkeyPatch) -> None:

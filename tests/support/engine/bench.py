@@ -57,6 +57,7 @@ class Bench:
         draft: int = 0,
         propose: Callable[[Submit], list[Proposer]] = proposers,
         kernels: PageKernels | None = None,
+        draft_model: Any = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
         checkpoint = None if geometry.pads else 64
@@ -79,6 +80,7 @@ class Bench:
             compiler=compiler,
             propose=propose,
             kernels=kernels,
+            draft_model=draft_model,
         )
         self.quantization = quantization
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}

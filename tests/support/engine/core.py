@@ -30,7 +30,13 @@ def build_core(
     kernels: PageKernels | None = None,
     compiler: Compiler | None = None,
     propose: Callable[[Submit], list[Proposer]] = proposers,
+    draft_model: Any = None,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
     prepared = prepare_model(model, vocabulary, limits.chunk_multiple, eager, quantization, kernels)
-    return EngineCore(prepared, limits, prefix_bytes, store, swap, compiler, propose=propose)
+    drafter = None if draft_model is None else prepare_model(draft_model, vocabulary, eager=eager)
+    return EngineCore(
+        *(prepared, limits, prefix_bytes, store, swap, compiler),
+        propose=propose,
+        draft_model=drafter,
+    )

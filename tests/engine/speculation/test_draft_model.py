@@ -1,0 +1,86 @@
+"""A draft model, good or bad, changes no token; one like the target is nearly always right."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+from support.engine.bench import Bench
+from support.engine.drafts import verify_any
+from support.tiny import TinyKind, tiny_model
+
+from chairlift.engine.cpu import kernels
+from chairlift.engine.model import attention
+from chairlift.engine.speculation import draft_model
+
+TOKENS = 24
+
+
+@cache
+def _model(kind: TinyKind, seed: int, eager: bool = False) -> Any:
+    model = tiny_model(kind, seed=seed)
+    if eager:
+        kernels.install(model)
+    else:
+        attention.install(model)
+    return model
+
+
+def _serve(bench: Bench, temperature: float, longest: int = 50) -> list[list[int]]:
+    random_ = random.Random(4)
+    for number in range(10):
+        prompt = [random_.randrange(3, 250) for _ in range(random_.randrange(1, longest))]
+        bench.submit(str(number), prompt, TOKENS, temperature=temperature, seed=number)
+        for _ in range(random_.randrange(8)):
+            if not bench.core.idle:
+                bench.step()
+    bench.drain()
+    return [bench.tokens(str(number)) for number in range(10)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("kind", "draft_kind", "seed", "least", "most"),
+    [
+        ("llama", "llama", 6, 0.95, 1.0),
+        ("gemma3", "gemma3", 6, 0.95, 1.0),
+        ("llama", "gemma3", 1, 0.0, 0.3),
+        ("lfm2", "llama", 1, 0.0, 0.3),
+    ],
+)
+def test_tokens_are_those_without_drafts(
+    kind: TinyKind,
+    draft_kind: TinyKind,
+    seed: int,
+    least: float,
+    most: float,
+    temperature: float,
+) -> None:
+    expected = _serve(Bench(_model(kind, 6)), temperature)
+    bench = Bench(_model(kind, 6), draft=5, draft_model=_model(draft_kind, seed))
+    verify_any(bench.core)
+    assert _serve(bench, temperature) == expected
+    accepted = sum(sum(stats.accepted_tokens) for stats in bench.stats)
+    proposed = sum(stats.draft_tokens for stats in bench.stats)
+    assert proposed > 100
+    assert least <= accepted / proposed <= most
+
+
+def test_a_model_on_the_host_drafts_for_itself() -> None:
+    model = _model("llama", 6, eager=True)
+    expected = _serve(Bench(model, eager=True), 0.0)
+    bench = Bench(model, eager=True, draft=5, draft_model=_model("llama", 6, eager=True))
+    verify_any(bench.core)
+    assert _serve(bench, 0.0) == expected
+    assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 100
+
+
+def test_long_prompts_reach_the_draft_model_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 7)
+    expected = _serve(Bench(_model("llama", 6)), 0.0, longest=90)
+    bench = Bench(_model("llama", 6), draft=5, draft_model=_model("llama", 6))
+    verify_any(bench.core)
+    assert _serve(bench, 0.0, longest=90) == expected
+    assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 30
