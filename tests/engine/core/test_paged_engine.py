@@ -51,14 +51,14 @@ def _pools(core: EngineCore) -> list[Any]:
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_tokens_equal_the_solo_tokens(kind: TinyKind, prefix: int, swap: bool) -> None:
     """While rows join, share, outgrow their pages, are preempted and aborted."""
-    core = _core(kind, 8 * PAGE_TOKENS, prefix, swap)
+    core = _core(kind, 6 * PAGE_TOKENS, prefix, swap)
     expected = tiny_model(kind)
     rng = random.Random(f"{kind}{prefix}{swap}")
     prompts = [[rng.randrange(3, 250) for _ in range(rng.randint(1, 90))] for _ in range(12)]
     prompts[9] = prompts[2] + [5, 6]
     prompts[11] = [*prompts[4][: len(prompts[4]) // 2 + 1], 9]
     # The first ones are long and arrive together, so that some are preempted.
-    lengths = [200 if number < 4 else rng.randint(1, 60) for number in range(len(prompts))]
+    lengths = [130 if number < 4 else rng.randint(1, 60) for number in range(len(prompts))]
     choices = [rng.choice([1, 1, 2]) for _ in prompts]
     tokens: dict[tuple[str, int], list[int]] = {}
     waiting = list(enumerate(prompts))
