@@ -46,6 +46,7 @@ def _pools(core: EngineCore) -> list[Any]:
     return list(band.memory.pools.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("prefix", [0, 300])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -87,6 +88,7 @@ def test_tokens_equal_the_solo_tokens(kind: TinyKind, prefix: int, swap: bool) -
     assert not any(pool.used for pool in _pools(core)), "a page was lost"
 
 
+@pytest.mark.slow
 def test_prefixes_give_way_to_rows() -> None:
     """Short prefixes fill more pages than their bytes; they are dropped when rows need pages."""
     core = _core("llama", 8 * PAGE_TOKENS, prefix=4 * PAGE_TOKENS)
@@ -129,6 +131,7 @@ def test_a_chunk_is_dispatched_while_the_step_before_runs() -> None:
     assert core.batch.queued
 
 
+@pytest.mark.slow
 def test_a_step_leaves_no_cycles() -> None:
     """Arrays of a step are freed at once, not when Python collects its garbage."""
     core = _core("llama", 16 * PAGE_TOKENS)

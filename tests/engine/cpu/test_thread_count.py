@@ -155,6 +155,7 @@ def _until(reached: object) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @linux
 def test_other_processes_cpu_time_is_measured() -> None:
     before = cores.usage()

@@ -46,6 +46,7 @@ def _lists(folder: Path, how: str) -> Any:
     return json.loads(lists)
 
 
+@pytest.mark.slow
 def test_the_list_is_the_one_of_transformers(tmp_path: Path) -> None:
     expected = _lists(tmp_path, "not cached")
     assert [len(each) > least for each, least in zip(expected, (500, 500, 0), strict=True)]
