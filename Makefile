@@ -78,9 +78,9 @@ test: dev $(PROMETHEUS) $(CHROMIUM)
 	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-# The inner loop: no servers, browsers or GPUs.
+# The inner loop: no servers, browsers or GPUs, and nothing that takes long.
 test-fast: dev
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not system and not gpu' $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not system and not slow and not gpu' $(ARGS)
 
 $(VENV)/prometheus: | dev
 	rm -rf $@.deb && mkdir $@.deb

@@ -199,10 +199,10 @@ def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
 def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
     """One layer's part of ``[tokens, heads, 1, dim]``, as ``[rows, heads, step, dim]``."""
     part = tokens[place.start : place.stop]
-    if place.step == 1:
-        return part
     if place.ragged is not None:
         part = part[place.ragged.tokens]
+    if place.step == 1:
+        return part
     rows, heads = part.shape[0] // place.step, tokens.shape[1]
     return part.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
 
@@ -210,7 +210,5 @@ def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
 def _repacked(output: mx.array, place: _Place) -> mx.array:
     """``[rows, heads, step, dim]`` as ``[tokens, heads, 1, dim]``, without padding."""
     rows, heads, step, dim = output.shape
-    if step == 1:
-        return output
-    packed = output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    packed = output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
     return packed if place.ragged is None else packed[place.ragged.columns]

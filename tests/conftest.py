@@ -33,13 +33,16 @@ os.environ.pop("OPENAI_API_KEY", None)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files with real servers first.
+    """Runs the files with real servers first, then those with other slow tests.
 
     They take the longest. The last file to run should be a short one, because the other workers
     are idle meanwhile.
     """
-    slow = {item.path for item in items if item.get_closest_marker("system")}
-    items.sort(key=lambda item: item.path not in slow)
+    system, slow = (
+        {item.path for item in items if item.get_closest_marker(name)}
+        for name in ("system", "slow")
+    )
+    items.sort(key=lambda item: (item.path not in system, item.path not in slow))
 
 
 def pytest_collection_finish() -> None:
@@ -53,7 +56,7 @@ _NUMBER = int("0" + re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", ""))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Runs a test on one core, unless it has processes of its own that need more."""
+    """Runs a test on one core, unless it has servers that need more."""
     if item.get_closest_marker("system"):
         share_all_cores()
     else:

@@ -21,6 +21,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind, Snapshot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_that_join_and_leave_give_their_solo_tokens(kind: TinyKind, seed: int) -> None:

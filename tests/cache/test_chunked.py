@@ -137,6 +137,7 @@ def test_no_mask_is_made_while_all_rows_are_in_their_first_chunk() -> None:
         assert layer.make_mask(1).tolist() == [[[[False] * 8 + [True]]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [False, True])
 def test_requests_that_join_and_leave_get_their_solo_tokens(eager: bool) -> None:
     model = tiny_llama4()
@@ -152,6 +153,7 @@ def test_requests_that_join_and_leave_get_their_solo_tokens(eager: bool) -> None
         assert bench.tokens(str(i)) == solo_tokens(model, prompt, 4 + 3 * i)
 
 
+@pytest.mark.slow
 def test_three_hundred_random_operations_give_the_solo_tokens() -> None:
     """Joins, leaves, snapshots, restores and rewinds at every position in a chunk."""
     soak = Soak(tiny_llama4(), [_prompt(i, n) for i, n in enumerate((1, 6, 15, 16, 17, 40))], 20, 3)

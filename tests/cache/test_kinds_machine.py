@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 from support.cache.kind_machine import GROUP, KindMachine
@@ -94,9 +95,9 @@ BOUNDED = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TestQuantized = QuantizedMachine.TestCase
-TestQuantizedWindow = QuantizedWindowMachine.TestCase
+TestQuantized = pytest.mark.slow(QuantizedMachine.TestCase)
+TestQuantizedWindow = pytest.mark.slow(QuantizedWindowMachine.TestCase)
 TestState = StateMachine.TestCase
-TestNested = NestedMachine.TestCase
+TestNested = pytest.mark.slow(NestedMachine.TestCase)
 TestQuantized.settings = TestQuantizedWindow.settings = BOUNDED
 TestState.settings = TestNested.settings = BOUNDED

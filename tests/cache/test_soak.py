@@ -15,6 +15,7 @@ from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.model.loader import load_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_five_hundred_random_operations_give_the_solo_tokens(kind: TinyKind) -> None:
     drawn = random.Random(3)

@@ -35,6 +35,7 @@ def prefilled(model: nn.Module, tokens: Sequence[int]) -> Snapshot | None:
     return batch.extract(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_random_drafts_give_the_solo_tokens(name: str) -> None:
     """A row keeps the token it was fed and the drafts that equal the model's greedy choices."""

@@ -276,6 +276,7 @@ def test_an_unusable_directory_is_an_error_at_once(tmp_path: Path) -> None:
         SwapFiles(tmp_path / "file", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_puts_takes_and_drops(seed: int, tmp_path: Path) -> None:
     files = SwapFiles(tmp_path, 5 * ONE)

@@ -16,6 +16,7 @@ from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
 
 
+@pytest.mark.slow
 @settings(max_examples=24, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -21,6 +21,7 @@ SEEDS = int(os.environ.get("SCHEDULER_FUZZ_SEEDS", "60"))
 COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paged", [False, True], ids=["columns", "pages"])
 def test_random_requests_break_no_limit_and_are_all_served(paged: bool) -> None:
     counts = Counts()
@@ -44,6 +45,7 @@ def _preemptions(prompt: int, output: int, limits: Limits) -> float:
     return preemptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bands", [1, 4])
 @pytest.mark.parametrize("lookahead", [0, 512])
 @pytest.mark.parametrize("factor", [1.1, 1.5, 2.0, 3.0, 5.0])

@@ -32,6 +32,7 @@ def test_a_request_waiting_for_several_rows_is_bypassed_within_a_bound(
     assert list(dict.fromkeys(s.request_id for s in in_order)) == order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bypass", [0.0, 2.0, 30.0])
 def test_a_request_waiting_for_all_rows_is_not_starved_by_bypassing(bypass: float) -> None:
     """Single requests arrive all the time, faster than they are served."""
@@ -108,6 +109,7 @@ def test_an_old_request_goes_first_once_it_has_waited_for_the_difference(
     assert _order(loop) == order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", [90_000, 2_000_000])
 def test_nobody_starves_under_a_constant_urgent_load(kv: int) -> None:
     """Urgent requests arrive faster than they are served, besides one of a low class."""

@@ -60,6 +60,7 @@ def test_an_early_end_costs_one_step_whose_token_is_discarded() -> None:
     assert sum(simulation.measurements.gaps.values()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [
@@ -120,6 +121,7 @@ def _overtaken_by(ageing: float) -> float:
     )
 
 
+@pytest.mark.slow
 def test_no_simulated_request_starves_under_constant_urgent_load() -> None:
     assert 2.5 < _overtaken_by(ageing=1.0) <= 3.0, "three classes below, a second each"
     assert _overtaken_by(ageing=1000.0) > 8.0, (
@@ -193,6 +195,7 @@ def _decision_cost(waiting: int) -> tuple[int, int]:
     return count, peak
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
     (short, short_bytes), (long, long_bytes) = _decision_cost(100), _decision_cost(100_000)
     assert short > 1000

@@ -142,6 +142,7 @@ def _run(seed: int, folder: Path, hash_seed: str) -> tuple[bytes, bytes]:
     return done.stdout, out.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_needs_no_mlx(tmp_path: Path) -> None:
     once, again, other = _run(3, tmp_path, "1"), _run(3, tmp_path, "2"), _run(4, tmp_path, "1")
     assert once == again

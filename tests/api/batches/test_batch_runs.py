@@ -74,6 +74,7 @@ def test_slots_are_bounded_and_first_come_first_served(
     assert begun == sorted(begun)
 
 
+@pytest.mark.slow
 async def test_a_busy_engine_leaves_batches_one_request() -> None:
     engine = engine_replying("Hello", step_seconds=0.05)
     engine.unfinished = 8

@@ -288,6 +288,7 @@ async def test_a_batch_leaves_the_limits_of_its_key_to_other_requests() -> None:
         await ann.chat.completions.create(model="org/tiny", messages=MESSAGES)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_batches_leave_rows_to_other_requests() -> None:
     engine = engine_replying("Hello", step_seconds=0.02)
     async with running(engine, batch_concurrency=3) as server:

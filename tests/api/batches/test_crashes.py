@@ -206,6 +206,7 @@ def check_outputs(state: State) -> None:
             assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 @example([("upload",), ("create", 0), ("cancel", 0)])
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -117,6 +117,7 @@ def test_random_calls_of_formats_for_all_values(
     check_calls(parser, calls, sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", sorted(set(FORMS) - set(ALL_VALUES)))
 @PROPERTY
 @given(
@@ -137,6 +138,7 @@ def test_random_calls_of_other_formats(
     check_calls(parser, [("f", each) for each in arguments], sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 def test_every_split_of_a_call_gives_the_same(family: Family) -> None:
     parser, model = family.parser, MODELS[family.parser]

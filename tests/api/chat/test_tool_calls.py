@@ -50,6 +50,7 @@ async def test_calls_of_every_family(family: Family) -> None:
 _CALL = "<|tool_call_start|>[{}]<|tool_call_end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
@@ -73,6 +74,7 @@ async def test_a_malformed_call_is_text(call: str) -> None:
         assert reply.finish == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parser", "start", "part"),
     [

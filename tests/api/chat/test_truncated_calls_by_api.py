@@ -96,6 +96,7 @@ CASES: list[tuple[TokenizerWrapper, str, bool]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__)
 @pytest.mark.parametrize("case", range(len(CASES)))
 async def test_every_length_gives_a_beginning(api: Callable[..., Any], case: int) -> None:

@@ -28,6 +28,7 @@ plain = st.lists(st.sampled_from(ENDS) | st.text("abc 12", max_size=4), max_size
 flat = st.dictionaries(keys, plain | st.integers() | st.booleans(), max_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 @PROPERTY
 @given(
@@ -46,6 +47,7 @@ def test_a_truncated_native_call_is_the_beginning_of_it(
     check_truncations(model, text, sizes, [form.start.strip()], cuts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.parser)
 def test_every_truncation_of_a_reply_in_every_family(family: Family) -> None:
     form = FORMS[family.parser]

@@ -90,6 +90,7 @@ async def test_the_key_comes_from_the_environment_or_a_flag() -> None:
     assert (by_environment.out, by_flag.out) == ("Yes\n", "Yes\n")
 
 
+@pytest.mark.slow
 async def test_every_error_is_one_line() -> None:
     broken = FakeEngine(model_info(), lambda *_: Scripted(ids("Half"), "error", error="it broke"))
     async with running(broken) as server:
@@ -111,6 +112,7 @@ async def test_every_error_is_one_line() -> None:
         assert words in line
 
 
+@pytest.mark.slow
 async def test_a_second_ctrl_c_leaves_after_a_stopped_reply_and_after_a_discarded_line() -> None:
     engine = FakeEngine(model_info(), lambda *_: Scripted(ids("x" * 5000)), step_seconds=0.002)
     async with running(engine) as server:
@@ -132,6 +134,7 @@ async def test_a_second_ctrl_c_leaves_after_a_stopped_reply_and_after_a_discarde
             assert await asyncio.wait_for(command.wait(), 30) == 0
 
 
+@pytest.mark.slow
 async def test_a_pasted_text_of_several_lines_is_one_question_and_stays_in_a_private_history(
     tmp_path: Path,
 ) -> None:
@@ -179,6 +182,7 @@ async def test_keys_typed_while_a_reply_streams_are_not_shown_in_it_but_read_aft
     assert "typed early" in prompt_of(engine.submitted[1])
 
 
+@pytest.mark.slow
 async def test_markdown_is_rendered_in_a_terminal_only() -> None:
     reply = "# Title\n\nSome **bold** text\n\n- one\n- two\n"
     engine = FakeEngine(model_info(), ending(reply))
@@ -217,6 +221,7 @@ async def test_with_replies_into_a_file_the_prompt_is_on_standard_error(tmp_path
         assert file.read() == b"A **b**\n"
 
 
+@pytest.mark.slow
 async def test_without_a_server_it_offers_to_start_one() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"

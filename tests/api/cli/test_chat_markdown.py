@@ -78,6 +78,7 @@ def screen(output: str) -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, st.booleans())
 def test_no_text_of_a_model_controls_the_terminal(pieces: list[str], thoughts: bool) -> None:
@@ -134,6 +135,7 @@ print("y")
 """
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, len(DOCUMENT)), max_size=12))
 @settings(deadline=None, max_examples=60, phases=[Phase.generate])
 def test_a_document_looks_the_same_however_it_is_split(cuts: list[int]) -> None:

@@ -215,6 +215,7 @@ TYPED = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x1b"), max
 CODES = st.sampled_from(["\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\r\n", "\udcff", "/set seed 1"])
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

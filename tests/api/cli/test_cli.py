@@ -227,6 +227,7 @@ def test_bad_flags_are_refused(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "error" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_exist_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     done = chairlift("serve", str(tmp_path / "no.gguf"), "--port", "0", "--log-level", "error")
     assert done.returncode == 1

@@ -135,6 +135,7 @@ def test_a_table_takes_every_flag_of_the_engine_and_none_of_the_server() -> None
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.slow
 def test_every_key_of_a_table_changes_its_model_only(folder: Path) -> None:
     """No key is accepted and then ignored."""
     template, hosts = folder / "template.jinja", folder / "hosts.json"

@@ -70,6 +70,7 @@ def test_a_wrong_choice_of_a_known_flag_is_quoted(
     assert repr(value) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["loadtest.null", "loadtest.schemas", "loadtest.cli", "scheduler.simulate"]
 )

@@ -48,6 +48,7 @@ def test_child_ends_with_its_parent() -> None:
         assert child.wait(60) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 def test_application() -> None:
     """One deployment for each model, and a bundle of two GPUs for two ranks."""

@@ -164,6 +164,7 @@ async def test_a_replay_is_in_no_user_metric_and_leaves_no_prefix(model: Path) -
             assert stats.prefix_bytes == prefix
 
 
+@pytest.mark.slow
 async def test_a_replay_gives_way_to_users_and_takes_no_place_in_the_queue(model: Path) -> None:
     async with watched_engine(model) as engine:
         await until(lambda: engine.canary._row_future)
@@ -218,6 +219,7 @@ def test_a_recorded_row_is_bounded() -> None:
     assert row.divergence([5] * (MAX_TOKENS - 1)) == MAX_TOKENS - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_a_preempted_replay_does_not_count_as_a_preemption(swap: int) -> None:
     model = tiny_model("llama", seed=2)

@@ -65,6 +65,7 @@ async def server() -> AsyncIterator[Running]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 async def test_no_reason_has_a_clients_text(
     part: int, server: Running, caplog: pytest.LogCaptureFixture

@@ -103,6 +103,7 @@ ENDPOINTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "fields", "base"), ENDPOINTS, ids=[endpoint[0] for endpoint in ENDPOINTS]
 )

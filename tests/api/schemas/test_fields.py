@@ -230,6 +230,7 @@ async def test_fields_that_are_done_have_an_effect(server: Running, api: Api) ->
     assert not without_effect
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ENDPOINTS)
 async def test_ignored_fields_change_nothing(server: Running, api: Api) -> None:
     base = await observe(server, api, BASES[api])
@@ -240,6 +241,7 @@ async def test_ignored_fields_change_nothing(server: Running, api: Api) -> None:
             assert got == base, (name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ENDPOINTS)
 async def test_refused_fields_are_refused_by_name(server: Running, api: Api) -> None:
     base = await observe(server, api, BASES[api])
@@ -258,6 +260,7 @@ async def test_refused_fields_are_refused_by_name(server: Running, api: Api) -> 
             assert await observe(server, api, {**BASES[api], name: value}) == base, (name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ENDPOINTS)
 async def test_fields_of_the_other_apis_are_refused_by_name(server: Running, api: Api) -> None:
     """Requests for embeddings ignore those that concern generation only."""

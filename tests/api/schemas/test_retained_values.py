@@ -62,6 +62,7 @@ def bodies(kind: type[Request]) -> Iterator[tuple[str, bytes]]:
             yield f"{shape} as {name}", opened + f'"{name}":'.encode() + value + b"}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
 def test_no_field_retains_many_objects(kind: type[Request]) -> None:
     retained = {}

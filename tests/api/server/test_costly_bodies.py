@@ -147,6 +147,7 @@ COSTLY: dict[str, tuple[str, bytes, str | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body", "param"), COSTLY.values(), ids=COSTLY)
 async def test_a_costly_body_is_refused_by_name_without_blocking_the_loop(
     server: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: bytes, param: str | None

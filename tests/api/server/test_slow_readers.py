@@ -40,6 +40,7 @@ async def unread(url: str, body: dict[str, Any]) -> AsyncIterator[socket.socket]
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [asyncio, uvloop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize(
     ("settings", "waiting"),

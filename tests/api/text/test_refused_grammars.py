@@ -86,6 +86,7 @@ async def test_a_bad_grammar_is_refused_by_name(
     assert not server.engine.submitted
 
 
+@pytest.mark.slow
 async def test_hostile_grammars_are_refused_in_time_and_delay_no_stream(server: Running) -> None:
     """A stream with a token every 20 ms continues meanwhile; valid grammars still work after."""
     long, short = Scripted(ids("x" * 3000), "length"), Scripted(ids("x"), "length")

@@ -141,6 +141,7 @@ NEAR_MISSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", NEAR_MISSES.values(), ids=NEAR_MISSES)
 @pytest.mark.parametrize("text", ["a" * (1 << 15), "ab" * (1 << 14)], ids=["a", "ab"])
 def test_near_misses_of_long_strings_take_linear_time(stops: list[str], text: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -204,7 +205,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert self.tree.evictions == self.evictions
 
 
-TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)
 TestPrefixMachine.settings = settings(
     max_examples=80,
     stateful_step_count=40,

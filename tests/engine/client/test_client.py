@@ -321,6 +321,7 @@ async def test_the_engine_process_ends_with_its_parent_and_leaves_nothing_behind
         assert os.listdir(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 async def test_an_idle_engine_process_uses_no_cpu(model_path: Path) -> None:
     client = make_client("process", model_path)

@@ -120,6 +120,7 @@ class WatchedSimulation(Simulation):
         return padding
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -140,6 +141,7 @@ def test_random_traffic_breaks_no_limit(seed: int, kv: int, bands: int, lookahea
     assert max(simulation.moves.values(), default=0) <= 20, "rows do not oscillate between bands"
 
 
+@pytest.mark.slow
 def test_long_rows_do_not_make_short_ones_wide() -> None:
     random_ = random.Random(3)
     requests = []
@@ -198,6 +200,7 @@ def _solo(kind: TinyKind) -> list[list[int]]:
     return [solo_tokens(model, p, n) for p, (_, n) in zip(PROMPTS, REQUESTS, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("squeezed", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_tokens_equal_the_solo_tokens_in_any_band(kind: TinyKind, squeezed: bool) -> None:
@@ -225,6 +228,7 @@ def test_tokens_equal_the_solo_tokens_in_any_band(kind: TinyKind, squeezed: bool
     assert bench.core.batch.nbytes == 0
 
 
+@pytest.mark.slow
 def test_quantized_rows_change_bands_without_loss() -> None:
     """For chunked layers, and windows as long as a chunk."""
     kind = KINDS["quantized"]
@@ -244,6 +248,7 @@ def test_quantized_rows_change_bands_without_loss() -> None:
     assert benches[1].moves > 0
 
 
+@pytest.mark.slow
 def test_a_long_row_does_not_resize_the_buffers_of_short_ones() -> None:
     model = tiny_model("llama")
     bench = BandBench(model, tokens=2048, bands=4)

@@ -43,6 +43,7 @@ def _assert_one_line(text: str, path: Path) -> None:
     assert len(text) < 1000
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

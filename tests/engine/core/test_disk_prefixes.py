@@ -175,6 +175,7 @@ def test_a_read_that_fails_is_a_miss(
     bench.core.close(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_random_traffic_over_a_slow_disk_gives_the_solo_tokens(
     kind: TinyKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +296,7 @@ async def test_an_idle_engine_wakes_when_files_have_been_written(
     await client.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "process"])
 async def test_an_idle_engine_wakes_when_a_prefix_has_been_read(kind: str, tmp_path: Path) -> None:
     prompts = [_tokens(i, 300) for i in range(4)]

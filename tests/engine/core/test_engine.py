@@ -31,6 +31,7 @@ def _prompts(seed: int, count: int, longest: int = 120) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 def test_batched_tokens_are_the_solo_tokens(kind: TinyKind) -> None:
     """Requests arrive while others run; prompts take several chunks, and some leave early."""
@@ -52,6 +53,7 @@ def test_batched_tokens_are_the_solo_tokens(kind: TinyKind) -> None:
     assert all(bench.outputs[str(i), 0][-1].finish == "length" for i in range(14))
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_tokens() -> None:
     model = tiny_model("gemma3", seed=2)
     prompts = _prompts(2, 6, longest=60)
@@ -67,6 +69,7 @@ def test_preemption_changes_no_tokens() -> None:
     assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_the_longest_admitted_sequence_fits_in_memory(kind: TinyKind) -> None:
     model = tiny_model(kind, seed=2)
@@ -83,6 +86,7 @@ def test_the_longest_admitted_sequence_fits_in_memory(kind: TinyKind) -> None:
     assert all(stats.kv_reserved_bytes <= stats.kv_limit_bytes for stats in bench.stats)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
     model = tiny_model("llama", seed=1)
 

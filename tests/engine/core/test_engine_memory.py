@@ -87,6 +87,7 @@ def _tokens(seed: int, count: int) -> list[int]:
     return [random_.randrange(3, 250) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_no_prompt_after_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
     """For any lengths of prompt and prefix, in one chunk and in several."""
@@ -112,6 +113,7 @@ def test_no_prompt_after_a_prefix_outgrows_its_cache(kind: TinyKind) -> None:
 KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_tokens_equal_the_solo_tokens_under_any_limits(kind: TinyKind, seed: int) -> None:

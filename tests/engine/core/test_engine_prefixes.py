@@ -83,6 +83,7 @@ def test_choices_share_a_prompt_and_tenants_share_nothing() -> None:
     assert bench.tokens("c", 1) == bench.tokens("a") == solo_tokens(model, prompt, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eager", [False, True])
 def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
@@ -113,6 +114,7 @@ def test_random_traffic_with_shared_prefixes_gives_the_solo_tokens(
     assert sum(stats.prefix_evictions for stats in bench.stats) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [PREFIX_BYTES, 150_000])
 def test_stored_prefixes_outlive_the_engine(kind: TinyKind, budget: int, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def _prefilled(bench: Bench) -> int:
     return sum(stats.prefill_tokens for stats in bench.stats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_preempted_rows_continue_with_the_same_tokens(name: str) -> None:
     kind = KINDS[name]
@@ -114,6 +115,7 @@ def test_preempted_rows_continue_with_the_same_tokens(name: str) -> None:
     assert bench.stats[-1].swapped_bytes == {"memory": 0, "disk": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_without_swap_memory_preempted_rows_are_recomputed(name: str) -> None:
     kind = KINDS[name]
@@ -125,6 +127,7 @@ def test_without_swap_memory_preempted_rows_are_recomputed(name: str) -> None:
     assert _prefilled(recomputed) > _prefilled(ample) + 20 * _preemptions(recomputed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_states_that_exceed_swap_memory_go_to_disk(name: str, files: SwapFiles) -> None:
     kind = KINDS[name]
@@ -211,6 +214,7 @@ def test_aborting_a_request_on_disk_frees_its_file(files: SwapFiles) -> None:
     bench.core.close(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "window", "state", "cache lists"])
 def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: SwapFiles) -> None:
     """At random times, memory suffices for a few sequences only.
@@ -260,6 +264,7 @@ def test_random_traffic_under_pressure_gives_the_same_tokens(name: str, files: S
     assert min(_total(tight, source) for source in ("memory", "disk", "recompute")) > 0
 
 
+@pytest.mark.slow
 async def test_an_engine_is_started_with_swap(tmp_path: Path) -> None:
     source = ModelSource("tiny", "directory", tiny_model_dir(tmp_path, "llama", 2))
     token = probe(tiny_model("llama"), "test").geometry.bytes_per_token

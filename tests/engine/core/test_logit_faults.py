@@ -131,6 +131,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "kind", "bad", "at"), CASES)
 def test_a_nonfinite_row_fails_alone_and_within_a_step(
     path: str,
@@ -162,6 +163,7 @@ def test_a_nonfinite_row_fails_alone_and_within_a_step(
     assert run.core.idle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_single_infinite_logits_are_no_fault(path: str) -> None:
     """A model may rule out tokens by -inf; a grammar that allows only these is an error."""

@@ -37,6 +37,7 @@ def make_bench(eager: bool) -> Bench:
     return Bench(model, eager=eager, rows=3, tokens=80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     "bad",

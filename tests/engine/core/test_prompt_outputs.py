@@ -49,6 +49,7 @@ def _assert_pooled(model: Any, prompt: list[int], output: TokenOutput, pooling: 
     assert np.allclose(np.frombuffer(output.embedding, np.float32), expected, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_prompt_outputs_beside_rows_and_each_other(kind: TinyKind) -> None:
     """Prompts take several chunks.
@@ -89,6 +90,7 @@ def test_prompt_outputs_beside_rows_and_each_other(kind: TinyKind) -> None:
     assert {choice.generated_tokens for choice in bench.finished} == {0, 4, 60}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_preempted_prompts_have_the_same_outputs(swap: int) -> None:
     """Rows with a better priority preempt a prompt during its prefill."""

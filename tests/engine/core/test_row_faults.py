@@ -51,6 +51,7 @@ def sampled_alone(model: Any) -> list[int]:
     return bench.tokens("alone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "params", "why"),
     [

@@ -52,6 +52,7 @@ def _report(setup: str, measure: bool = False, **environment: str) -> dict[str, 
     return result
 
 
+@pytest.mark.slow
 def test_matrix_products_are_faster() -> None:
     slow = _report(_NOTHING_FOUND, measure=True)
     fast = _report(_ONLY_OPENBLAS, measure=True)
@@ -61,6 +62,7 @@ def test_matrix_products_are_faster() -> None:
     assert fast["speed"] > 3 * slow["speed"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _MKL_INSTALLED, reason="mkl is not installed")
 def test_mkl_is_used_if_it_is_installed() -> None:
     slow = _report(_NOTHING_FOUND, measure=True)

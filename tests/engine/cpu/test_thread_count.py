@@ -155,6 +155,7 @@ def _until(reached: object) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @linux
 def test_other_processes_cpu_time_is_measured() -> None:
     before = cores.usage()
@@ -210,6 +211,8 @@ def windows(count):
     return found
 threads = blas_threads()
 step()
+print("ready", flush=True)
+sys.stdin.readline()
 with ThreadWatch(threads, fixed=1):
     alone = min(cpu for _, cpu in windows(2))
 with ThreadWatch(threads):
@@ -230,19 +233,26 @@ while True:
 def _slowdown(openblas: bool, busy: int) -> float:
     """The time of a step beside busy processes, as a multiple of its fair share."""
     code = _DECODE.format(tests=str(TESTS), openblas=openblas)
+    pipe = subprocess.PIPE
+    decoding = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+    assert decoding.stdout is not None
+    # They would disturb imports, too, which take a while.
+    ready = decoding.stdout.readline()
     others = [
-        subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, text=True)
-        for _ in range(busy)
+        subprocess.Popen([sys.executable, "-c", _BUSY], stdout=pipe, text=True) for _ in range(busy)
     ]
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        printed, errors = decoding.communicate("\n")
     finally:
         for process in others:
             process.kill()
     # The last line of each process is its share of a core.
     shares = [float(process.communicate()[0].split()[-1]) for process in others]
-    assert done.returncode == 0, done.stderr
-    name, alone, walls = json.loads(done.stdout)
+    assert ready == "ready\n", errors
+    assert decoding.returncode == 0, errors
+    name, alone, walls = json.loads(printed)
     assert (name == "scipy-openblas32") is openblas
     fair: float = alone / (sum(shares) / len(shares))
     return statistics.median(walls) / fair

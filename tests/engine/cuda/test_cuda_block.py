@@ -44,6 +44,7 @@ def _served(
 PROMPTS = [[3 + (7 * i + j) % 90 for j in range(5 + 11 * i)] for i in range(6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_fused_blocks_give_the_same_tokens(kind: TinyKind, bits: int | None, kernels: None) -> None:

@@ -81,6 +81,7 @@ def test_other_quantizations_are_dequantized_by_their_mode(mode: str) -> None:
     assert mx.allclose(product(x), x @ weight.T, atol=1e-3).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 def test_a_quantized_model_gives_the_same_tokens(

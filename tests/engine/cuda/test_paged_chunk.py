@@ -48,6 +48,7 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_chunks_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
@@ -55,6 +56,7 @@ def test_chunks_attend_to_what_they_see(shape: Shape, backwards: bool) -> None:
     inputs.check(attend(inputs, backwards))
 
 
+@pytest.mark.slow
 @given(
     chunks=st.lists(
         st.builds(Chunk, st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=3

@@ -34,6 +34,7 @@ def one_more(step: TokenStep) -> TokenStep:
     return step._replace(lengths=mx.minimum(step.lengths + 1, step.stops))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "right"),
     [
@@ -70,6 +71,7 @@ def test_the_attention_of_one_token_is_right(with_sinks: bool) -> None:
         assert selftest.tokens_right(1, None, with_sinks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "right"),
     [

@@ -52,6 +52,7 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tokens_attend_to_what_they_see(
@@ -62,6 +63,7 @@ def test_tokens_attend_to_what_they_see(
     inputs.check(attend(inputs, backwards))
 
 
+@pytest.mark.slow
 @given(
     chunks=st.lists(
         st.builds(Chunk, st.integers(0, 150), st.integers(1, 4)), min_size=1, max_size=4
@@ -77,6 +79,7 @@ def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) ->
         inputs.check(attend(inputs, backwards))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[3:10:2], ids=str)
 def test_splits_are_merged(shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:

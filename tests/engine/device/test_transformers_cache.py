@@ -46,6 +46,7 @@ def _lists(folder: Path, how: str) -> Any:
     return json.loads(lists)
 
 
+@pytest.mark.slow
 def test_the_list_is_the_one_of_transformers(tmp_path: Path) -> None:
     expected = _lists(tmp_path, "not cached")
     assert [len(each) > least for each, least in zip(expected, (500, 500, 0), strict=True)]
@@ -55,9 +56,22 @@ def test_the_list_is_the_one_of_transformers(tmp_path: Path) -> None:
     modified = file.stat().st_mtime_ns
     assert _lists(tmp_path, "cached") == expected
     assert file.stat().st_mtime_ns == modified
-    for damage in (b"", b"[[", b'{"set": ["a"]}', b"[1]", b'[["a", {"unknown": []}]]'):
-        file.write_bytes(damage)
-        assert _lists(tmp_path, "cached") == expected
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"[[", b'{"set": ["a"]}', b"[1]", b'[["a", {"unknown": []}]]']
+)
+def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: bytes) -> None:
+    scan: dict[Any, Any] = {frozenset({"torch"}): {"modeling": {"A"}}}
+    calls: list[Any] = []
+    file = tmp_path / "file"
+    wrapped = cached(lambda path: calls.append(path) or scan, tmp_path, file)
+    assert wrapped(tmp_path) == scan
+    whole = file.read_bytes()
+    file.write_bytes(damage)
+    assert wrapped(tmp_path) == scan
+    assert len(calls) == 2
+    assert file.read_bytes() == whole
 
 
 SETS = st.sets(st.text(max_size=3), max_size=3)

@@ -86,6 +86,7 @@ def _submit_all(bench: Bench) -> None:
         bench.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [False, True])
 def test_every_kind_gives_the_same_tokens_in_a_mixed_batch_and_alone(
     model: Any, eager: bool
@@ -140,6 +141,7 @@ def test_sampling_parameters_apply_to_the_allowed_tokens(model: Any) -> None:
     assert first.logprob < first.top[0][1]
 
 
+@pytest.mark.slow
 def test_preempted_rows_continue_with_the_same_tokens(model: Any) -> None:
     grammar = Grammar("regex", "([a-z]+ ){200}")
     bytes_per_token = probe(model, "test").geometry.bytes_per_token
@@ -155,6 +157,7 @@ def test_preempted_rows_continue_with_the_same_tokens(model: Any) -> None:
         assert re.fullmatch("([a-z]+ )*[a-z]*", text(tight, str(i)))
 
 
+@pytest.mark.slow
 def test_a_resumed_row_continues_with_the_same_tokens(model: Any) -> None:
     thinking = Thinking(end=(60, 61), budget=5)
     params = SamplingParams(
@@ -254,6 +257,7 @@ def test_grammars_are_compiled_once_and_counted(model: Any) -> None:
     assert len([s for stats in bench.stats for s in stats.grammar_seconds]) == 1
 
 
+@pytest.mark.slow
 def test_the_effort_of_a_row_counts_its_own_cpu_time() -> None:
     def compute(seconds: float) -> None:
         until = time.thread_time() + seconds

@@ -46,6 +46,7 @@ def finish(bench: Bench, name: str) -> str | None:
 LATE = Grammar("lark", 'start: /[a-z]{24}/ a "!"\na: a a a | a a | /[a-z]/ |')
 
 
+@pytest.mark.slow
 def test_a_grammar_that_becomes_expensive_fails_alone(model: Any) -> None:
     walk(Lexicon(TOKENIZER.to_str(), VOCAB_SIZE, ENDS).load(), LATE)  # passes the check
     bench = make_bench(model, rows=4)

@@ -78,6 +78,7 @@ def test_the_default_model_is_the_pinned_file() -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SMOLLM2.sha256
 
 
+@pytest.mark.slow
 def test_a_file_is_downloaded_once_and_again_when_damaged(
     cache: Path, index: PinnedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,6 +116,7 @@ def test_two_concurrent_fetches_download_once(cache: Path, index: PinnedFile) ->
     assert len(downloads) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "line"),
     [

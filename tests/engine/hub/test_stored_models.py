@@ -61,6 +61,7 @@ def environment(hub: Hub, folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_hub_model_is_fetched_resumed_checked_repaired_and_listed(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES, breaks={"model.safetensors"})) as hub:
         here = environment(hub, tmp_path)
@@ -100,6 +101,7 @@ def test_a_hub_model_is_fetched_resumed_checked_repaired_and_listed(tmp_path: Pa
         assert "no such file, directory, or model" in unknown.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_gguf_file_of_a_repository_is_fetched_by_its_name(tmp_path: Path) -> None:
     # Readers of headers find no model in it, but the file is what the hub has.
     files = {"m.Q4_0.gguf": WEIGHTS, "sub/m.Q8_0.gguf": WEIGHTS[:100], "README.md": b"text"}
@@ -129,6 +131,7 @@ def test_a_gguf_file_of_a_repository_is_fetched_by_its_name(tmp_path: Path) -> N
         assert f"no such file; the nearest: {NAME}:m.Q4_0.gguf" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_fetched_by_its_quantization(tmp_path: Path) -> None:
     files = {f"sub/m-{tag}.gguf": tag.encode() for tag in ("Q4_K_M", "Q4_K_S", "IQ4_XS")}
     with serving(Hub(NAME, {**files, "mmproj-IQ4_XS.gguf": b"x"})) as hub:
@@ -160,6 +163,7 @@ def test_a_gguf_file_is_fetched_by_its_quantization(tmp_path: Path) -> None:
     assert found.stdout.strip() == "m-Q4_K_M"
 
 
+@pytest.mark.slow
 def test_a_revision_is_fetched(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES)) as hub:
         done = chairlift("fetch", NAME, "--revision", "v2", **environment(hub, tmp_path))
@@ -192,6 +196,7 @@ def killed_midway(hub: Hub, here: dict[str, str]) -> Path:
     return left[0]
 
 
+@pytest.mark.slow
 def test_a_killed_fetch_is_resumed_by_the_next_run(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES)) as hub:
         here = environment(hub, tmp_path)
@@ -206,6 +211,7 @@ def test_a_killed_fetch_is_resumed_by_the_next_run(tmp_path: Path) -> None:
         assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_partial_files_of_a_killed_fetch_are_checked(tmp_path: Path) -> None:
     with serving(Hub(NAME, FILES)) as hub:
         here = environment(hub, tmp_path)
@@ -272,6 +278,7 @@ def test_models_in_folders_are_listed_with_broken_ones(
     assert "is not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_doctor_accepts_this_machine_and_reports_a_used_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -289,6 +296,7 @@ def test_the_doctor_accepts_this_machine_and_reports_a_used_port() -> None:
     assert set(report["findings"][0]) == {"topic", "value", "advice", "serves"}
 
 
+@pytest.mark.slow
 def test_importing_mlx_lm_keeps_the_limit_of_open_files() -> None:
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))"
     code = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"

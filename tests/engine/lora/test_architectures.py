@@ -17,6 +17,7 @@ from chairlift.engine.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4, 9, 11, 12, 1, 2], [7]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "falcon_h1"])
 def test_mixed_rows_get_mlx_lms_tokens(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)

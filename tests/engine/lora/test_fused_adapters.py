@@ -91,6 +91,7 @@ class Served:
         return write_mlx(self._path / str(seed), changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "bits", "kernel"),
     [("llama", None, True), ("qwen3", None, False), ("qwen2", 8, False), ("qwen2", None, True)],

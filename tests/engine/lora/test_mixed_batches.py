@@ -71,6 +71,7 @@ def _prompts(seed: int = 1) -> list[list[int]]:
     return [[random_.randrange(3, 250) for _ in range(length)] for length in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "quantized"), [*((kind, False) for kind in KINDS), ("llama", True)]
 )

@@ -72,6 +72,7 @@ def test_a_loaded_model_is_adapted(name: str, tmp_path: Path) -> None:
     assert _classes(loaded.model) == _classes(adapted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", ADAPTED)
 def test_random_traffic_gets_the_solo_tokens(name: str, eager: bool) -> None:
@@ -98,6 +99,7 @@ def test_random_traffic_gets_the_solo_tokens(name: str, eager: bool) -> None:
     assert sum(stats.prefix_hits for stats in bench.stats) > 50
 
 
+@pytest.mark.slow
 def test_compression_groups_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer of deepseek_v41 may have its own ratio, also of one token."""
     changes = {

@@ -125,6 +125,7 @@ print(json.dumps([mx.get_peak_memory() - active, rss() - before]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
 def test_a_chunk_after_a_long_context_takes_bounded_memory() -> None:
     code = _PROMPT.format(tests=str(TESTS), context=8192)
@@ -139,6 +140,7 @@ def test_a_chunk_after_a_long_context_takes_bounded_memory() -> None:
     assert resident < bound + (16 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("mask", ["causal", "array"])

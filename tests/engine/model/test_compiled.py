@@ -60,6 +60,7 @@ def _steps(core: EngineCore) -> CompiledSteps:
     return forward._steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_a_shape_is_traced_once_and_correct_in_every_step(kind: TinyKind) -> None:
     """Though positions, lengths and page tables differ in each step."""

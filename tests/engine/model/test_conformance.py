@@ -51,6 +51,7 @@ def test_models_that_cannot_be_batched_are_refused_at_start(name: str, why: str)
     probe(model, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLICE)
 def test_batched_sequences_equal_sequences_alone(name: str) -> None:
     result = check(name, seeds=(0,))

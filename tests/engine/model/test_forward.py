@@ -78,6 +78,7 @@ def _follow(forward: Forward, model: Any, seed: int) -> list[mx.array]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])

@@ -63,6 +63,7 @@ def _prefill(model: Any, forward: Forward, seed: int, pooled: bool) -> list[mx.a
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_chunk_in_parts_has_the_results_of_one_call(name: str) -> None:
     model = _model(name)
@@ -78,6 +79,7 @@ def test_a_chunk_in_parts_has_the_results_of_one_call(name: str) -> None:
                 assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-3), (seed, max_pairs)
 
 
+@pytest.mark.slow
 def test_the_memory_of_scores_is_bounded_however_long_the_context_is() -> None:
     """Gemma 2 keeps the scores of each layer: 8 heads x 512 x 4,096 in float32 are 67 MB."""
     model = gemma2.Model(_gemma2_args())

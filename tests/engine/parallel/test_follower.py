@@ -135,6 +135,7 @@ def submitted(chosen: random.Random, name: str) -> Submit:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_follower_does_the_same_in_any_schedule(kind: str, drafts: bool) -> None:

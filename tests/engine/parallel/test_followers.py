@@ -55,6 +55,7 @@ def rank_0(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "why"),
     [

@@ -72,6 +72,7 @@ def test_draws_follow_the_distribution() -> None:
     assert counts == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.03)
 
 
+@pytest.mark.slow
 def test_rounding_rarely_changes_a_sample() -> None:
     """With many unlikely tokens; sampling by cumulative sums changed 18 of 400 samples."""
     vocabulary, count = 49_152, 400

@@ -111,6 +111,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     batch=st.lists(rows(), min_size=1, max_size=5),

@@ -101,6 +101,7 @@ async def test_a_job_returns_its_functions_value(workers: Workers) -> None:
     assert await workers.run(Job(print_much, ())) == "done"
 
 
+@pytest.mark.slow
 async def test_native_code_that_hangs_is_killed_at_its_time_limit(
     workers: Workers, outcomes: list[str]
 ) -> None:
@@ -121,6 +122,7 @@ async def test_a_job_that_kills_its_process_fails_alone(workers: Workers, job: J
     assert await workers.run(Job(identity, (1,))) == 1
 
 
+@pytest.mark.slow
 async def test_a_process_that_retains_much_memory_is_replaced() -> None:
     workers = Workers((), processes=1)
     try:

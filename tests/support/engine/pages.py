@@ -71,9 +71,9 @@ class HostPages:
         column = mx.arange(keys.shape[2])
         stops = tokens.stops[:, None]
         seen = (column < stops) & (column >= stops - step.lengths(window)[:, None])
-        # Columns that are not seen may contain anything.
+        # Columns that are not seen may contain anything: the mask replaces their scores, but NaN
+        # times a weight of 0 would be NaN.
         values = mx.where(seen[:, None, :, None], values, 0)
-        keys = mx.where(seen[:, None, :, None], keys, 0)
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=seen[:, None, None], sinks=sinks
         )
