@@ -78,9 +78,9 @@ def test_a_model_on_the_host_drafts_for_itself() -> None:
 
 
 def test_long_prompts_reach_the_draft_model_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 7)
+    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 15)
     expected = _serve(Bench(_model("llama", 6)), 0.0, longest=90)
     bench = Bench(_model("llama", 6), draft=5, draft_model=_model("llama", 6))
     verify_any(bench.core)
     assert _serve(bench, 0.0, longest=90) == expected
-    assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 30
+    assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 10
