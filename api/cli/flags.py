@@ -146,5 +146,6 @@ def speculative_config(text: str) -> str:
     try:
         parse_config(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}") from error
+        why = " ".join(str(error).split())
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: {why}") from error
     return text

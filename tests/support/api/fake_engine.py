@@ -256,7 +256,7 @@ def model_info(**changes: Any) -> ModelInfo:
         "kv_limit_bytes": 1 << 20,
         "kv_bytes_per_token": 64,
         "weight_bytes": 1 << 20,
-        "limits": Limits(8, 64, 1 << 20, KVGeometry(64)),
+        "limits": Limits(8, 64, 1 << 20, KVGeometry(64), draft_tokens=3),
         "hidden_size": 4,
     }
     return ModelInfo(**{**facts, **changes})
@@ -275,7 +275,11 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         prefill_tokens=10,
         decode_tokens=3,
         ended_prefill_tokens=8,
+        drafts=2,
+        draft_tokens=5,
+        accepted_tokens=[2, 0],
         ended_rows=3,
+        ended_tokens=5,
         ended_seconds=0.5,
         prefix_queries=14,
         prefix_hits=4,
@@ -299,6 +303,7 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         memory_active=7,
         memory_peak=9,
         memory_cache=8,
+        output_tokens=1 + len(latencies),
         first_token_latencies=[0.3],
         inter_token_latencies=list(latencies),
         finished=[choice] * finished,
