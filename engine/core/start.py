@@ -112,6 +112,7 @@ def serve_loaded(
         weight_bytes=loaded.weight_bytes,
         limits=limits,
         hidden_size=model.hidden_size,
+        speculates=config.speculative is not None,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )

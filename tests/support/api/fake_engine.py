@@ -88,6 +88,8 @@ class Scripted:
         client_error: the error lies in the request.
         chunk: the tokens of each step.
         cached_tokens: the prompt tokens that came from the prefix cache.
+        accepted: how many tokens of each step were proposed before.
+        rejected: how many other tokens were proposed in each step.
     """
 
     tokens: list[int]
@@ -97,6 +99,8 @@ class Scripted:
     client_error: bool = False
     chunk: int = 1
     cached_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
 
 Script = Callable[[Submit, int], Scripted]
@@ -223,6 +227,8 @@ class FakeStream:
             self._prompt_logprobs() if position == 0 else None,
             VECTOR.tobytes() if self._request.pooling else None,
             client_error=script.client_error and last,
+            accepted=script.accepted,
+            rejected=script.rejected,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
