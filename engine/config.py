@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.engine.speculation.config import SpeculativeConfig
 from chairlift.scheduler.limits import PRIORITY_AGEING
 
 KV_BITS = (4, 8)
@@ -65,6 +66,8 @@ class EngineConfig:
         hostfile: lists the hosts of the ranks, in mlx.launch's format. None: all on this machine.
         max_loras: the maximum number of loaded LoRA adapters.
         max_lora_rank: the maximum rank of each.
+        speculative: how tokens of every request are proposed. None: only grammars and predicted
+            outputs propose tokens.
 
     Raises:
         ValueError: a value is out of range; the text names the command line's flag.
@@ -100,6 +103,7 @@ class EngineConfig:
     hostfile: Path | None = None
     max_loras: int = 8
     max_lora_rank: int = 64
+    speculative: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:

@@ -39,7 +39,8 @@ class Metric:
         help: its help text.
         labels: the names of its labels.
         buckets: upper bounds of a histogram; "tokens": the 1-2-5 series up to the model's context.
-        values: values of its last label that exist from the start, at 0.
+        values: values of its last label that exist from the start, at 0; "positions": the numbers
+            from 0 to the maximum length of a draft.
         fields: the StepStats fields that the recorder copies into it after each step: a number, a
             list of observations, or a dictionary by label value; or one field for each of
             ``values``.
@@ -52,9 +53,15 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] | Literal["tokens"] = ()
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] | Literal["positions"] = ()
     fields: tuple[str, ...] = ()
     recorded_by: str = ""
+
+    def values_for(self, draft_tokens: int) -> tuple[str, ...]:
+        """The ``values``; ``draft_tokens`` is the maximum length of a draft."""
+        if self.values == "positions":
+            return tuple(map(str, range(draft_tokens)))
+        return self.values
 
 
 def token_buckets(longest: int) -> tuple[float, ...]:

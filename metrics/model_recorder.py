@@ -35,9 +35,11 @@ class ModelRecorder:
             child["kv_usage"].set(stats.kv_used_bytes / stats.kv_limit_bytes)
         # As in vLLM, this minus prompt_cached is the number of computed tokens.
         child["prompt_tokens"].inc(stats.prefill_tokens + stats.prefix_hits)
-        child["generation_tokens"].inc(
-            len(stats.first_token_latencies) + len(stats.inter_token_latencies)
-        )
+        child["generation_tokens"].inc(stats.output_tokens)
+        child["spec_accepted"].inc(sum(stats.accepted_tokens))
+        for position in range(max(stats.accepted_tokens, default=0)):
+            drafts = sum(accepted > position for accepted in stats.accepted_tokens)
+            child[f"spec_accepted_per_pos.{position}"].inc(drafts)
         # Stats without rows only report aborted choices; no step ran.
         if stats.rows or stats.prefill_tokens:
             if tokens := stats.prefill_tokens + stats.decode_tokens:  # 0 if only a replay ran

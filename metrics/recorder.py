@@ -85,7 +85,7 @@ class Recorder:
                 names = _MODEL_LABELS[: len(common)]
                 self._families[metric.key] = self._family(metric, names, longest)
             family = self._families[metric.key]
-            for value in metric.values:
+            for value in metric.values_for(info.limits.draft_tokens):
                 children[f"{metric.key}.{value}"] = family.labels(*common, value)
             if not metric.labels:
                 children[metric.key] = family.labels(*common) if common else family

@@ -54,7 +54,9 @@ def _table(metrics: Iterable[Metric]) -> Iterator[str]:
     yield "| metric | type | meaning | last label's values |"
     yield "|---|---|---|---|"
     for metric in metrics:
-        values = ", ".join(f"`{value}`" for value in metric.values)
+        values = ", ".join(f"`{value}`" for value in metric.values_for(1))
+        if metric.values == "positions":
+            values += ", …"
         yield f"| `{exposed_name(metric)}` | {metric.kind} | {metric.help} | {values} |"
     yield ""
 

@@ -18,6 +18,7 @@ from chairlift.api.chat.rendering import rendering_of
 from chairlift.api.chat.thoughts import thought_plan
 from chairlift.api.chat.tool_plan import ToolPlan, tool_plan
 from chairlift.api.generate.generation import Generation, TokenPrompt
+from chairlift.api.generate.prompt_tokens import prediction_tokens
 from chairlift.api.generate.sampling import sampling_params
 from chairlift.api.schemas.messages import Messages, chars_of, check_arguments
 from chairlift.api.schemas.schemas import ChatRequest
@@ -104,6 +105,9 @@ async def prepare(
     async with deadline.limit():
         tokens = await prompt_of(request, model)
         grammar = await _grammar_of(request, model, tools)
+        prediction = None
+        if request.prediction is not None:
+            prediction = await prediction_tokens(model, request.prediction.content)
     thought = thought_plan(request, model.vocabulary, tokens, grammar is not None)
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = sampling_params(
@@ -125,7 +129,7 @@ async def prepare(
         service.recorder,
         request,
         f"{prefix}{uuid.uuid4().hex}",
-        [TokenPrompt(thought.prompt, params, syntax)],
+        [TokenPrompt(thought.prompt, params, syntax, prediction=prediction)],
         priority,
         http[ACCOUNT],
     )

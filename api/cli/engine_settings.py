@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.speculation.config import parse_config
 
 _ENGINE = EngineConfig()
 
@@ -25,6 +26,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         raise ValueError("--kv-group-size needs --kv-bits")
     if options.gpu_memory_utilization is not None and options.kv_memory is not None:
         raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
+    speculative = options.speculative_config
     config = EngineConfig(
         model=options.model,
         revision=options.revision,
@@ -52,6 +54,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         hostfile=options.hostfile,
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
+        speculative=None if speculative is None else parse_config(speculative),
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )
     if not config.takes_adapters and (options.lora or options.lora_dir is not None):

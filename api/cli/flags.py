@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+from chairlift.engine.speculation.config import parse_config
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 _COUNT = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)([kKmM]?)", re.ASCII)
@@ -136,4 +138,14 @@ def json_object(text: str) -> str:
         valid = False
     if not valid:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object")
+    return text
+
+
+def speculative_config(text: str) -> str:
+    """Checks that a text is a JSON object of speculative decoding's settings."""
+    try:
+        parse_config(text)
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: {why}") from error
     return text

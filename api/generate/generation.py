@@ -50,6 +50,7 @@ class TokenPrompt(NamedTuple):
         choice_factory: makes its choices; None means that they are plain text.
         prompt_logprobs: see ``Submit``.
         pooling: see ``Submit``.
+        prediction: the tokens that the request predicts; None predicts none.
     """
 
     tokens: list[int]
@@ -57,6 +58,7 @@ class TokenPrompt(NamedTuple):
     choice_factory: ChoiceFactory | None = None
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
+    prediction: list[int] | None = None
 
     @property
     def is_scored(self) -> bool:
@@ -163,6 +165,7 @@ class Generation:
             self._priority,
             prompt_logprobs=prompt.prompt_logprobs,
             pooling=prompt.pooling,
+            prediction=prompt.prediction or [],
         )
         self._streams.append(self.model.submit(submit))
         self.times.append(PromptTimes(self._arrival))
@@ -197,7 +200,9 @@ class Generation:
             return ()  # the output was in flight when a stop string was found
         before = choice.tokens
         deltas = choice.take(output)
-        self._account.spend(choice.tokens - before)
+        taken = choice.tokens - before
+        choice.count_drafts(output, taken)
+        self._account.spend(taken)
         if choice.finish is not None and output.finish is None:
             self._streams[prompt].stop(output.index)
         return deltas
@@ -226,9 +231,15 @@ class Generation:
         )
         usage = Usage(tokens, completion, tokens + completion, PromptTokensDetails(cached))
         factories = (prompt.choice_factory for prompt in self.prompts)
-        if any(factory is not None and factory.thinks for factory in factories):
-            thought = sum(choice.reasoning_tokens for choice in self.choices)
-            usage.completion_tokens_details = CompletionTokensDetails(thought)
+        thinks = any(factory is not None and factory.thinks for factory in factories)
+        predicts = any(prompt.prediction is not None for prompt in self.prompts)
+        drafts = predicts or self.model.info.speculates
+        if thinks or drafts:
+            details = CompletionTokensDetails(sum(each.reasoning_tokens for each in self.choices))
+            if drafts:
+                details.accepted_prediction_tokens = sum(each.accepted for each in self.choices)
+                details.rejected_prediction_tokens = sum(each.rejected for each in self.choices)
+            usage.completion_tokens_details = details
         return usage
 
     def close(self) -> None:

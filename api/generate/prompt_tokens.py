@@ -1,9 +1,10 @@
-"""Converts a request's prompt, text or token ids, to the token ids for the engine."""
+"""Converts a request's prompt, and its predicted output, to the token ids for the engine."""
 
 from __future__ import annotations
 
 from chairlift.api.schemas.fields import Prompt
 from chairlift.api.service import ServedModel
+from chairlift.engine.errors import PromptTooLong, RequestError
 
 
 async def prompt_tokens(
@@ -22,3 +23,25 @@ async def prompt_tokens(
     if len(prompt) <= context:
         vocabulary.check_ids(prompt, param)
     return prompt
+
+
+async def prediction_tokens(model: ServedModel, text: str) -> list[int]:
+    """The token ids of a predicted output.
+
+    Raises:
+        RequestError: it is longer than the model's context. It is no ``PromptTooLong``, because a
+            shorter prompt would not help.
+    """
+    vocabulary, context = model.vocabulary, model.info.max_context
+    try:
+        vocabulary.check_chars(len(text), context, "prediction")
+    except PromptTooLong as error:
+        raise RequestError(str(error), "prediction") from error
+    tokens = await vocabulary.encode(text, add_special_tokens=False, param="prediction")
+    if len(tokens) > context:
+        raise RequestError(
+            f"prediction: {len(tokens)} tokens; this model's maximum context length is {context} "
+            "tokens",
+            "prediction",
+        )
+    return tokens

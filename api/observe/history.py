@@ -105,7 +105,7 @@ class Interval:
         first, following = stats.first_token_latencies, stats.inter_token_latencies
         # Stats without either only report ended choices, perhaps of an engine that is gone.
         self.steps += bool(stats.rows or stats.prefill_tokens)
-        self.generated += len(first) + len(following)
+        self.generated += stats.output_tokens
         self.prefilled += stats.prefill_tokens
         self.prefix_queries += stats.prefix_queries
         self.prefix_hits += stats.prefix_hits

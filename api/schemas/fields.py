@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Annotated, Any
 
 import msgspec
@@ -86,8 +86,8 @@ def _template_kwargs(value: object) -> dict[str, Any]:
     return value
 
 
-def _content(value: object) -> str:
-    """A message's content as one string; text parts are joined."""
+def _content(value: object, *kinds: str) -> str:
+    """A content as one string; the texts of its parts, which are of these kinds, are joined."""
     if value is MISSING:
         raise ValueError("must be given in a message of this role")
     if isinstance(value, str):
@@ -96,14 +96,14 @@ def _content(value: object) -> str:
         raise ValueError("must be a string or a list of content parts")
     if len(value) > MAX_ENTRIES:
         raise ValueError(f"must hold at most {MAX_ENTRIES} content parts")
-    return "".join(_part_text(part) for part in value)
+    return "".join(_part_text(part, kinds) for part in value)
 
 
-def _part_text(part: Any) -> str:
+def _part_text(part: Any, kinds: Container[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise ValueError('every content part must be an object with a "type"')
-    if kind not in ("text", "refusal"):
+    if kind not in kinds:
         raise ValueError(f"content parts of type {kind[:32]!r} are not supported, only text")
     text = part.get(kind)
     if not isinstance(text, str):
@@ -183,25 +183,25 @@ TemplateKwargs = Annotated[
     BeforeValidator(_template_kwargs),
     WithJsonSchema({"type": "object", "maxProperties": MAX_TEMPLATE_KWARGS}),
 ]
-Content = Annotated[
-    str,
-    BeforeValidator(_content),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _STRING,
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"type": {"const": "text"}, "text": _STRING},
-                        "required": ["type", "text"],
-                    },
+_CONTENT = WithJsonSchema(
+    {
+        "anyOf": [
+            _STRING,
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"type": {"const": "text"}, "text": _STRING},
+                    "required": ["type", "text"],
                 },
-            ]
-        }
-    ),
+            },
+        ]
+    }
+)
+Content = Annotated[
+    str, BeforeValidator(lambda value: _content(value, "text", "refusal")), _CONTENT
 ]
+TextContent = Annotated[str, BeforeValidator(lambda value: _content(value, "text")), _CONTENT]
 JsonObject = Annotated[dict[str, Any], AfterValidator(checked_size)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 

@@ -33,15 +33,24 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """``reasoning_tokens`` is the number of output tokens inside thoughts, tags included."""
+    """Parts of the output.
+
+    ``reasoning_tokens`` is the number of output tokens inside thoughts, tags included.
+    ``accepted_prediction_tokens`` are those that were proposed before they were computed, by the
+    request's prediction or the server; ``rejected_prediction_tokens`` is the number of other
+    proposed tokens, which are not part of the output.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
     """Token counts. The end-of-text token that ends a choice is counted.
 
-    ``completion_tokens_details`` is present for models that mark their reasoning.
+    ``completion_tokens_details`` is present for models that mark their reasoning, for requests with
+    a prediction, and on servers with speculative decoding.
     """
 
     prompt_tokens: int

@@ -7,7 +7,14 @@ from typing import Annotated, Literal, Self, TypeVar
 import msgspec
 from pydantic import Field, model_validator
 
-from chairlift.api.schemas.fields import MAX_TOKENS, LogitBias, Prompts, Stops, TokenId
+from chairlift.api.schemas.fields import (
+    MAX_TOKENS,
+    LogitBias,
+    Prompts,
+    Stops,
+    TextContent,
+    TokenId,
+)
 from chairlift.api.schemas.messages import Messages
 from chairlift.api.schemas.request import Request
 from chairlift.api.schemas.sampling_defaults import (
@@ -73,12 +80,20 @@ class GenerationRequest(Structured, EngineRequest):
         return self
 
 
+class Prediction(Request):
+    """A text that the reply is expected to repeat in large part."""
+
+    type: Literal["content"]
+    content: TextContent
+
+
 class ChatRequest(GenerationRequest, Templating):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

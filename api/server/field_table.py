@@ -50,6 +50,7 @@ _NOTES: Mapping[str, str] = {
     "guided_grammar": "a grammar: Lark, or GBNF if it has rules with `::=`",
     "json_schema": "a JSON schema, as an object or its text",
     "metadata": "stored and returned with the response",
+    "prediction": "proposed to the model; `usage` tells how much of it was right",
     "regex": "as `guided_regex`",
     "response_format": "also with llama.cpp's `schema`",
     "user": "stored and returned with the response",

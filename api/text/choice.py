@@ -62,6 +62,8 @@ class Choice(ABC):
         tokens: the number of output tokens.
         reasoning_tokens: the number of output tokens inside thoughts.
         cached_tokens: the number of prompt tokens that came from the prefix cache.
+        accepted: those of ``tokens`` that were proposed before they were computed.
+        rejected: other proposed tokens.
         finish: the finish reason, or None while the choice is generated.
     """
 
@@ -70,6 +72,8 @@ class Choice(ABC):
         self.tokens = 0
         self.reasoning_tokens = 0
         self.cached_tokens = 0
+        self.accepted = 0
+        self.rejected = 0
         self.finish: Finish | None = None
 
     @property
@@ -84,6 +88,12 @@ class Choice(ABC):
         Raises:
             GenerationFailed: the engine ended the choice with an error.
         """
+
+    def count_drafts(self, output: TokenOutput, taken: int) -> None:
+        """Counts proposed tokens; ``taken``: of ``output``, the first so many tokens count."""
+        accepted = min(output.accepted, taken)
+        self.accepted += accepted
+        self.rejected += output.accepted + output.rejected - accepted
 
     @staticmethod
     def finish_of(output: TokenOutput, stopped: bool) -> Finish | None:

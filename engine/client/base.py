@@ -229,7 +229,7 @@ class BaseEngineClient:
     def _learn(self, stats: StepStats) -> None:
         if stats.ended_seconds:
             self.forecast.rates.learn(
-                stats.ended_prefill_tokens, stats.ended_rows, stats.ended_seconds
+                stats.ended_prefill_tokens, stats.ended_tokens, stats.ended_seconds
             )
         for choice in stats.finished:
             self.forecast.learn_output(choice.generated_tokens, choice.max_tokens)

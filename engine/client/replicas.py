@@ -264,7 +264,10 @@ class ReplicaClient(BaseEngineClient):
         self._learn(stats)
         if stats.ended_seconds:
             self._router.speed.learn(
-                stats.ended_prefill_tokens, stats.ended_rows, stats.ended_seconds
+                stats.ended_prefill_tokens,
+                stats.ended_rows,
+                stats.ended_tokens,
+                stats.ended_seconds,
             )
         self._levels.record(replica.number, stats)
         self.record(self._levels.summed(stats, super().unfinished))

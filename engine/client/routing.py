@@ -6,13 +6,14 @@ later, and takes the replica with the least:
     prompt * Q                          it waits for the prompts ahead
     + prompt * (P - hit) * (2 + R)      what is missing of its prompt delays it and the others, and
                                         displaces as much from the cache, to be computed again
-    + 2 * row * min(O, R * output)      it and the others make each other's steps longer
-    + max(0, R + n - rows) / rows * output * step(rows)     it waits for free rows
+    + 2 * row * min(O, R * output) / gain   it and the others make each other's steps longer
+    + max(0, R + n - rows) / rows * output / gain * step(rows)      it waits for free rows
 
 Q: prompt tokens at the replica that are not computed yet. P: the prompt's tokens. hit: those that
 the replica was sent before. R: its unfinished choices. O: output tokens that these are still
 expected to have. n: choices of the request. rows: rows of its batch. output: expected output
-tokens of a choice. prompt, row, step(): measured seconds (``step_speed``).
+tokens of a choice. prompt, row, step(): measured seconds; gain: tokens of a row in a step
+(``step_speed``).
 
 So the margin by which the holder of a prefix may be busier is the measured time of computing that
 prefix elsewhere, for all that it would delay. Requests that cannot use a cached prefix have
@@ -114,6 +115,6 @@ def _uses_prefixes(request: Submit) -> bool:
 def _seconds(costs: StepCosts, load: Load, missing: int, choices: int, output: float) -> float:
     """The estimate of the module's docstring."""
     prefill = costs.prompt * (load.prompt + missing * (2 + min(load.choices, load.rows)))
-    slower = 2 * costs.row * min(load.output, load.choices * output)
+    slower = 2 * costs.row * min(load.output, load.choices * output) / costs.gain
     beyond = max(0, load.choices + choices - load.rows)
-    return prefill + slower + beyond / load.rows * output * costs.step(load.rows)
+    return prefill + slower + beyond / load.rows * output / costs.gain * costs.step(load.rows)

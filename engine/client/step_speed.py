@@ -25,16 +25,24 @@ class StepSpeed:
 
     _weight: float = 0.0
     _rows: float = 0.0
+    _tokens: float = 0.0
     _prompt: float = 0.0
     _seconds: float = 0.0
     # Sums of products: rows², rows * prompt, prompt², rows * seconds, prompt * seconds.
     _products: list[float] = field(default_factory=lambda: [0.0] * 5)
 
-    def learn(self, prompt: int, rows: int, seconds: float) -> None:
-        """Learns from a step of ``seconds`` that computed these prompt tokens and rows."""
+    def learn(self, prompt: int, rows: int, tokens: int, seconds: float) -> None:
+        """Learns from a step of ``seconds``.
+
+        Args:
+            prompt: computed prompt tokens.
+            rows: computed rows.
+            tokens: output tokens of these rows, more than one a row if drafts were right.
+        """
         fade = math.exp(-seconds / MEMORY_SECONDS)
         self._weight = self._weight * fade + 1
         self._rows = self._rows * fade + rows
+        self._tokens = self._tokens * fade + tokens
         self._prompt = self._prompt * fade + prompt
         self._seconds = self._seconds * fade + seconds
         new = (rows * rows, rows * prompt, prompt * prompt, rows * seconds, prompt * seconds)
@@ -59,16 +67,21 @@ class StepSpeed:
         base = seconds - row * rows - token * prompt
         if base < 0:  # the best fit without it goes through the origin
             base, (row, token) = 0.0, _slopes(*squares)
-        return StepCosts(base, row, token)
+        return StepCosts(base, row, token, self._tokens / self._rows if self._rows else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds of a step: ``base``, and in addition for each row and for each prompt token."""
+    """Seconds of a step: ``base``, and in addition for each row and for each prompt token.
+
+    Attributes:
+        gain: output tokens of a row in one step.
+    """
 
     base: float
     row: float
     prompt: float
+    gain: float = 1.0
 
     def step(self, rows: float) -> float:
         """Seconds of a step of so many rows without prompts."""

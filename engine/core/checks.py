@@ -28,6 +28,7 @@ def check_submit(request: Submit, vocabulary: int) -> None:
     if not request.prompt:
         raise ValueError("the prompt is empty")
     _check_tokens("the prompt", request.prompt, vocabulary)
+    _check_tokens("the prediction", request.prediction, vocabulary)
     _check_integer("n", request.n, 1, MAX_INT)
     for choice in request.resumed:
         _check_integer("resumed", choice.index, 0, request.n)

@@ -69,18 +69,19 @@ class Outputs:
         now = time.monotonic()
         logprobs = read_logprobs(None if step.sampled is None else step.sampled.logprobs)
         starts = step.starts
-        results = list(zip(step.rows, step.outcomes, strict=True))
-        results += [(sequence, []) for sequence in step.prompt_only]
+        drafts = step.drafts or [()] * len(step.rows)
+        results = list(zip(step.rows, step.outcomes, drafts, strict=True))
+        results += [(sequence, [], ()) for sequence in step.prompt_only]
         outputs = []
-        for row, (sequence, outcomes) in enumerate(results):
+        for row, (sequence, outcomes, draft) in enumerate(results):
             if sequence.finished:
                 continue
             try:
-                if step.drafts and (draft := step.drafts[row]):
-                    self._recorder.count_draft(len(draft), len(outcomes) - 1)
                 tokens = [token_of(outcome, self._requests.vocabulary) for outcome in outcomes]
                 lines = [logprobs.get(starts[row] + i) for i in range(len(tokens))]
                 output = self._output(sequence, tokens, lines, now)
+                if draft:
+                    self._count_draft(sequence, output, len(draft), len(outcomes) - 1)
                 if sequence in step.prompt_outputs:
                     step.prompt_outputs[sequence].add_to(output)
                 if output.finish is not None:
@@ -138,7 +139,7 @@ class Outputs:
             count, reason = request.end(sequence, tokens)
             tokens = tokens[:count]
             self._scheduler.read(sequence, tokens)
-            self._time_token(sequence, now)
+            self._time_tokens(sequence, len(tokens), now)
             if self._constraints.complete(sequence):
                 reason = "stop"
         requested = request.submit.params.logprobs
@@ -154,12 +155,27 @@ class Outputs:
             prefill_times=PrefillTimes(sequence.chunks, now) if first else None,
         )
 
-    def _time_token(self, sequence: Sequence, now: float) -> None:
+    def _count_draft(
+        self, sequence: Sequence, output: TokenOutput, proposed: int, right: int
+    ) -> None:
+        """Adds a draft to its sequence's output and to the metrics.
+
+        Args:
+            proposed: its number of tokens.
+            right: how many of them are right; the output may have ended before the last of these.
+        """
+        output.accepted = min(right, len(output.token_ids))
+        output.rejected = proposed - output.accepted
+        if not sequence.replay:
+            self._recorder.count_draft(proposed, output.accepted)
+
+    def _time_tokens(self, sequence: Sequence, count: int, now: float) -> None:
         last, sequence.last_token_at = sequence.last_token_at, now
         sequence.first_token_at = sequence.first_token_at or now
         if sequence.replay:
             return
         stats = self._recorder.current
+        stats.output_tokens += count
         if last is None:
             stats.first_token_latencies.append(now - sequence.arrival)
         else:

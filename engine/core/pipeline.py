@@ -149,8 +149,11 @@ class Pipeline:
         running = self.running
         running.wait()
         if self._work != NO_WORK:
+            accepted = 0
             if running.drafts:
-                self._batch.commit_drafts(self._drafted, running.outcomes, self.forward.commit)
+                outcomes = running.outcomes
+                accepted = sum(map(len, outcomes)) - len(outcomes)
+                self._batch.commit_drafts(self._drafted, outcomes, self.forward.commit)
                 self._drafted = []
             now = time.monotonic()
             seconds, self._computed_at = now - self._computed_at, now
@@ -158,6 +161,7 @@ class Pipeline:
             stats = self._recorder.current
             stats.ended_prefill_tokens = self._work.tokens
             stats.ended_rows = self._work.rows
+            stats.ended_tokens = self._work.rows + accepted
             stats.ended_seconds = seconds
             self._work = NO_WORK
             if self._constraints.constrains(running.rows):

@@ -31,6 +31,7 @@ from chairlift.engine.model.loader import LoadedModel, load_model
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.tokenizer import load_tokenizer
 from chairlift.engine.parallel.ranks import ALONE, Ranks
+from chairlift.engine.speculation.proposal import proposers
 from chairlift.scheduler.sequence import Sequence
 
 
@@ -111,6 +112,7 @@ def serve_loaded(
         weight_bytes=loaded.weight_bytes,
         limits=limits,
         hidden_size=model.hidden_size,
+        speculates=config.speculative is not None,
         kv_bits=config.kv_bits,
         kv_group_size=config.kv_group_size if config.kv_bits else None,
     )
@@ -121,7 +123,8 @@ def serve_loaded(
         on_progress(Loading("compiling kernels"))
     warm_model(model, limits, kernels=device.compiles_kernels)
     core = EngineCore(
-        *(model, limits, prefix_bytes, store, swap, compiler), background, ranks.journal
+        *(model, limits, prefix_bytes, store, swap, compiler, background, ranks.journal),
+        propose=partial(proposers, config=config.speculative),
     )
     core.compile()
     return core, info

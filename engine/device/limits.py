@@ -5,6 +5,7 @@ from __future__ import annotations
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.profile import BANDS, DeviceProfile
+from chairlift.engine.speculation.config import draft_tokens
 from chairlift.scheduler.limits import Limits
 
 
@@ -43,6 +44,7 @@ def build_limits(
         bands=BANDS,
         band_bytes=profile.band_bytes,
         ageing=config.priority_ageing,
+        draft_tokens=draft_tokens(config.speculative),
     )
 
 

@@ -83,6 +83,9 @@ class TokenOutput(msgspec.Struct, array_like=True):
         cached_tokens: prompt tokens that were taken from the prefix cache.
         embedding: the result of pooling: float32 numbers in the machine's byte order.
         client_error: the error lies in what the request asks for, not in the engine.
+        accepted: how many of ``token_ids``, from the first on, were proposed before they were
+            computed.
+        rejected: other proposed tokens, which the model did not choose.
     """
 
     request_id: str
@@ -97,3 +100,5 @@ class TokenOutput(msgspec.Struct, array_like=True):
     prompt_logprobs: PromptLogprobs | None = None
     embedding: bytes | None = None
     client_error: bool = False
+    accepted: int = 0
+    rejected: int = 0

@@ -47,6 +47,7 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
             sums over them; a request with all its choices is computed by one.
         advice: one line about each thing that would make this machine faster.
         kv_bits, kv_group_size: of a quantized KV cache; None if it is not quantized.
+        speculates: tokens of every request are proposed (``EngineConfig.speculative``).
         hidden_size: numbers of a last hidden state; None if the model does not expose them.
     """
 
@@ -67,6 +68,7 @@ class ModelInfo(msgspec.Struct, tag=True, frozen=True):
     prefix_bytes: int = 0
     advice: tuple[str, ...] = ()
     replicas: int = 1
+    speculates: bool = False
 
     @property
     def max_choices(self) -> int:

@@ -48,8 +48,9 @@ class StepStats(msgspec.Struct):
         draft_tokens: their tokens.
         accepted_tokens: for each draft, how many of its tokens were right.
         ended_prefill_tokens: prompt tokens of the previous step, which this step has waited for; 0
-            if there was none. The same holds for the next two.
+            if there was none. The same holds for the next three.
         ended_rows: rows that got a token in the previous step.
+        ended_tokens: the tokens that these rows got.
         ended_seconds: seconds from the end of the step before that to the end of the previous one.
         prefix_queries: prompt tokens of newly scheduled requests, looked up in the prefix cache.
             Counted once per request, and again after a preemption that lost its state; 0 without
@@ -74,6 +75,7 @@ class StepStats(msgspec.Struct):
         memory_active, memory_peak, memory_cache: MLX's memory in bytes.
         grammar_hits: grammars of new requests that were compiled already.
         grammar_seconds: the compile time of each other grammar.
+        output_tokens: tokens of the choices' outputs.
         first_token_latencies: seconds from arrival to the first token, for each choice that got its
             first token in this step.
         inter_token_latencies: seconds since the same choice's previous output, for each output.
@@ -94,6 +96,7 @@ class StepStats(msgspec.Struct):
     accepted_tokens: list[int] = []
     ended_prefill_tokens: int = 0
     ended_rows: int = 0
+    ended_tokens: int = 0
     ended_seconds: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -116,6 +119,7 @@ class StepStats(msgspec.Struct):
     memory_cache: int = 0
     grammar_hits: int = 0
     grammar_seconds: list[float] = []
+    output_tokens: int = 0
     first_token_latencies: list[float] = []
     inter_token_latencies: list[float] = []
     finished: list[FinishedChoice] = []

@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 MAX_TOKENS = 64
+# Without a configuration: grammars and predicted outputs propose tokens, too.
+DEFAULT_TOKENS = 8
 MAX_LOOKUP = 64
 
 
@@ -24,7 +26,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """
 
     method: Literal["ngram"] = "ngram"
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = DEFAULT_TOKENS
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
 
@@ -39,3 +41,20 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
                 f"prompt_lookup_min and prompt_lookup_max must be 1 to {MAX_LOOKUP}, the first not "
                 f"above the second, not {self.prompt_lookup_min} and {self.prompt_lookup_max}"
             )
+
+
+def parse_config(text: str | bytes) -> SpeculativeConfig:
+    """Parses the settings from JSON.
+
+    Raises:
+        ValueError: it is no JSON, or a key or value is wrong; the message is one line.
+    """
+    try:
+        return msgspec.json.decode(text, type=SpeculativeConfig)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+
+
+def draft_tokens(config: SpeculativeConfig | None) -> int:
+    """The maximum number of proposed tokens of a row in one step."""
+    return DEFAULT_TOKENS if config is None else config.num_speculative_tokens

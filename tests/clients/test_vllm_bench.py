@@ -139,12 +139,16 @@ async def test_embeddings(server: Server, http: aiohttp.ClientSession) -> None:
         assert (await reply.json())["usage"]["prompt_tokens"] == 4
 
 
-async def test_metrics_have_no_counters_of_speculation(
+async def test_metrics_have_the_counters_of_speculation(
     server: Server, http: aiohttp.ClientSession
 ) -> None:
-    """The benchmark looks for counters of drafts before and after a run; they are optional."""
+    """The benchmark looks for counters of drafts before and after a run."""
     async with http.get(f"{server.url}/metrics") as reply:
         assert reply.status == 200
         lines = (await reply.text()).splitlines()
     assert any(line.startswith("vllm:num_requests_running") for line in lines)
-    assert not any(line.startswith("vllm:spec_decode") for line in lines)
+    counters = [line for line in lines if line.startswith("vllm:spec_decode")]
+    for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"):
+        assert any(line.startswith(f"vllm:spec_decode_num_{name}_total{{") for line in counters)
+    assert any('position="0"' in line for line in counters)
+    assert all(float(line.split()[-1]) == 0 for line in counters)

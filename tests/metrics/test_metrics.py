@@ -88,6 +88,28 @@ def test_a_finished_choice_records_its_times(recorder: Recorder) -> None:
     assert value(recorder, "vllm:time_to_first_token_seconds_sum") == 0.3
 
 
+def test_drafts_are_counted_by_position(recorder: Recorder) -> None:
+    def accepted() -> list[float | None]:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        return [value(recorder, name, position=str(i)) for i in range(4)]
+
+    assert accepted() == [0, 0, 0, None]
+    drafts = StepStats(rows=4, drafts=4, draft_tokens=11, accepted_tokens=[0, 1, 3, 1])
+    recorder.record_step(drafts)
+    recorder.record_step(StepStats(rows=4))
+    recorder.record_step(StepStats(rows=1, drafts=1, draft_tokens=2, accepted_tokens=[2]))
+    assert accepted() == [4, 2, 1, None]
+    assert value(recorder, "vllm:spec_decode_num_drafts_total") == 5
+    assert value(recorder, "vllm:spec_decode_num_draft_tokens_total") == 13
+    assert value(recorder, "vllm:spec_decode_num_accepted_tokens_total") == 7
+
+
+def test_a_step_that_yields_several_tokens_a_row_counts_them_all(recorder: Recorder) -> None:
+    recorder.record_step(StepStats(rows=2, output_tokens=7, inter_token_latencies=[0.1, 0.1]))
+    assert value(recorder, "vllm:generation_tokens_total") == 7
+    assert value(recorder, "vllm:inter_token_latency_seconds_count") == 2
+
+
 def test_gauges_and_ratios(recorder: Recorder) -> None:
     recorder.record_step(step_stats())
     assert value(recorder, "vllm:kv_cache_usage_perc") == 0.5

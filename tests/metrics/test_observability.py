@@ -68,6 +68,12 @@ PROMISED = {
     "vllm:prompt_tokens": Promise("counter"),
     "vllm:generation_tokens": Promise("counter"),
     "vllm:prompt_tokens_cached": Promise("counter"),
+    "vllm:spec_decode_num_drafts": Promise("counter"),
+    "vllm:spec_decode_num_draft_tokens": Promise("counter"),
+    "vllm:spec_decode_num_accepted_tokens": Promise("counter"),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": Promise(
+        "counter", "position", values="0 1 2 3 4 5 6 7"
+    ),
     "vllm:request_success": Promise("counter", "finished_reason", values="stop length abort error"),
     "vllm:request_prompt_tokens": Promise("histogram", buckets=TOKENS),
     "vllm:request_generation_tokens": Promise("histogram", buckets=TOKENS),

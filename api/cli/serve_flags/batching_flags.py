@@ -12,6 +12,7 @@ from chairlift.api.cli.flags import (
     positive,
     positive_seconds,
     share,
+    speculative_config,
 )
 from chairlift.engine.config import KV_BITS, KV_GROUP_SIZES, EngineConfig
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_kv_cache(group)
     _add_prefix_cache(group)
     _add_swap(group)
+    _add_speculation(group)
 
 
 def _add_batching(group: argparse._ArgumentGroup) -> None:
@@ -144,4 +146,16 @@ def _add_swap(group: argparse._ArgumentGroup) -> None:
         type=byte_size,
         metavar="SIZE",
         help="maximum size of --swap-dir: bytes, like 4G or 512M (default: 10G)",
+    )
+
+
+def _add_speculation(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--speculative-config",
+        type=speculative_config,
+        metavar="JSON",
+        help="propose tokens of every request and verify several in one step, like "
+        '\'{"method": "ngram", "num_speculative_tokens": 8}\', with vLLM\'s keys: method, '
+        "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min (default: only what grammars "
+        "force and requests predict)",
     )

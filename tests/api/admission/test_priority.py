@@ -101,7 +101,9 @@ class ManualClient(BaseEngineClient):
         """Reports steps in which a prompt token and a row's token took these times."""
         for tokens in (0, 50):
             seconds = tokens * prompt_seconds + 4 * row_seconds
-            stats = StepStats(ended_prefill_tokens=tokens, ended_rows=4, ended_seconds=seconds)
+            stats = StepStats(
+                ended_prefill_tokens=tokens, ended_rows=4, ended_tokens=4, ended_seconds=seconds
+            )
             self.receive(StepOutput([], stats))
 
 

@@ -115,6 +115,7 @@ DONE: dict[str, Sample] = {
     "parallel_tool_calls": Sample(False, {"tools": [TOOL], "tool_choice": "required"}),
     "responses.parallel_tool_calls": Sample(False, {"tools": [FLAT], "tool_choice": "required"}),
     "pooling": Sample("last"),
+    "prediction": Sample({"type": "content", "content": "one"}),
     "presence_penalty": Sample(0.5),
     "previous_response_id": Sample("resp_none"),
     "priority": Sample(3),
@@ -191,7 +192,10 @@ async def observe(server: Running, api: Api, body: Any) -> tuple[int, str, str]:
     text = re.sub(r"[0-9a-f]{24,32}|\b[0-9]{10}\b", "ID", text)
     text = re.sub(r'("created_at":|_duration":|_ms":|_per_second":)[^,}]*', r"\1TIME", text)
     given = [
-        (s.prompt, s.params, s.n, s.cache_salt, s.priority, s.prompt_logprobs, s.pooling)
+        (
+            *(s.prompt, s.params, s.n, s.cache_salt, s.priority),
+            *(s.prompt_logprobs, s.pooling, s.prediction),
+        )
         for s in server.engine.submitted
     ]
     return response.status, text, str(given)

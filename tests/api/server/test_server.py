@@ -61,6 +61,28 @@ async def test_the_model_cards_sampling_is_the_default(client: AsyncOpenAI) -> N
     assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
 
 
+async def test_a_prediction_changes_the_usage_but_not_the_text(
+    client: AsyncOpenAI, server: Server
+) -> None:
+    story = [{"role": "user", "content": "Count from one to ten, in words."}]
+    plain = await client.chat.completions.create(messages=story, **GREEDY)
+    text = str(plain.choices[0].message.content)
+    before = server.metrics().total("vllm:spec_decode_num_accepted_tokens_total")
+    predicted = await client.chat.completions.create(
+        messages=story, prediction={"type": "content", "content": text}, **GREEDY
+    )
+    assert predicted.choices[0].message.content == text
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens_details is None
+    assert predicted.usage is not None
+    assert predicted.usage.completion_tokens == plain.usage.completion_tokens
+    details = predicted.usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens
+    accepted = server.metrics().total("vllm:spec_decode_num_accepted_tokens_total") - before
+    assert accepted == details.accepted_prediction_tokens
+
+
 async def test_chat_stream(client: AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(messages=FRANCE, **GREEDY)
     stream = await client.chat.completions.create(

@@ -57,8 +57,8 @@ class Engine:
     clock: float = 0.0
     waiting: list[Row] = field(default_factory=list)
 
-    def step(self) -> tuple[int, int, float]:
-        """Computes a step; returns its prompt tokens, its rows and its seconds."""
+    def step(self) -> tuple[int, int, int, float]:
+        """Computes a step; returns its prompt tokens, rows, output tokens and seconds."""
         prompt = rows = 0
         for row in self.waiting[: self.max_rows]:
             if row.prompt:
@@ -71,7 +71,7 @@ class Engine:
         self.waiting = [row for row in self.waiting if row.prompt or row.output]
         seconds = self.costs.step(rows) + self.costs.prompt * prompt
         self.clock += seconds
-        return prompt, rows, seconds
+        return prompt, rows, rows, seconds
 
 
 class Result(NamedTuple):

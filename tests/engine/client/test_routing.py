@@ -34,7 +34,7 @@ def measured(router: Router, base: float, row: float, prompt: float) -> None:
     random_ = random.Random(1)
     for _ in range(50):
         rows, chunk = random_.randrange(1, ROWS), random_.choice((0, 0, 100, 400))
-        router.speed.learn(chunk, rows, base + row * rows + prompt * chunk)
+        router.speed.learn(chunk, rows, rows, base + row * rows + prompt * chunk)
 
 
 # ---- the speed of steps
@@ -53,7 +53,7 @@ def test_the_costs_of_a_step_are_recovered(
     speed, random_ = StepSpeed(), random.Random(seed)
     for _ in range(60):
         rows, chunk = random_.randrange(1, 40), random_.choice((0, 0, 64, 512))
-        speed.learn(chunk, rows, base + row * rows + prompt * chunk)
+        speed.learn(chunk, rows, rows, base + row * rows + prompt * chunk)
     costs = speed.fit()
     # The prior takes a few hundredths of the row's cost.
     assert costs.row == pytest.approx(row, abs=0.1 * abs(row - prompt) + 1e-6)
@@ -65,7 +65,7 @@ def test_noise_of_a_few_rows_does_not_count_as_their_cost() -> None:
     speed, random_ = StepSpeed(), random.Random(0)
     for _ in range(500):
         rows = random_.choice((1, 2))
-        speed.learn(random_.choice((0, 400)), rows, 0.02 * rows)
+        speed.learn(random_.choice((0, 400)), rows, rows, 0.02 * rows)
     assert speed.fit().row < 0.002
 
 
@@ -73,8 +73,8 @@ def test_noise_of_a_few_rows_does_not_count_as_their_cost() -> None:
 @given(st.lists(st.tuples(st.integers(0, 512), st.integers(0, 64), st.floats(0, 10)), max_size=60))
 def test_no_cost_is_below_zero_whatever_was_measured(steps: list[tuple[int, int, float]]) -> None:
     speed = StepSpeed()
-    for step in steps:
-        speed.learn(*step)
+    for prompt, rows, seconds in steps:
+        speed.learn(prompt, rows, rows, seconds)
     costs = speed.fit()
     assert min(costs.base, costs.row, costs.prompt) >= 0
     if not steps:
@@ -85,8 +85,33 @@ def test_recent_steps_outweigh_older_ones() -> None:
     speed = StepSpeed()
     for seconds in (0.5, 0.1):
         for _ in range(2000):
-            speed.learn(0, 4, seconds)
+            speed.learn(0, 4, 4, seconds)
     assert speed.fit().step(4) == pytest.approx(0.1, rel=0.01)
+
+
+def test_the_tokens_of_a_row_in_a_step_are_learned() -> None:
+    speed = StepSpeed()
+    assert speed.fit().gain == 1
+    for _ in range(50):
+        speed.learn(100, 0, 0, 0.1)
+        speed.learn(0, 4, 12, 0.1)
+    assert speed.fit().gain == pytest.approx(3)
+
+
+def test_rows_that_gain_several_tokens_are_in_the_way_for_fewer_steps() -> None:
+    """A prefix is worth going to busier rows for if these will soon be done."""
+
+    def chosen(tokens_of_a_row: int) -> int:
+        router = Router(2)
+        for rows in (1, 8) * 50:
+            router.speed.learn(0, rows, tokens_of_a_row * rows, 0.01 * rows)
+            router.speed.learn(50, 0, 0, 0.04)
+        prompt = tokens(0, 5 * BLOCK)
+        router.route(request(prompt), 30, idle(0))
+        loads = [Load(0, 0, 30, 1, ROWS), Load(1, 0, 0, 0, ROWS)]
+        return router.route(request(prompt), 30, loads).replica
+
+    assert (chosen(1), chosen(8)) == (1, 0)
 
 
 # ---- the index of prefixes
@@ -235,7 +260,8 @@ def test_the_same_history_gives_the_same_routes(replicas: int, seed: int) -> Non
                 for i in range(replicas)
             ]
             found.append(tuple(router.route(request(prompt), 30, loads)))
-            router.speed.learn(random_.randrange(300), 1 + random_.randrange(8), random_.random())
+            rows = 1 + random_.randrange(8)
+            router.speed.learn(random_.randrange(300), rows, rows, random_.random())
         return found
 
     assert routes() == routes()

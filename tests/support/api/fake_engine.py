@@ -88,6 +88,8 @@ class Scripted:
         client_error: the error lies in the request.
         chunk: the tokens of each step.
         cached_tokens: the prompt tokens that came from the prefix cache.
+        accepted: how many tokens of each step were proposed before.
+        rejected: how many other tokens were proposed in each step.
     """
 
     tokens: list[int]
@@ -97,6 +99,8 @@ class Scripted:
     client_error: bool = False
     chunk: int = 1
     cached_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
 
 Script = Callable[[Submit, int], Scripted]
@@ -223,6 +227,8 @@ class FakeStream:
             self._prompt_logprobs() if position == 0 else None,
             VECTOR.tobytes() if self._request.pooling else None,
             client_error=script.client_error and last,
+            accepted=script.accepted,
+            rejected=script.rejected,
         )
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
@@ -256,7 +262,7 @@ def model_info(**changes: Any) -> ModelInfo:
         "kv_limit_bytes": 1 << 20,
         "kv_bytes_per_token": 64,
         "weight_bytes": 1 << 20,
-        "limits": Limits(8, 64, 1 << 20, KVGeometry(64)),
+        "limits": Limits(8, 64, 1 << 20, KVGeometry(64), draft_tokens=3),
         "hidden_size": 4,
     }
     return ModelInfo(**{**facts, **changes})
@@ -275,7 +281,11 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         prefill_tokens=10,
         decode_tokens=3,
         ended_prefill_tokens=8,
+        drafts=2,
+        draft_tokens=5,
+        accepted_tokens=[2, 0],
         ended_rows=3,
+        ended_tokens=5,
         ended_seconds=0.5,
         prefix_queries=14,
         prefix_hits=4,
@@ -299,6 +309,7 @@ def step_stats(latencies: Sequence[float] = (0.1,), finished: int = 1) -> StepSt
         memory_active=7,
         memory_peak=9,
         memory_cache=8,
+        output_tokens=1 + len(latencies),
         first_token_latencies=[0.3],
         inter_token_latencies=list(latencies),
         finished=[choice] * finished,

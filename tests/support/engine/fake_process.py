@@ -131,7 +131,9 @@ class ComputingProcess(Process):
             self.crash()
             return
         outputs: list[TokenOutput] = []
-        stats = StepStats(ended_seconds=STEP_SECONDS, ended_rows=len(self.active))
+        stats = StepStats(
+            ended_seconds=STEP_SECONDS, ended_rows=len(self.active), ended_tokens=len(self.active)
+        )
         for name in self.active:
             request, choices = self._requests[name], self._outputs[name]
             for index in list(choices):
