@@ -283,7 +283,7 @@ class BatchCache:
         for ring in self._rings.values():
             ring.settle(written, kept)
         for layer in self._attention:
-            layer.rewind()
+            layer.settle()
         rows = zip(self.offsets, self._surplus, kept, strict=True)
         self.offsets = [offset + padding - written + keep for offset, padding, keep in rows]
         self._surplus = [0] * len(self)

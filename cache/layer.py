@@ -49,6 +49,8 @@ class LayerCache:
         self.offset: mx.array = mx.zeros((0,), mx.int32)
         self.shared = Shared()
         self._fetched: tuple[mx.array, mx.array] | None = None
+        # Whether a snapshot was extracted since the last transaction began.
+        self._lent = True
         # Whether snapshots may share columns that rows write next; see ``write_on_host``.
         self._rewound = False
         self.grouped_masks = False
@@ -120,14 +122,14 @@ class LayerCache:
     def write_on_host(
         self, keys: NDArray[Any], values: NDArray[Any]
     ) -> tuple[mx.array, mx.array] | None:
-        """As ``update_and_fetch`` for one new token a row, but NumPy writes it, at once.
+        """As ``update_and_fetch``, but NumPy writes the tokens, at once.
 
         This is for steps that evaluate as they go, where MLX computes on the CPU. A row with full
         attention writes only behind its tokens, where no snapshot that shares the buffers looks,
         unless the row was rewound: then MLX writes, which copies shared buffers.
 
         Args:
-            keys, values: ``[rows, heads, 1, dim]``.
+            keys, values: ``[rows, heads, new, dim]``.
 
         Returns:
             As ``update_and_fetch``; None if nothing was written: the layer has a window, no buffers
@@ -140,10 +142,12 @@ class LayerCache:
         buffers = [np.array(buffer, copy=False) for buffer in (self.keys, self.values)]
         if any(buffer.dtype != keys.dtype for buffer in buffers):
             return None
-        rows = range(len(keys))
+        rows, _, step, _ = keys.shape
+        lines = np.arange(rows)[:, None]
+        columns = np.array(ring.cursors, np.intp)[:, None] + np.arange(step)
         for buffer, new in zip(buffers, (keys, values), strict=True):
-            buffer[rows, :, ring.cursors] = new[:, :, 0]
-        return self._fetch(len(keys), 1)
+            buffer[lines, :, columns] = new.swapaxes(1, 2)
+        return self._fetch(rows, step)
 
     def _fetch(self, rows: int, step: int) -> tuple[mx.array, mx.array]:
         """The columns for attention to read, once a step's new tokens are written."""
@@ -194,6 +198,15 @@ class LayerCache:
         """Notes that rows will write columns that they have written before."""
         self._rewound = True
 
+    def begin_transaction(self) -> None:
+        """Begins tokens of which rows may take some back, by ``settle``."""
+        self._lent = False
+
+    def settle(self) -> None:
+        """As ``rewind``, for tokens of the last transaction only."""
+        if self._lent:
+            self.rewind()
+
     def clear(self, row: int) -> None:
         """Overwrites all columns of a row with zeros."""
         self._clear(slice(row, row + 1), slice(None))
@@ -209,6 +222,7 @@ class LayerCache:
 
         If the model has never written to this layer, the piece has no heads.
         """
+        self._lent = True
         if self.keys is None or self.values is None:
             empty = mx.zeros((1, 0, tokens, 0))
             return KVPiece(empty, empty)

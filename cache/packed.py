@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache, Mask
+
+Floats = NDArray[np.float32]
 
 
 class Part(NamedTuple):
@@ -81,7 +84,8 @@ class BatchStep(NamedTuple):
         column = np.arange(columns)
         places = np.minimum(begins[:, None] + column, ends[:, None] - 1)
         taken = column < np.array(self.tokens)[:, None]
-        return _Ragged(mx.array(places.reshape(-1)), mx.array(np.flatnonzero(taken)))
+        tokens, columns_of = places.reshape(-1), np.flatnonzero(taken)
+        return _Ragged(mx.array(tokens), mx.array(columns_of), tokens, columns_of)
 
 
 class _Ragged(NamedTuple):
@@ -91,10 +95,13 @@ class _Ragged(NamedTuple):
         tokens: ``[rows * columns]``, the token that is in each column; padding repeats the row's
             last token.
         columns: ``[tokens]``, the column, counted over all rows, of each token.
+        host_tokens, host_columns: the same for NumPy.
     """
 
     tokens: mx.array
     columns: mx.array
+    host_tokens: NDArray[np.intp]
+    host_columns: NDArray[np.intp]
 
 
 class _Place(NamedTuple):
@@ -163,6 +170,35 @@ class PackedLayer:
         outputs = zip(compute(parts), self._places, strict=True)
         return mx.concatenate([_repacked(output, place) for output, place in outputs])
 
+    def attend_on_host(
+        self,
+        queries: Floats,
+        keys: Floats,
+        values: Floats,
+        mask: PackedMask,
+        compute: Callable[[Floats, mx.array, mx.array, Mask], Floats],
+    ) -> Floats:
+        """As ``update_and_fetch`` and ``attend``, for arrays of NumPy.
+
+        Args:
+            queries, keys, values: ``[tokens, heads, 1, dim]``.
+            compute: attention of one part, from its queries ``[rows, heads, step, dim]``, keys,
+                values and mask.
+
+        Returns:
+            ``[tokens, heads, 1, value dim]``.
+        """
+        outputs = []
+        for place, part_mask in zip(self._places, mask.masks, strict=True):
+            own, new_keys, new_values = (
+                _unpacked_on_host(tokens, place) for tokens in (queries, keys, values)
+            )
+            seen = place.layer.write_on_host(new_keys, new_values)
+            if seen is None:
+                seen = place.layer.update_and_fetch(mx.array(new_keys), mx.array(new_values))
+            outputs.append(_repacked_on_host(compute(own, *seen, part_mask), place))
+        return np.concatenate(outputs)
+
 
 @contextmanager
 def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
@@ -212,3 +248,19 @@ def _repacked(output: mx.array, place: _Place) -> mx.array:
     rows, heads, step, dim = output.shape
     packed = output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
     return packed if place.ragged is None else packed[place.ragged.columns]
+
+
+def _unpacked_on_host(tokens: Floats, place: _Place) -> Floats:
+    part = tokens[place.start : place.stop]
+    if place.ragged is not None:
+        part = part[place.ragged.host_tokens]
+    if place.step == 1:
+        return part
+    rows, heads = part.shape[0] // place.step, tokens.shape[1]
+    return part.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
+
+
+def _repacked_on_host(output: Floats, place: _Place) -> Floats:
+    rows, heads, step, dim = output.shape
+    packed = output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    return packed if place.ragged is None else packed[place.ragged.host_columns]

@@ -100,6 +100,9 @@ class Speculation:
         counts = [length] * len(self.batch) if real is None else list(real)
         self._check_step(length, counts)
         written = self.written
+        if not written:
+            for layer in self.batch.attention:
+                layer.begin_transaction()
         checkpoints = self._checkpoints or {0: self._checkpoint()}
         # One column more than the step needs: a window is extracted with ``window`` tokens.
         capacity = Capacity(len(self.batch), self.batch.tokens + length)

@@ -8,15 +8,15 @@ computes the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from chairlift.cache.packed import PackedLayer, PackedMask, Part
+from chairlift.cache.layer import Mask
+from chairlift.cache.packed import PackedLayer, PackedMask
 from chairlift.engine.cpu import decoder_layer
-from chairlift.engine.cpu.attention import attend, attended
+from chairlift.engine.cpu.attention import attended
 from chairlift.engine.cpu.decoder_layer import DecodeCache, DecodeMask
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostLinear, Products
@@ -71,32 +71,26 @@ class HostAttention:
         new = rotated[:, heads:, None], values.reshape(rows, key_heads, 1, dim)
         if isinstance(cache, PackedLayer):
             assert isinstance(mask, PackedMask)
-            mixed = self._packed(rotated[:, :heads, None], *new, mask, cache)
+            own = rotated[:, :heads, None]
+            mixed = cache.attend_on_host(own, *new, mask, self._attended)
         else:
             assert not isinstance(mask, PackedMask)
             seen = cache.write_on_host(*new)
             if seen is None:
                 seen = cache.update_and_fetch(*map(mx.array, new))
-            mx.eval(seen, [] if mask is None else mask)
-            grouped = rotated[:, :heads].reshape(rows, key_heads, -1, dim)
-            mixed = attended(grouped, *seen, mask, 1, self._layer.scale)
+            mixed = self._attended(rotated[:, :heads, None], *seen, mask)
         result = self._output(mixed.reshape(rows, -1))
         if self._output_bias is not None:
             result += self._output_bias
         return result
 
-    def _packed(
-        self, queries: Floats, keys: Floats, values: Floats, mask: PackedMask, cache: PackedLayer
-    ) -> Floats:
-        """Attention of packed tokens, ``[tokens, heads, 1, dim]``."""
-
-        def compute(parts: Sequence[Part]) -> list[mx.array]:
-            results = attend(parts, self._layer.scale, None)
-            return [result for result in results if result is not None]
-
-        cache.update_and_fetch(mx.array(keys), mx.array(values))
-        mixed: Floats = view(cache.attend(mx.array(queries), mask, compute))
-        return mixed
+    def _attended(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
+        """Attention of queries ``[rows, heads, step, dim]``; see ``attended``."""
+        rows, heads, step, dim = queries.shape
+        mx.eval(keys, values, mask if isinstance(mask, mx.array) else [])
+        grouped = queries.reshape(rows, keys.shape[1], -1, dim)
+        mixed = attended(grouped, keys, values, mask, step, self._layer.scale)
+        return mixed.reshape(rows, heads, step, -1)
 
 
 def install(model: Any) -> None:
