@@ -34,15 +34,15 @@ def {name}({one}, {two}):
     return {three}
 '''
 _PROMPT = """\
-Here is a Python module:
+Here is a file:
 
 ```python
 {document}```
 
-Repeat the module with the function {old} renamed to {new}. Change nothing else.
+Repeat the whole file with the function {old} renamed to {new}. Change nothing else.
 """
 _BEGUN = """
-Here is the module with {new} in place of {old}:
+Here is the whole file again, with {new} in place of {old}:
 
 ```python
 """
