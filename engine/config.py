@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from chairlift.engine.speculation.config import SpeculativeConfig
+from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.scheduler.limits import PRIORITY_AGEING
 
 KV_BITS = (4, 8)

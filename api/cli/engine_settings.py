@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.speculation.config import parse_config
+from chairlift.engine.messages.speculative_config import parse_config
 
 _ENGINE = EngineConfig()
 

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from chairlift.engine.speculation.config import parse_config
+from chairlift.engine.messages.speculative_config import parse_config
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 

@@ -117,7 +117,8 @@ class EngineCore:
         drafter = None
         if draft_model is not None:
             drafter = DraftModel(
-                *(draft_model.forward, draft_model.make_cache, model.vocabulary),
+                *(draft_model.forward, draft_model.make_cache),
+                min(model.vocabulary, draft_model.vocabulary),
                 lambda sequence: self.requests.request_for(sequence).sampler_row(sequence).params,
             )
         self.speculator = Speculator(

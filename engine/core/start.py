@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
+from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.quantized import Quantization
 from chairlift.cache.saved.layers import LayerTemplate
 from chairlift.cache.saved.nodes import fingerprint, weights_sample
@@ -16,7 +19,7 @@ from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.acceleration import accelerate
 from chairlift.engine.core.background import Background
 from chairlift.engine.core.core import EngineCore
-from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.core.prepared_model import PreparedModel, prepare_model
 from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device import memory, profile
 from chairlift.engine.device.impossible import check_model_settings, check_settings
@@ -24,7 +27,7 @@ from chairlift.engine.device.limits import build_limits
 from chairlift.engine.errors import ModelError
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.language import Lexicon, lexicon
-from chairlift.engine.hub.source import ModelSource
+from chairlift.engine.hub.source import ModelSource, resolve
 from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import Loading, ModelInfo, OnProgress
 from chairlift.engine.model.loader import LoadedModel, load_model
@@ -77,6 +80,9 @@ def serve_loaded(
     eager, kernels = accelerate(loaded.model, exactly, spare)
     quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
+    draft_model = _draft_model(config, source, on_progress)
+    if draft_model is not None:
+        geometry = draft_model.beside(geometry)
     device = profile.current()
     check_model_settings(config, device, vocabulary, loaded.max_context)
     planned = memory.plan_kv_memory(config, device, vocabulary, ranks.sharing)
@@ -125,9 +131,54 @@ def serve_loaded(
     core = EngineCore(
         *(model, limits, prefix_bytes, store, swap, compiler, background, ranks.journal),
         propose=partial(proposers, config=config.speculative),
+        draft_model=None if draft_model is None else draft_model.prepared,
     )
     core.compile()
     return core, info
+
+
+class _DraftModel(NamedTuple):
+    """A draft model, and the bytes of a token in its caches."""
+
+    prepared: PreparedModel
+    token_bytes: int
+
+    def beside(self, geometry: KVGeometry) -> KVGeometry:
+        """The geometry of a model whose tokens are in the draft model's caches as well.
+
+        Raises:
+            ModelError: no layer's cache grows with its tokens, which these caches could add to.
+        """
+        if not geometry.full_bytes:
+            raise ModelError("a model without full attention cannot have a draft model")
+        return replace(geometry, full_bytes=geometry.full_bytes + self.token_bytes)
+
+
+def _draft_model(
+    config: EngineConfig, source: ModelSource | None, on_progress: OnProgress
+) -> _DraftModel | None:
+    """Loads the configured draft model; None if there is none.
+
+    Raises:
+        ModelError: it cannot be loaded, or does not fit the model.
+    """
+    if config.speculative is None or config.speculative.model is None or source is None:
+        return None
+    if config.tensor_parallel_size > 1:
+        raise ModelError("a draft model cannot be used with tensor parallelism")
+    own = resolve(config.speculative.model, config.trust_remote_code)
+    if load_tokenizer(own).get_vocab() != load_tokenizer(source).get_vocab():
+        raise ModelError(f"the draft model {own.name} has another vocabulary than {source.name}")
+    loaded = load_model(own, config.dtype, on_progress)
+    eager, _ = accelerate(loaded.model, exactly=config.dtype != "auto" or not loaded.quantized)
+    geometry, vocabulary, _ = probe(loaded.model, loaded.architecture)
+    if not geometry.pads:
+        raise ModelError(
+            f"the draft model {own.name} has recurrent layers, which take nothing back"
+        )
+    return _DraftModel(
+        prepare_model(loaded.model, vocabulary, eager=eager), geometry.bytes_per_token
+    )
 
 
 def _lexicon(source: ModelSource, vocabulary: int) -> Lexicon:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chairlift.cache.capacity import KVGeometry
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.device.profile import BANDS, DeviceProfile
-from chairlift.engine.speculation.config import draft_tokens
+from chairlift.engine.messages.speculative_config import draft_tokens
 from chairlift.scheduler.limits import Limits
 
 

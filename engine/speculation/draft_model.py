@@ -68,7 +68,7 @@ class DraftModel:
     Args:
         forward: calls the model.
         make_cache: makes an empty cache of columns for it; without recurrent states.
-        vocabulary: the last dimension of its logits.
+        vocabulary: token ids of both models are below it.
         params_of: how a sequence is sampled.
     """
 
@@ -165,7 +165,7 @@ class DraftModel:
         """The next token of each sequence, drawn as the engine would from these logits."""
         sampler = Sampler(self._vocabulary)
         sampler.rearrange([], [SamplerRow(_alike(self._params_of(s)), (), ()) for s in sequences])
-        lines = mx.stack([logits[sequence] for sequence in sequences])
+        lines = mx.stack([logits[sequence][: self._vocabulary] for sequence in sequences])
         positions = [len(s.tokens) - s.prompt_tokens + len(proposed[s]) for s in sequences]
         tokens: Any = sampler.sample(lines, positions).tokens.tolist()
         drawn: list[int] = tokens

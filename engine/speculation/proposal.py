@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from chairlift.engine.messages import Submit
-from chairlift.engine.speculation.config import SpeculativeConfig
+from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.speculation.lookup import Lookup, continued
 from chairlift.scheduler.sequence import Sequence
 
@@ -96,6 +96,6 @@ def proposers(request: Submit, config: SpeculativeConfig | None = None) -> list[
         config: None proposes only what the request brings along.
     """
     found: list[Proposer] = [PredictionProposer(request.prediction)] if request.prediction else []
-    if config is not None:
+    if config is not None and config.method == "ngram":
         found.append(NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max))
     return found

@@ -92,17 +92,24 @@ class Speculator:
         drafts = self._propose(sequences)
         if self._drafter is not None:
             drafts |= self._drafted(self._drafter, sequences, drafts, choose)
-        chosen = choose(drafts)
+        return self._decided(choose(drafts))
+
+    def probe(self, sequences: Iterable[Sequence], choose: Callable[[Drafts], Chosen]) -> None:
+        """Finds out whether drafts would be worth reading the running step first."""
+        if self._tokens and not (self._waits or self._promising) and self._turn():
+            sequences = list(sequences)
+            drafts = self._propose(sequences)
+            if self._drafter is not None:
+                drafts |= self._guesses(sequences, drafts)
+            self._decided(choose(drafts))
+
+    def _decided(self, chosen: Chosen) -> Chosen:
+        """Remembers whether any draft was chosen."""
         self._promising = bool(chosen)
         self._unchosen = 0 if chosen else self._unchosen + 1
         if self._unchosen > PATIENCE:
             self._pause = min(1 << (self._unchosen - PATIENCE).bit_length(), MAX_PERIOD)
         return chosen
-
-    def probe(self, sequences: Iterable[Sequence], choose: Callable[[Drafts], Chosen]) -> None:
-        """Finds out whether drafts would be worth reading the running step first."""
-        if self._tokens and not (self._waits or self._promising) and self._turn():
-            self.drafts(sequences, choose)
 
     def _turn(self) -> bool:
         """Counts a step, and returns whether proposals are made in it."""
@@ -123,11 +130,7 @@ class Speculator:
         The time that it takes is part of a step with drafts, so the choice takes it into account.
         """
         drafter.keep(sequences)
-        guesses = {
-            s: self._draft([0] * self._tokens, _DRAFT_MODEL, self._rows[s])
-            for s in sequences
-            if s not in drafts
-        }
+        guesses = self._guesses(sequences, drafts)
         chosen = choose({**drafts, **guesses})
         wanted = {s: len(chosen[s]) for s in guesses if s in chosen}
         found: dict[Sequence, Draft] = {}
@@ -137,6 +140,14 @@ class Speculator:
                 row.proposed = Proposal(tokens[:allowed], _DRAFT_MODEL)
                 found[sequence] = self._draft(*row.proposed, row)
         return found
+
+    def _guesses(self, sequences: Iterable[Sequence], drafts: Drafts) -> dict[Sequence, Draft]:
+        """Drafts as the draft model may propose them, with arbitrary tokens."""
+        return {
+            s: self._draft([0] * self._tokens, _DRAFT_MODEL, self._rows[s])
+            for s in sequences
+            if s not in drafts
+        }
 
     def _draft(self, tokens: list[int], source: str, row: _Row) -> Draft:
         chance = self._acceptance.chance(source, row.rate)

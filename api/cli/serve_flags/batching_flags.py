@@ -155,7 +155,7 @@ def _add_speculation(group: argparse._ArgumentGroup) -> None:
         type=speculative_config,
         metavar="JSON",
         help="propose tokens of every request and verify several in one step, like "
-        '\'{"method": "ngram", "num_speculative_tokens": 8}\', with vLLM\'s keys: method, '
-        "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min (default: only what grammars "
-        "force and requests predict)",
+        '\'{"method": "ngram", "num_speculative_tokens": 8}\', with vLLM\'s keys: method (ngram '
+        "or draft_model), model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min "
+        "(default: only what grammars force and requests predict)",
     )

@@ -24,16 +24,16 @@ from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.profile import CPU
 from chairlift.engine.hub.source import ModelSource
 from chairlift.engine.messages import SamplingParams, Submit
-from chairlift.engine.parallel.followers import StartRank
-from chairlift.engine.parallel.place import local_places
-from chairlift.engine.process.engine_process import Start
-from chairlift.engine.speculation.config import (
+from chairlift.engine.messages.speculative_config import (
     DEFAULT_TOKENS,
     MAX_LOOKUP,
     MAX_TOKENS,
     SpeculativeConfig,
     parse_config,
 )
+from chairlift.engine.parallel.followers import StartRank
+from chairlift.engine.parallel.place import local_places
+from chairlift.engine.process.engine_process import Start
 from chairlift.engine.speculation.proposal import NgramProposer, PredictionProposer, proposers
 
 FLAG = "--speculative-config"

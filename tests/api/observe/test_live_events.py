@@ -47,7 +47,8 @@ async def watching(server: Running) -> AsyncIterator[AsyncIterator[dict[str, Any
 async def test_the_history_goes_on_while_nobody_watches() -> None:
     async with running(engine_replying("Hello")) as server:
         server.engine.on_step(step_stats([0.1] * 99))
-        await asyncio.sleep(4 * INTERVAL)
+        samples = server.service.live.history.since
+        await until(lambda: len(samples(0)[0]) >= 2)
         async with watching(server) as events:
             first = await anext(events)
             past = first["history"]

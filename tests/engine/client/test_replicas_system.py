@@ -150,6 +150,6 @@ async def test_no_request_notices_a_killed_engine(client: ReplicaClient) -> None
     assert restarts == ["crash"]
     assert gap < seconds
     # The restarted engine takes requests again.
-    both = [asyncio.create_task(read(client, prompt, LENGTH)) for prompt in prompts]
+    both = [asyncio.create_task(read(client, [3 + i] * 200, LENGTH)) for i in range(4)]
     await until(lambda: all(replica.streams for replica in client.replicas))
     await asyncio.gather(*both)

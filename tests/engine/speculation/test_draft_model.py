@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.engine.bench import Bench
 from support.engine.drafts import verify_any
-from support.tiny import TinyKind, tiny_model
+from support.tiny import TinyKind, tiny_model, tiny_model_dir
 
+from chairlift.engine.config import DEFAULT_MODEL, EngineConfig
+from chairlift.engine.core.core import EngineCore
+from chairlift.engine.core.start import start_core
 from chairlift.engine.cpu import kernels
+from chairlift.engine.errors import ModelError
+from chairlift.engine.hub.source import resolve
+from chairlift.engine.messages import SamplingParams, Submit
+from chairlift.engine.messages.speculative_config import SpeculativeConfig
 from chairlift.engine.model import attention
 from chairlift.engine.speculation import draft_model
 
@@ -84,3 +92,42 @@ def test_long_prompts_reach_the_draft_model_part_by_part(monkeypatch: pytest.Mon
     verify_any(bench.core)
     assert _serve(bench, 0.0, longest=90) == expected
     assert sum(sum(stats.accepted_tokens) for stats in bench.stats) > 10
+
+
+def _started(path: Path, draft: Path, **settings: Any) -> EngineCore:
+    speculative = SpeculativeConfig("draft_model", str(draft))
+    config = EngineConfig(
+        model=str(path), speculative=speculative, kv_memory=1 << 24, max_rows=4, **settings
+    )
+    core, _ = start_core(config, resolve(str(path)), lambda progress: None)
+    return core
+
+
+def test_a_configured_draft_model_is_loaded(tmp_path: Path) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    core = _started(path, path)
+    verify_any(core)
+    core.submit(Submit("0", [5, 6, 7], SamplingParams(20, 0, temperature=0.0)))
+    accepted = 0
+    while not core.idle:
+        accepted += sum(core.step().stats.accepted_tokens)
+    assert accepted > 5
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    path = tiny_model_dir(tmp_path, "llama")
+    recurrent = tiny_model_dir(tmp_path, "lfm2")
+    with pytest.raises(ModelError, match="recurrent"):
+        _started(path, recurrent)
+    with pytest.raises(ModelError, match="vocabulary"):
+        _started(path, Path(resolve(DEFAULT_MODEL).path))
+    with pytest.raises(ModelError, match="nowhere"):
+        _started(path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "draft_model"}, {"model": "a"}, {"method": "ngram", "model": "a"}]
+)
+def test_the_method_and_the_model_belong_together(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="model"):
+        SpeculativeConfig(**settings)

@@ -12,14 +12,17 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 
 from support.scheduler.fuzz_counts import Cache, Counts
-from support.scheduler.fuzz_limits import draw_limits
+from support.scheduler.fuzz_limits import draw_drafts, draw_limits
 from support.scheduler.page_pools import TOKENS, PagePools
 
 from chairlift.cache.capacity import Capacity, padded
 from chairlift.cache.token_ids import common
 from chairlift.scheduler.columns import PromptSize
+from chairlift.scheduler.drafts import Chosen
 from chairlift.scheduler.plan import NO_CAPACITY, Plan
 from chairlift.scheduler.scheduler import Scheduler
 from chairlift.scheduler.sequence import Sequence
@@ -73,6 +76,8 @@ class Fuzz:
         self.rows: list[Sequence] = []
         self.in_flight: list[Sequence] = []
         self.ends: list[Sequence] = []
+        self.drafts: Mapping[Sequence, Seq[int]] = {}
+        self.drafting = rng.choice([0.0, 0.3, 1.0]) if self.limits.draft_tokens else 0.0
         # Request id -> choices that have not ended yet.
         self.open: dict[str, int] = {}
         trunk = [rng.randrange(9) for _ in range(600)]
@@ -137,7 +142,11 @@ class Fuzz:
         self.clock += rng.choice([0.0, 0.01, 0.3])
         self.counts.steps += 1
         self._mishap()
-        plan = scheduler.plan(self.capacities)
+        drafts: Chosen = {}
+        if self.drafts or rng.random() < self.drafting:
+            self._read()  # drafts follow known tokens
+            drafts = draw_drafts(rng, self.limits, scheduler.running)
+        plan = scheduler.plan(self.capacities, drafts)
         self._check(plan)
         computed = {s: s.computed for s in plan.preempted}
         scheduler.commit(plan)
@@ -149,9 +158,20 @@ class Fuzz:
         self._compute(plan)
         if self.limits.step_seconds < math.inf and (plan.work.tokens or plan.work.rows):
             scheduler.learn(plan.work, rng.choice([1e-6, 1e-3, 0.05]))
+        self._read()
+        scheduler.check_integrity()
+        self.in_flight = [*plan.decode, *plan.joins]
+        self.drafts = plan.drafts
+        self.ends = list(plan.ends)
+
+    def _read(self) -> None:
+        """Reads the tokens of the step before, of drafts as many as turn out to be right."""
+        rng = self.rng
         for sequence in self.in_flight:
             if not sequence.finished:
-                scheduler.read(sequence, [rng.randrange(99, 200)])
+                kept = rng.randrange(len(self.drafts.get(sequence, ())) + 1)
+                self.scheduler.read(sequence, [rng.randrange(99, 200) for _ in range(kept + 1)])
+                self.counts.accepted += kept
                 if (
                     len(sequence.tokens) == sequence.max_total_tokens
                     or rng.random() < self.ended_early
@@ -160,9 +180,7 @@ class Fuzz:
         for sequence in self.ends:
             if not sequence.finished:
                 self._finish(sequence)
-        scheduler.check_integrity()
-        self.in_flight = [*plan.decode, *plan.joins]
-        self.ends = list(plan.ends)
+        self.in_flight, self.ends, self.drafts = [], [], {}
 
     def _mishap(self) -> None:
         """Random aborts, evictions, and states that go to disk and come back."""
@@ -217,7 +235,9 @@ class Fuzz:
         assert set(plan.decode) <= set(self.rows)
         rows = len(plan.decode) + sum(s.rows for s in self.caches)
         assert rows <= limits.max_rows, (rows, limits)
-        assert len(plan.decode) + plan.prefill_tokens <= limits.max_step_tokens
+        assert set(plan.drafts) <= set(plan.decode)
+        tokens = len(plan.decode) + sum(map(len, plan.drafts.values())) + plan.prefill_tokens
+        assert tokens <= limits.max_step_tokens
         scored = sum(tokens for s, tokens in plan.chunks.items() if s.scored)
         assert scored <= limits.max_scored
         if self.pools:
@@ -242,11 +262,12 @@ class Fuzz:
             self.spare = all(s.rows for s in self.caches)
 
     def _check_columns(self, plan: Plan) -> None:
-        limits, geometry = self.limits, self.limits.geometry
+        limits, geometry = self.limits, self.limits.columns.geometry
+        longest = max(map(len, plan.drafts.values()), default=0)
         for band, taken in Counter(plan.decode.values()).items():
             assert taken <= plan.capacities[band].rows
         for sequence, band in plan.decode.items():
-            assert sequence.num_tokens <= plan.capacities[band].columns
+            assert sequence.num_tokens + longest <= plan.capacities[band].columns
         changed = [
             s.num_tokens for s, band in plan.decode.items() if self.places.get(s, band) != band
         ]
@@ -292,8 +313,7 @@ class Fuzz:
         self.joining = {choice: self.caches[prompt] for choice, prompt in plan.joins.items()}
         for sequence in {*plan.joins.values(), *plan.ends.values()}:
             del self.caches[sequence]
-        self.capacities = plan.capacities
-        self.places = plan.decode
+        self.capacities, self.places = plan.capacities, plan.decode
         self.rows = [*plan.decode, *plan.joins]
 
     def _count(self, plan: Plan) -> None:
@@ -302,9 +322,8 @@ class Fuzz:
         counts.alone += bool(plan.preempted) and not plan.decode and not self.caches
         counts.followers += len(self.scheduler.waiting._followers)
         counts.bands += sum(capacity.rows > 0 for capacity in plan.capacities) > 1
-        for sequence, begun in plan.cached.items():
-            counts.resumed += sequence in self.swapped
-            counts.hits += begun > 0 and sequence not in self.swapped
+        counts.resumed += sum(s in self.swapped for s in plan.cached)
+        counts.hits += sum(n > 0 and s not in self.swapped for s, n in plan.cached.items())
 
 
 def common_tokens(sequence: Sequence, tokens: tuple[int, ...]) -> int:

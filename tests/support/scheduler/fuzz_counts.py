@@ -43,3 +43,4 @@ class Counts:
     bands: int = 0
     padded: int = 0
     shared: int = 0
+    accepted: int = 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.scheduler.drafts import Chosen
 from chairlift.scheduler.limits import Limits
+from chairlift.scheduler.sequence import Sequence
 
 GEOMETRIES = (
     KVGeometry(100, {}, 0, {None: 50}),
@@ -45,6 +48,7 @@ def draw_limits(rng: random.Random, paged: bool = False) -> Limits:
         ageing=rng.choice([0.1, 10.0]),
         bypass=rng.choice([0.0, 0.5, 2.0, 1000.0]),
         paged=paged,
+        draft_tokens=0 if paged else rng.choice([0, 0, 1, 4]),
     )
     longest = rng.choice([130, 200, 220, 300, 500])
     kv_bytes = int(limits.bytes_alone(longest) * rng.choice([1, 1.5, 2, 2, 3]))
@@ -53,3 +57,16 @@ def draw_limits(rng: random.Random, paged: bool = False) -> Limits:
         unused = 64 * geometry.bytes_per_token
         kv_bytes += unused + (limits.pages.states or 0) * geometry.row_bytes
     return replace(limits, kv_bytes=kv_bytes)
+
+
+def draw_drafts(rng: random.Random, limits: Limits, running: Iterable[Sequence]) -> Chosen:
+    """Drafts for some rows, which may reach the end of their sequences."""
+    rows, chosen = list(running), {}
+    room = limits.max_step_tokens - len(rows)
+    for sequence in rows:
+        left = sequence.max_total_tokens - sequence.num_tokens - 1
+        most = min(limits.draft_tokens, left, room)
+        if most > 0 and rng.random() < 0.7:
+            chosen[sequence] = [7] * rng.randrange(1, most + 1)
+            room -= len(chosen[sequence])
+    return chosen

@@ -16,21 +16,26 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """How tokens are proposed; ``--speculative-config`` as JSON.
 
     Attributes:
-        method: "ngram" looks for the last tokens earlier in the prompt and the output.
+        method: "ngram" looks for the last tokens earlier in the prompt and the output;
+            "draft_model" asks a smaller model of the same vocabulary.
+        model: the draft model: a hub id, a directory or a ``.gguf`` file.
         num_speculative_tokens: maximum proposed tokens of a row in one step.
         prompt_lookup_min: how many last tokens have to be found, at least.
         prompt_lookup_max: a longer match counts no more than one of so many tokens.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or ``model`` does not fit ``method``.
     """
 
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "draft_model"] = "ngram"
+    model: str | None = None
     num_speculative_tokens: int = DEFAULT_TOKENS
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
 
     def __post_init__(self) -> None:
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ValueError(f"method {self.method} needs {'no' if self.model else 'a'} model")
         if not 1 <= self.num_speculative_tokens <= MAX_TOKENS:
             raise ValueError(
                 f"num_speculative_tokens must be 1 to {MAX_TOKENS}, not "
