@@ -17,9 +17,11 @@ from chairlift.scheduler.sequence import Sequence
 
 # A step must be expected to be better by this much: predictions have errors.
 MIN_GAIN = 1.03
-# The cost of drafts may have been measured at a bad time. While none is chosen, it counts less with
-# each step, half of it after this many, until drafts are tried again.
-HALVED_IN = 512
+# The cost of drafts may have been measured at a bad time. While no step has any, it counts less in
+# each step, half of it after this many, until a few tokens are tried again.
+HALVED_IN = 64
+# Each so many rows of a step that only tries drafts verify one token.
+ROWS_PER_TRIAL = 4
 
 
 class Draft(NamedTuple):
@@ -38,6 +40,38 @@ Drafts = Mapping[Sequence, Draft]
 Chosen = dict[Sequence, list[int]]
 
 
+class _Steps(NamedTuple):
+    """The steps to choose from: one without drafts, and others with more and more of them.
+
+    Attributes:
+        work: the work without drafts.
+        cost: predicts a step's time.
+        discount: the share of a draft's cost that counts.
+    """
+
+    work: Work
+    cost: CostModel
+    discount: float = 1.0
+
+    def best_count(self, expected: Seq[float], counts: Seq[int]) -> int:
+        """The number of candidates to take, 0 for none.
+
+        Args:
+            expected: tokens that the first candidates are expected to gain, by their number.
+            counts: the draft tokens of these.
+        """
+        rows, plain = self.work.rows, self.cost.seconds(self.work)
+        if not plain:
+            return 0
+        best, best_rate = 0, MIN_GAIN * rows / plain
+        for number, (gain, count) in enumerate(zip(expected, counts, strict=True), 1):
+            extra = self.cost.seconds(self.work._replace(drafts=count)) - plain
+            rate = (rows + gain) / (plain + self.discount * extra)
+            if rate > best_rate:
+                best, best_rate = number, rate
+        return best
+
+
 class DraftChooser:
     """Chooses the drafts of each step.
 
@@ -48,8 +82,12 @@ class DraftChooser:
 
     def __init__(self, uniform: bool) -> None:
         self._uniform = uniform
-        # Steps since drafts were chosen last, of those that could have had some.
-        self._skipped = 0
+        # Steps since the last one with drafts.
+        self._plain_steps = 0
+
+    def count_step(self, drafts: Mapping[Sequence, Seq[int]]) -> None:
+        """Counts a planned step with these drafts."""
+        self._plain_steps = 0 if drafts else self._plain_steps + 1
 
     def choose(
         self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
@@ -69,28 +107,27 @@ class DraftChooser:
         own = {s: draft for s in rows if (draft := _cut(s, drafts.get(s)))}
         if not own:
             return {}
-        chosen = (self._same_length if self._uniform else self._best)(own, rows, work, cost, room)
-        self._skipped = 0 if chosen else self._skipped + 1
-        return chosen
+        choose = self._same_length if self._uniform else self._best
+        discount = 0.5 ** (self._plain_steps / HALVED_IN)
+        return choose(own, rows, _Steps(work, cost), room) or choose(
+            *(own, rows, _Steps(work, cost, discount)),
+            min(room, max(len(rows), 1) if self._uniform else -(-len(rows) // ROWS_PER_TRIAL)),
+        )
 
-    def _best(
-        self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
-    ) -> Chosen:
+    def _best(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
         """The tokens with the best chances. Chances never rise, so a draft's first tokens lead."""
         ranked = sorted(
             ((chance, s) for s, draft in drafts.items() for chance in draft.chances),
             key=lambda pair: -pair[0],
         )[:room]
         expected = list(accumulate(chance for chance, _ in ranked))
-        best = self._best_count(expected, range(1, len(ranked) + 1), work, cost)
+        best = steps.best_count(expected, range(1, len(ranked) + 1))
         counts: dict[Sequence, int] = {}
         for _, sequence in ranked[:best]:
             counts[sequence] = counts.get(sequence, 0) + 1
         return {s: drafts[s].tokens[:count] for s, count in counts.items()}
 
-    def _same_length(
-        self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
-    ) -> Chosen:
+    def _same_length(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
         longest = min(
             max(len(draft.tokens) for draft in drafts.values()),
             min(map(_room, rows)),
@@ -103,31 +140,10 @@ class DraftChooser:
             )
         )
         counts = [len(rows) * (i + 1) for i in range(longest)]
-        best = self._best_count(expected, counts, work, cost)
+        best = steps.best_count(expected, counts)
         if not best:
             return {}
         return {s: _filled(s, drafts.get(s), best) for s in rows}
-
-    def _best_count(
-        self, expected: Seq[float], counts: Seq[int], work: Work, cost: CostModel
-    ) -> int:
-        """The number of candidates to take, 0 for none.
-
-        Args:
-            expected: tokens that the first candidates are expected to gain, by their number.
-            counts: the draft tokens of these.
-        """
-        plain = cost.seconds(work)
-        if not plain:
-            return 0
-        weight = 0.5 ** (self._skipped / HALVED_IN)
-        best, best_rate = 0, MIN_GAIN * work.rows / plain
-        for number, (gain, count) in enumerate(zip(expected, counts, strict=True), 1):
-            extra = cost.seconds(work._replace(drafts=count)) - plain
-            rate = (work.rows + gain) / (plain + weight * extra)
-            if rate > best_rate:
-                best, best_rate = number, rate
-        return best
 
 
 def _room(sequence: Sequence) -> int:

@@ -135,7 +135,8 @@ class Scheduler:
     def plan(self, now: Seq[Capacity], drafts: Chosen | None = None) -> Plan:
         """Plans the next step.
 
-        This changes no state except which waiting sequences are blocked.
+        This changes no state except which waiting sequences are blocked, and how long no draft was
+        verified.
 
         Args:
             now: the present capacities of the bands.
@@ -155,6 +156,7 @@ class Scheduler:
                 (prefill if sequence in prefill else decode).remove(sequence)
                 preempted.append(sequence)
             planner = self._planner(decode, prefill, now, moves=0)
+        self._drafts.count_step(drafts)
         proposed = sum(map(len, drafts.values()))
         rows_only = work = Work(len(decode), planner.context, drafts=proposed)
         seconds = self._chunk_sizes.seconds(work)

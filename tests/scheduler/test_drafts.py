@@ -117,12 +117,14 @@ def test_drafts_that_once_took_long_are_tried_again() -> None:
     cost = _cost(row=1e-4, draft=0.05, drafting=0.05, step=0.02)
     row = _sequence(0)
     chooser = DraftChooser(False)
-    choices = [
-        bool(chooser.choose({row: _draft(0.9)}, [row], Work(1, 100), cost, ROOM))
-        for _ in range(8 * HALVED_IN)
-    ]
+    choices = []
+    for _ in range(20 * HALVED_IN):
+        chosen = chooser.choose({row: _draft(0.9)}, [row], Work(1, 100), cost, ROOM)
+        choices.append(len(chosen.get(row, [])))
+        chooser.count_step(chosen)
     assert not any(choices[:HALVED_IN])
-    assert 0 < sum(choices) < 5
+    assert 0 < sum(choices) < 11
+    assert max(choices) == 1
 
 
 @pytest.mark.parametrize("uniform", [False, True])
