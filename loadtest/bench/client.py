@@ -119,7 +119,10 @@ class OpenAIClient:
                     now = time.perf_counter()
                     for data in parser.feed(chunk):
                         builder.add(data, now)
-                        if len(reply.chunk_times) == request.cancel_after and reply.ok:
+                        left = request.cancel_after is not None and (
+                            reply.received_tokens >= request.cancel_after
+                        )
+                        if left and reply.ok:
                             reply.cancelled = True
                             response.close()  # closes the connection, as a client that leaves
                             return builder.build()
@@ -142,7 +145,11 @@ class OpenAIClient:
             raise ServerError(f"cannot reach {url}: {error}") from error
 
     def _payload(self, request: WorkloadRequest) -> bytes:
-        body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        options = {"include_usage": True}
+        if request.cancel_after is not None:
+            # A chunk may have several tokens. Without this option each counts as one.
+            options["continuous_usage_stats"] = True
+        body: dict[str, Any] = {"stream": True, "stream_options": options}
         if self.model is not None:
             body["model"] = self.model
         if self._chat:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from chairlift.loadtest.bench.metrics import GOODPUT_METRICS, METRIC_NAMES
-from chairlift.loadtest.bench.target import Backend
+from chairlift.loadtest.bench.target import Backend, is_chat
 from chairlift.loadtest.data.arrivals import Ramp
 from chairlift.loadtest.errors import UsageError
 
-DatasetName = Literal["random", "prefix_repetition", "sharegpt", "custom", "trace"]
+DatasetName = Literal["random", "prefix_repetition", "edit", "sharegpt", "custom", "trace"]
 
 # Data sets that are read from --dataset-path.
 FILE_DATASETS = ("sharegpt", "custom", "trace")
@@ -59,6 +59,8 @@ class BenchConfig:
     prefix_repetition_suffix_len: int = 256
     prefix_repetition_num_prefixes: int = 10
     prefix_repetition_output_len: int = 128
+    edit_len: int = 512
+    edit_prediction: bool = False
     sharegpt_output_len: int | None = None
     custom_output_len: int | None = None
     ignore_eos: bool = False
@@ -98,7 +100,7 @@ class BenchConfig:
         for name in (
             *("num_prompts", "max_concurrency", "random_input_len", "random_output_len"),
             *("prefix_repetition_prefix_len", "prefix_repetition_suffix_len"),
-            *("prefix_repetition_num_prefixes", "prefix_repetition_output_len"),
+            *("prefix_repetition_num_prefixes", "prefix_repetition_output_len", "edit_len"),
             *("sharegpt_output_len", "custom_output_len"),
         ):
             count = getattr(self, name)
@@ -134,6 +136,10 @@ class BenchConfig:
         yield (
             not needs_path and self.dataset_path is not None,
             f"--dataset-path goes with --dataset-name {', '.join(FILE_DATASETS)}",
+        )
+        yield (
+            self.edit_prediction and (self.dataset_name != "edit" or not is_chat(self.endpoint)),
+            "--edit-prediction needs --dataset-name edit, and conversations: --backend openai-chat",
         )
         yield (
             self.verify and self.temperature not in (None, 0.0),

@@ -9,9 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.loadtest.bench.config import BenchConfig
+from chairlift.loadtest.bench.target import is_chat
 from chairlift.loadtest.data.arrivals import arrival_offsets
 from chairlift.loadtest.data.behaviour import misbehaving
 from chairlift.loadtest.data.custom import custom_requests
+from chairlift.loadtest.data.edit import edit_requests
 from chairlift.loadtest.data.repetition import prefix_repetition_requests
 from chairlift.loadtest.data.replay import read_requests, replayed
 from chairlift.loadtest.data.sharegpt import sharegpt_requests
@@ -83,6 +85,11 @@ async def _requests(
             rng,
             count_tokens,
             built,
+        )
+    if config.dataset_name == "edit":
+        chat = is_chat(config.endpoint)
+        return await edit_requests(
+            *(count, config.edit_len, chat, config.edit_prediction, rng, count_tokens, built)
         )
     ratio = config.random_range_ratio
     input_lens = draw_lengths(config.random_input_len, ratio, count, rng)

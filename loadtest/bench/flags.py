@@ -90,6 +90,19 @@ def _add_dataset(add: Add) -> None:
             metavar="N",
             help=f"{meaning} (default: %(default)s)",
         )
+    add(
+        "--edit-len",
+        type=int,
+        default=512,
+        metavar="N",
+        help="about the tokens of each document of the data set edit, which is to be repeated with"
+        " a small change (default: %(default)s)",
+    )
+    add(
+        "--edit-prediction",
+        action="store_true",
+        help="send each document as the request's prediction (conversations only)",
+    )
     add("--sharegpt-output-len", type=int, help="reply tokens (default: those of the file)")
     add(
         "--custom-output-len",

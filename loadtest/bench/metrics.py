@@ -48,8 +48,11 @@ class Reply:
     @property
     def output_tokens(self) -> int:
         """The number of tokens of the reply; 0 if it is not complete."""
-        if not self.ok:
-            return 0
+        return self.received_tokens if self.ok else 0
+
+    @property
+    def received_tokens(self) -> int:
+        """The number of tokens that arrived; without the server's usage, that of the chunks."""
         return len(self.chunk_times) if self.usage_tokens is None else self.usage_tokens
 
     @property
@@ -156,7 +159,7 @@ def compute_metrics(
         total_input_tokens=sum(reply.prompt_tokens for reply in complete),
         total_output_tokens=sum(reply.output_tokens for reply in complete),
         request_goodput=good / duration if goodput else None,
-        max_output_tokens_per_s=_max_chunks_per_second(complete),
+        max_output_tokens_per_s=_max_tokens_per_second(complete),
         max_concurrent_requests=_max_concurrent(complete),
         latencies={name: distribution(values, percentiles) for name, values in samples.items()},
     )
@@ -191,13 +194,17 @@ def _is_good(reply: Reply, goodput: dict[str, float]) -> bool:
     return all(measured[name] * 1000 <= limit for name, limit in goodput.items())
 
 
-def _max_chunks_per_second(replies: list[Reply]) -> float:
-    """The maximum number of chunks in one second, counting seconds from the first request."""
+def _max_tokens_per_second(replies: list[Reply]) -> float:
+    """The maximum number of tokens in one second, counting seconds from the first request.
+
+    The chunks of a reply count as equally many tokens.
+    """
     if not replies:
         return 0.0
     origin = min(reply.start for reply in replies)
-    seconds = [math.floor(t - origin) for reply in replies for t in reply.chunk_times]
-    return float(np.bincount(seconds).max())
+    chunks = [(reply, math.floor(t - origin)) for reply in replies for t in reply.chunk_times]
+    tokens = [reply.received_tokens / len(reply.chunk_times) for reply, _ in chunks]
+    return float(np.bincount([second for _, second in chunks], tokens).max())
 
 
 def _max_concurrent(replies: list[Reply]) -> int:

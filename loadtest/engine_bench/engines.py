@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +13,7 @@ from mlx_lm.generate import BatchGenerator
 from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.acceleration import Acceleration
 from chairlift.engine.core.background import Background
+from chairlift.engine.core.checks import MAX_REAL
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm_model
@@ -22,20 +23,34 @@ from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model.probe import Probed
 from chairlift.engine.parallel.ranks import Ranks
+from chairlift.engine.speculation.proposal import Proposer, proposers
 
 
 class BenchRequest(NamedTuple):
-    """A prompt's token ids, and the number of tokens to generate."""
+    """A prompt's token ids, and the number of tokens to generate.
+
+    Attributes:
+        repeated: the only token of the output; None lets the model choose.
+    """
 
     prompt: list[int]
     output: int
+    repeated: int | None = None
 
 
 class StepResult(NamedTuple):
-    """The result of one step: tokens generated, and requests that ended."""
+    """The result of one step: tokens generated, requests that ended and that got tokens."""
 
     tokens: int
     ended: int
+    rows: int
+
+
+class Drafted(NamedTuple):
+    """Proposed tokens of all steps, and how many of them were right."""
+
+    proposed: int
+    accepted: int
 
 
 class Engine(Protocol):
@@ -75,10 +90,12 @@ class MeasuredModel(NamedTuple):
         paced: bool,
         *background: Background,
         adapters: Sequence[Path] = (),
+        propose: Callable[[Submit], list[Proposer]] = proposers,
     ) -> EngineCore:
         """An engine without a prefix cache; ``paced`` limits the time of its steps.
 
-        It loads the ``adapters`` from their folders, with the folders' names as keys.
+        It loads the ``adapters`` from their folders, with the folders' names as keys. ``propose``
+        makes the proposers of each request.
         """
         kv_bytes, ranks = self.kv_bytes, self.ranks
         config = EngineConfig(max_rows=rows, kv_memory=kv_bytes, prefix_cache_bytes=0)
@@ -96,25 +113,38 @@ class MeasuredModel(NamedTuple):
         for folder in adapters:
             prepared.adapters.load(folder.name, folder)
         warm_model(prepared, limits, kernels=current().compiles_kernels)
-        core = EngineCore(prepared, limits, background=background, journal=ranks.journal)
+        core = EngineCore(
+            *(prepared, limits), background=background, journal=ranks.journal, propose=propose
+        )
         core.compile()
         return core
 
 
 class Ours:
-    """Chairlift's engine. Successive requests have successive ``adapters``."""
+    """Chairlift's engine. Successive requests have successive ``adapters``.
+
+    Attributes:
+        drafted: the drafts of all steps so far.
+    """
 
     def __init__(
-        self, model: MeasuredModel, rows: int, paced: bool, adapters: Sequence[Path] = ()
+        self,
+        model: MeasuredModel,
+        rows: int,
+        paced: bool,
+        adapters: Sequence[Path] = (),
+        propose: Callable[[Submit], list[Proposer]] = proposers,
     ) -> None:
-        self._core = model.make_core(rows, paced, adapters=adapters)
+        self._core = model.make_core(rows, paced, adapters=adapters, propose=propose)
         self._adapters = [folder.name for folder in adapters] or [""]
         self._added = 0
+        self.drafted = Drafted(0, 0)
         self.reserved = self.used = 0
 
     def add(self, requests: list[BenchRequest]) -> None:
         for request in requests:
-            params = SamplingParams(max_tokens=request.output, seed=0, temperature=0.0)
+            bias = {} if request.repeated is None else {request.repeated: MAX_REAL}
+            params = SamplingParams(request.output, seed=0, temperature=0.0, logit_bias=bias)
             adapter = self._adapters[self._added % len(self._adapters)]
             submit = Submit(str(self._added), request.prompt, params, adapter=adapter)
             self._core.submit(submit)
@@ -124,8 +154,13 @@ class Ours:
         output = self._core.step()
         self.reserved = output.stats.kv_reserved_bytes
         self.used = output.stats.kv_used_bytes
+        proposed, accepted = self.drafted
+        self.drafted = Drafted(
+            proposed + output.stats.draft_tokens, accepted + sum(output.stats.accepted_tokens)
+        )
         ended = sum(token.finish is not None for token in output.outputs)
-        return StepResult(sum(len(token.token_ids) for token in output.outputs), ended)
+        tokens = [len(token.token_ids) for token in output.outputs]
+        return StepResult(sum(tokens), ended, sum(count > 0 for count in tokens))
 
 
 class Peer:
@@ -142,9 +177,8 @@ class Peer:
 
     def step(self) -> StepResult:
         _, generated = self._generator.next()
-        return StepResult(
-            len(generated), sum(token.finish_reason is not None for token in generated)
-        )
+        ended = sum(token.finish_reason is not None for token in generated)
+        return StepResult(len(generated), ended, len(generated))
 
     @property
     def reserved(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chairlift.api.cli.arguments.parser import CommandParser
+from chairlift.api.cli.flags import share
 from chairlift.loadtest.engine_bench.load import Range, lengths
 
 
@@ -67,6 +68,13 @@ def engine_parser(
         metavar="N",
         help="also compare decode steps of --decode with and without N LoRA adapters of rank 8, "
         "step by step in turn (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--speculative",
+        type=share,
+        metavar="P",
+        help="also compare the tokens a second of --decode with and without speculative decoding, "
+        "by proposals each of whose tokens is right with probability P",
     )
     parser.add_argument(
         "--only", choices=("ours", "mlx-lm"), help="measure one engine (default: both)"

@@ -24,6 +24,7 @@ from chairlift.engine.parallel.rank_pipe import RankPipe
 from chairlift.engine.parallel.ranks import ALONE, Group, Ranks
 from chairlift.engine.process.follower import Follower
 from chairlift.engine.process.rank_process import follow
+from chairlift.engine.speculation.proposal import proposers
 from chairlift.loadtest.engine_bench.engines import Engine, MeasuredModel, Ours, Peer
 from chairlift.loadtest.engine_bench.flags import engine_parser
 from chairlift.loadtest.engine_bench.load import Load
@@ -35,6 +36,7 @@ from chairlift.loadtest.engine_bench.measure import (
 )
 from chairlift.loadtest.engine_bench.ranks import Leader
 from chairlift.loadtest.engine_bench.server import measure_server
+from chairlift.loadtest.engine_bench.speculation import decode_rate, oracles
 from chairlift.loadtest.errors import LoadTestError
 from chairlift.loadtest.shapes import SHAPES, config_of, random_adapter, random_model
 
@@ -50,9 +52,10 @@ def run(arguments: Sequence[str], leader: Leader | None) -> int:
     options = _parser().parse_args(arguments)
     if options.server:
         return _run_server(options)
-    if options.adapters and options.tensor_parallel_size > 1:
-        print("engine_bench: --adapters needs a --tensor-parallel-size of 1", file=sys.stderr)
-        return 2
+    for flag in ("adapters", "speculative"):
+        if getattr(options, flag) and options.tensor_parallel_size > 1:
+            print(f"engine_bench: --{flag} needs a --tensor-parallel-size of 1", file=sys.stderr)
+            return 2
     ranks: Ranks = leader.join() if leader else ALONE
     with ThreadWatch(blas_threads(), ranks.threads(None)):
         try:
@@ -162,6 +165,8 @@ def _measure(options: argparse.Namespace, model: MeasuredModel, leader: Leader |
         report[name] = figures
     if options.adapters:
         report["adapters"] = _compare_adapters(options, model)
+    if options.speculative:
+        report["speculative"] = _compare_speculation(options, model)
     _write(options, report)
 
 
@@ -193,6 +198,27 @@ def _compare_adapters(options: argparse.Namespace, model: MeasuredModel) -> dict
             )
             del pair
             _free_memory()
+    return ratios
+
+
+def _compare_speculation(options: argparse.Namespace, model: MeasuredModel) -> dict[int, float]:
+    """Tokens a second with drafts as a multiple of those without, by the number of rows."""
+    ratios = {}
+    for rows in options.decode:
+        rates = []
+        for propose in (proposers, oracles(options.speculative)):
+            engine = Ours(model, rows, False, propose=propose)
+            rates.append(decode_rate(engine, rows, options.context, model.probed.vocabulary))
+            del engine
+            _free_memory()
+        plain, drafted = rates
+        ratios[rows] = drafted.tokens_per_s / plain.tokens_per_s
+        print(
+            f"drafts   {rows:4} rows: {drafted.tokens_per_s:.1f} / {plain.tokens_per_s:.1f} tokens "
+            f"a second = {ratios[rows]:.3f} ({drafted.accepted:.2f} of {drafted.proposed:.2f} "
+            "tokens right for each row and step)",
+            flush=True,
+        )
     return ratios
 
 

@@ -43,6 +43,7 @@ PRINTED = {
     "guides/apis.md": r"^\w.*\n.*\w.*\n",
     "guides/chat.md": r"^get_weather \{.*\"city\".*\}\n.",
     "guides/embeddings.md": r"^576\n$",
+    "guides/speculative-decoding.md": r"CompletionTokensDetails\(accepted_prediction_tokens=\d+,",
     "guides/structured.md": r"^name=.* country=.* lifts=\d+\n(positive|negative)\n"
     r"\d\d?:\d\d [ap]m\nTake the (red|blue) lift.\n$",
     "start/quickstart.md": r"^\S.*\n$",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,17 @@ def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) ->
     command += ["--prompt-tokens", "lognormal:9:0.9:40", "--output-tokens", "3:9"]
     command += ["--tensor-parallel-size", str(ranks), "--out", str(report)]
     if ranks == 1:
-        command += ["--rate", "50", "--bits", "4"]
+        command += ["--rate", "50", "--bits", "4", "--speculative", "0.8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     figures = json.loads(report.read_text())["ours"]
+    if ranks == 1:
+        ratios = json.loads(report.read_text())["speculative"]
+        assert ratios.keys() == {"1", "3"}
+        assert all(0 < ratio < math.inf for ratio in ratios.values())
+        [one] = [line for line in done.stdout.splitlines() if line.startswith("drafts      1 rows")]
+        accepted, proposed = re.findall(r"\((.*) of (.*) tokens right", one)[0]
+        assert 0 < float(accepted) < float(proposed)
     names = ["decode_1_rows_ms", "decode_3_rows_ms", "output_tokens_per_s", "seconds"]
     assert all(0 < figures[name] < math.inf for name in names)
     # For each engine its rows, whether it was paced, and the peak of each rank's memory.

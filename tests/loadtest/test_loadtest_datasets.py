@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +17,7 @@ from support.fake_server import FakeServer, bench, serving
 from chairlift.loadtest import cli
 from chairlift.loadtest.bench.config import BenchConfig
 from chairlift.loadtest.bench.dataset import Workload, build_workload
+from chairlift.loadtest.errors import UsageError
 from chairlift.loadtest.servers.child import free_port
 
 
@@ -82,6 +85,57 @@ async def test_prefix_repetition_shares_its_prefixes_evenly() -> None:
     assert offsets == [0.0] * 10
 
 
+async def test_each_document_is_to_come_back_with_a_function_renamed() -> None:
+    requests, offsets = await workload(dataset_name="edit", num_prompts=6, edit_len=200)
+    assert offsets == [0.0] * 6
+    documents = []
+    for request in requests:
+        _, document, begun = request.prompt.split("```python\n")
+        assert begun == ""  # the prompt also begins the reply
+        document = document.partition("```")[0]
+        module = ast.parse(document)
+        functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+        assert len(functions) == len(module.body)
+        renamed = re.search(r"the function (\w+) renamed to (\w+)\.", request.prompt)
+        assert renamed is not None
+        old, new = renamed.groups()
+        assert old in functions
+        assert new != old
+        assert 160 <= len(document.split()) <= 240
+        assert request.prompt_len == len(request.prompt.split())
+        assert 200 < request.output_len < 220
+        assert request.body == {}
+        documents.append(document)
+    assert len(set(documents)) == 6
+    assert (await workload(dataset_name="edit", num_prompts=1, edit_len=1)).requests
+
+
+async def test_conversations_may_have_the_document_as_their_prediction() -> None:
+    chats: dict[str, Any] = {
+        **{"dataset_name": "edit", "num_prompts": 2, "edit_len": 100},
+        **{"backend": "openai-chat", "endpoint": "/v1/chat/completions"},
+    }
+    for request in (await workload(**chats)).requests:
+        assert request.prompt.endswith("Change nothing else.\n")
+    for request in (await workload(**chats, edit_prediction=True)).requests:
+        prediction = request.body["prediction"]
+        assert prediction["type"] == "content"
+        assert f"```python\n{prediction['content']}```" in request.prompt
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dataset_name": "edit", "edit_prediction": True},
+        {"endpoint": "/v1/chat/completions", "edit_prediction": True},
+        {"dataset_name": "edit", "edit_len": 0},
+    ],
+)
+def test_settings_of_the_data_set_edit_that_cannot_work(flags: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--edit-"):
+        BenchConfig(**flags)
+
+
 async def test_sharegpt_takes_the_conversations_that_vllm_takes(files: Path) -> None:
     flags: dict[str, Any] = {
         "dataset_name": "sharegpt",
@@ -115,6 +169,7 @@ async def test_a_trace_is_replayed_at_its_times_with_its_lengths(files: Path) ->
     [
         {"dataset_name": "random", "request_rate": 9.0, "random_range_ratio": 0.5},
         {"dataset_name": "prefix_repetition", "max_concurrency": 3},
+        {"dataset_name": "edit", "edit_len": 50},
         {"dataset_name": "sharegpt", "request_rate": 9.0},
         {"dataset_name": "trace"},
         {

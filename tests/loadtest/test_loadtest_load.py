@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.api.api_server import until
+from support.api.api_server import ids, running, until
+from support.api.fake_engine import FakeEngine, Scripted, model_info
 from support.fake_server import SMALL, FakeServer, bench, serving
 
+from chairlift.engine.messages import Submit
 from chairlift.loadtest import cli
 from chairlift.loadtest.bench import crosscheck
 from chairlift.loadtest.bench.client import OpenAIClient
@@ -111,6 +113,18 @@ async def test_the_server_sees_that_a_client_disconnected() -> None:
             assert (len(reply.chunk_times), reply.output_tokens) == (3, 0)
             assert reply.text == " a b a"
             await until(lambda: fake.running == 0)
+
+
+async def test_a_client_disconnects_at_a_token_although_chunks_have_several() -> None:
+    def script(request: Submit, index: int) -> Scripted:
+        return Scripted(ids("word " * 40), finish="length", chunk=4)
+
+    engine = FakeEngine(model_info(), script, step_seconds=0.01)
+    async with running(engine) as server, OpenAIClient(server.url) as client:
+        reply = await client.complete(WorkloadRequest("Hi", 2, 200, cancel_after=6))
+        assert reply.cancelled
+        assert (len(reply.chunk_times), reply.received_tokens) == (2, 8)
+        await until(lambda: bool(engine.closed))
 
 
 async def test_a_slow_reader_keeps_to_its_bytes_per_second() -> None:

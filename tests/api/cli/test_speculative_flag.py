@@ -53,7 +53,7 @@ def configs(folder: Path, *arguments: str, toml: str = "", **variables: str) -> 
 
 def test_flag_variable_and_file_set_it(tmp_path: Path) -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
-    wanted = SpeculativeConfig("ngram", 5, prompt_lookup_max=4)
+    wanted = SpeculativeConfig(num_speculative_tokens=5, prompt_lookup_max=4)
     for [config] in (
         configs(tmp_path, FLAG, text),
         configs(tmp_path, CHAIRLIFT_SPECULATIVE_CONFIG=text),
@@ -78,7 +78,8 @@ def test_each_model_has_its_own(tmp_path: Path) -> None:
 
 
 def test_it_reaches_the_engines_process_and_every_rank(tmp_path: Path) -> None:
-    config = EngineConfig(speculative=SpeculativeConfig("ngram", 5, 3, 4), tensor_parallel_size=2)
+    speculative = SpeculativeConfig("draft_model", "small", 5, 3, 4)
+    config = EngineConfig(speculative=speculative, tensor_parallel_size=2)
     source = ModelSource("m", "directory", tmp_path)
     starts = [Start(config, source), StartRank(local_places(2)[1], config, source, "info", "text")]
     for start in starts:
@@ -108,6 +109,8 @@ def test_it_sets_the_engines_limit_and_proposers() -> None:
         ("[1]", "Expected `object`, got `array`"),
         ('{"a":' * 100_000, "unknown field `a`"),
         ('{"tokens": 3}', "unknown field `tokens`"),
+        ('{"method": "draft_model"}', "method draft_model needs a model"),
+        ('{"model": "small"}', "method ngram needs no model"),
         ('{"method": "psychic"}', "Invalid enum value 'psychic' - at `$.method`"),
         ('{"num_speculative_tokens": 0}', f"num_speculative_tokens must be 1 to {MAX_TOKENS}"),
         ('{"num_speculative_tokens": 2.5}', "Expected `int`, got `float`"),
@@ -142,8 +145,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
-KEYS = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "x")
-LIKELY = st.sampled_from(["ngram", 0, 1, 5, MAX_TOKENS, MAX_TOKENS + 1, 2.0])
+KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "x")
+LIKELY = st.sampled_from(["ngram", "draft_model", 0, 1, 5, MAX_TOKENS, MAX_TOKENS + 1, 2.0])
 
 
 def complaint(text: str) -> str | None:

@@ -103,6 +103,19 @@ def test_bad_parameters_fail_their_request_alone(
     assert bench.core.idle
 
 
+@pytest.mark.parametrize("prediction", [[5, VOCAB_SIZE], [-1], [None]])
+def test_a_prediction_of_impossible_tokens_fails_its_request_alone(
+    bench: Bench, model: Any, prediction: list[Any]
+) -> None:
+    bench.submit("bad", PROMPT, reading={"prediction": prediction})
+    bench.submit("good", PROMPT, reading={"prediction": [5, VOCAB_SIZE - 1]})
+    bench.drain()
+    [output] = bench.outputs["bad", 0]
+    assert (output.token_ids, output.finish) == ([], "error")
+    assert "the prediction has a token outside of 0 to" in str(output.error)
+    assert bench.tokens("good") == solo_tokens(model, PROMPT, 8)
+
+
 def test_more_log_probabilities_than_tokens_give_all_tokens() -> None:
     bench = Bench(tiny_model("llama", vocab_size=12))
     bench.submit("all", [7, 8], logprobs=20)
@@ -129,14 +142,14 @@ def test_a_row_whose_token_cannot_be_processed_fails_alone(
     text: str,
     by_client: bool,
 ) -> None:
-    original = ActiveRequest.finish_reason
+    original = ActiveRequest.end
 
-    def failing(request: ActiveRequest, sequence: Any, token: int) -> Any:
+    def failing(request: ActiveRequest, sequence: Any, tokens: list[int]) -> Any:
         if sequence.request_id == "bad" and sequence.index == 1 and sequence.generated > 3:
             raise error
-        return original(request, sequence, token)
+        return original(request, sequence, tokens)
 
-    monkeypatch.setattr(ActiveRequest, "finish_reason", failing)
+    monkeypatch.setattr(ActiveRequest, "end", failing)
     bench.submit("bad", PROMPT, n=2)
     bench.submit("good", PROMPT)
     bench.drain()

@@ -1,0 +1,96 @@
+"""The measurement of speculative decoding: tokens a second with drafts and without."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from chairlift.engine.messages import Submit
+from chairlift.engine.speculation.proposal import Proposal, Proposer
+from chairlift.loadtest.engine_bench.engines import BenchRequest, Ours
+from chairlift.scheduler.sequence import Sequence
+
+# Steps that are timed, and warm-up steps before them, in which the engine learns what drafts cost.
+TIMED, WARM = 48, 24
+# Tokens of a reply: rows that begin early have drafts while the prompts of others are computed.
+OUTPUT = 768
+
+
+class Oracle:
+    """Proposes tokens each of which is right with the same probability.
+
+    Args:
+        right: the only token of the output.
+        probability: from 0 to 1.
+    """
+
+    def __init__(self, right: int, probability: float, rng: random.Random) -> None:
+        self._right = right
+        self._probability = probability
+        self._rng = rng
+
+    def propose(self, sequence: Sequence, count: int) -> Proposal | None:
+        wrong = self._right ^ 1
+        draws = (self._rng.random() < self._probability for _ in range(count))
+        return Proposal([self._right if draw else wrong for draw in draws], "oracle")
+
+
+def oracles(probability: float) -> Callable[[Submit], list[Proposer]]:
+    """Makes the oracle of each request whose output has only one token."""
+    rng = random.Random(0)
+
+    def propose(request: Submit) -> list[Proposer]:
+        (right,) = request.params.logit_bias
+        return [Oracle(right, probability, rng)]
+
+    return propose
+
+
+class Rate(NamedTuple):
+    """The speed of decode steps.
+
+    Attributes:
+        tokens_per_s: of all rows together.
+        proposed: tokens of drafts, for each row and step.
+        accepted: those of them that were right.
+    """
+
+    tokens_per_s: float
+    proposed: float
+    accepted: float
+
+
+def decode_rate(engine: Ours, rows: int, context: int, vocabulary: int) -> Rate:
+    """Times decode steps of ``rows`` rows with prompts of ``context`` tokens.
+
+    Each row repeats a token of its own. So its tokens are known, however the sums of a step are
+    rounded.
+
+    Raises:
+        ValueError: rows end before enough steps were timed.
+    """
+    rng = random.Random(1)
+    for _ in range(rows):
+        prompt = [rng.randrange(vocabulary) for _ in range(context)]
+        # Another one than its neighbour's, and not the last of an odd vocabulary.
+        engine.add([BenchRequest(prompt, OUTPUT, repeated=rng.randrange(vocabulary - 1))])
+    while engine.step().rows < rows:
+        pass
+    for _ in range(WARM):
+        engine.step()
+    before, start = engine.drafted, time.perf_counter()
+    tokens = 0
+    for _ in range(TIMED):
+        turn = engine.step()
+        tokens += turn.tokens
+        if turn.ended:
+            raise ValueError(f"{rows} rows with {context} prompt tokens end before {TIMED} steps")
+    seconds = time.perf_counter() - start
+    after, steps = engine.drafted, TIMED * rows
+    return Rate(
+        tokens / seconds,
+        (after.proposed - before.proposed) / steps,
+        (after.accepted - before.accepted) / steps,
+    )
