@@ -71,17 +71,18 @@ class CompiledSteps:
             # Compiled calls contain the adapters' matrices.
             routing.on_change(self._forget)
 
-    def __call__(self, step: PagedStep, tokens: mx.array) -> mx.array:
+    def __call__(self, step: PagedStep, tokens: mx.array, recurs: bool = True) -> mx.array:
         """Computes the next logits of a decode step.
 
         Args:
             step: has rows only.
-            tokens: ``[rows, 1]``.
+            tokens: ``[tokens, 1]``.
+            recurs: False if its shape is one of so many that compiling it is not worth it.
 
         Returns:
-            Logits ``[rows, 1, vocabulary]``.
+            Logits ``[tokens, 1, vocabulary]``.
         """
-        if self._gives_up or not self._is_steady(step):
+        if self._gives_up or not recurs or not self._is_steady(step):
             return self._plain(step, tokens)
         compiled = _TRIAL.attempt(lambda: self._compiled(step, tokens))
         if compiled is not None and (self._checked or self._is_right(compiled, step, tokens)):
