@@ -95,7 +95,7 @@ class Pipeline:
     def launch(self, plan: Plan, timer: PhaseTimer) -> None:
         """Builds the step of a plan and hands it to the device."""
         if self._work == NO_WORK:
-            self._computed_at = timer.start
+            self._computed_at = max(self._computed_at, timer.start)
         self._launched, self._launched_work = self._launch(plan, timer), plan.work
 
     def finish_previous(self, timer: PhaseTimer) -> Step:
