@@ -141,7 +141,8 @@ def test_every_key_of_a_table_changes_its_model_only(folder: Path) -> None:
     template, hosts = folder / "template.jinja", folder / "hosts.json"
     template.write_text("{{ messages }}")
     hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
-    choices = ("lazy", "float16", "json", "last", "none", "<a>,</a>", '{"temperature": 0.5}')
+    objects = ('{"temperature": 0.5}', '{"method": "ngram"}')
+    choices = ("lazy", "float16", "json", "last", "none", "<a>,</a>", *objects)
     candidates = [
         *('"{}"'.format(text.replace('"', '\\"')) for text in choices),
         *("true", "1", "2", "8", "32", "0.5", '"2G"', '["x"]', '["0", "1"]', '["a=b"]'),

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from chairlift.engine.core.core import EngineCore
+from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.forward import Chunk, Outcome
 from chairlift.engine.model.lora_routing import Slot
 
@@ -44,11 +45,16 @@ class Faults:
         self._fed: list[mx.array] = []
 
     def __call__(
-        self, bands: Any, tokens: mx.array, chunks: Seq[Chunk], adapters: Seq[Slot] = ()
+        self,
+        bands: Any,
+        tokens: mx.array,
+        chunks: Seq[Chunk],
+        adapters: Seq[Slot] = (),
+        drafted: Seq[DraftedBand] = (),
     ) -> Outcome:
         self.calls += 1
         self._fed.append(tokens)
-        outcome = self._forward(bands, tokens, chunks, adapters)
+        outcome = self._forward(bands, tokens, chunks, adapters, drafted)
         for row, sequence in enumerate(self._core.batch.rows):
             is_choice = (sequence.request_id, sequence.index) == self._choice
             if is_choice and sequence.generated == self._at:
