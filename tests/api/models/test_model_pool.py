@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.api.fake_engine import FakeEngine
 from support.api.simulated_models import SimulatedLoader, lazy, simulated, use
-from support.api.virtual_time import run_virtually
+from support.virtual_time import run_virtually
 
 from chairlift.api.errors import ModelBusy, NotReady, UnknownModel
 from chairlift.api.models.entry import ModelPlan

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.api.simulated_models import SimulatedLoader, lazy, simulated, use
-from support.api.virtual_time import run_virtually
+from support.virtual_time import run_virtually
 
 from chairlift.api.errors import NotReady
 
