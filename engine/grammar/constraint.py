@@ -26,8 +26,6 @@ class Constraint:
         self._matcher = matcher
         self._ends = params.stop_token_ids
         self._thought = None if params.thinking is None else Thought(params.thinking)
-        # Tokens that the matcher has consumed.
-        self._consumed = 0
 
     @property
     def complete(self) -> bool:
@@ -52,7 +50,6 @@ class Constraint:
                 continue
             if self._matcher is not None and not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
-                self._consumed += 1
                 check(self._matcher)
 
     @property
@@ -61,20 +58,23 @@ class Constraint:
         matcher = self.matcher
         if matcher is None or matcher.is_stopped():
             return []
-        tokens: list[int] = matcher.compute_ff_tokens()
+        tokens: list[int] = matcher.deep_copy().compute_ff_tokens()
         return tokens
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """A context in which tokens are taken, and given back at its end."""
-        thought, before = copy(self._thought), self._consumed
+        """A context in which tokens are taken, and given back at its end.
+
+        NOTE: the matcher is copied. llguidance's ``rollback`` does not give back what rules with
+        ``max_tokens`` have counted.
+        """
+        thought, matcher = self._thought, self._matcher
+        self._thought = copy(thought)
+        self._matcher = None if matcher is None else matcher.deep_copy()
         try:
             yield
         finally:
-            self._thought = thought
-            if self._matcher is not None and (extra := self._consumed - before):
-                self._matcher.rollback(extra)
-                self._consumed = before
+            self._thought, self._matcher = thought, matcher
 
     def shape(self, bits: Bits) -> None:
         """Applies the thought to a mask ``[words]``, filled by ``matcher`` or with all bits set."""

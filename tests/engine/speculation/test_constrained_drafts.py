@@ -21,10 +21,19 @@ SCHEMA = {
     "required": [f"field_number_{i}" for i in range(20)],
     "additionalProperties": False,
 }
+COUNTED = """%llguidance {}
+
+start: "Ada is " age " and lives in " TOWN
+
+age[capture, max_tokens=5]: AGE
+AGE: /[0-9]{1,2}/
+TOWN: "London" | "Paris"
+"""
 CONSTRAINTS: list[dict[str, Any]] = [
     {"grammar": Grammar("regex", "(ab|cd){3,9}[x-z]*")},
     {"grammar": Grammar("choice", json.dumps(["monday", "tuesday", "monkey"]))},
     {"grammar": Grammar("json_schema", json.dumps(SCHEMA))},
+    {"grammar": Grammar("lark", COUNTED)},
     {"thinking": Thinking(end=(9, 10), budget=5)},
     {"grammar": Grammar("regex", "(ab|cd){3,9}"), "thinking": Thinking(end=(9, 10), budget=5)},
     {},
@@ -93,3 +102,16 @@ def verify_all(bench: Bench) -> None:
             for sequence, draft in drafts.items()
         }
     )
+
+
+def test_rules_that_count_tokens_count_none_of_a_draft() -> None:
+    model = _model()
+    texts = []
+    for draft in (0, 16):
+        bench = Bench(model, compiler=compiler(), draft=draft)
+        verify_all(bench)
+        bench.submit("0", [20, 30], 40, grammar=Grammar("lark", COUNTED), stop_token_ids=(0,))
+        bench.drain()
+        texts.append(bench.tokens("0"))
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 25
