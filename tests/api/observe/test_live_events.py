@@ -71,7 +71,9 @@ async def test_the_history_goes_on_while_nobody_watches() -> None:
         # Each sample comes once, in order, a period apart.
         times = [each["at"] for each in seen]
         assert times == sorted(set(times))
-        assert times[-1] - times[0] == pytest.approx(INTERVAL * (len(seen) - 1), rel=0.5)
+        elapsed, expected = times[-1] - times[0], INTERVAL * (len(seen) - 1)
+        assert elapsed > 0.5 * expected
+        assert elapsed < 1.5 * expected + 5, "a busy machine delays samples, but not for long"
         async with watching(server) as events:
             assert (await anext(events))["history"][: len(seen)] == seen
 
