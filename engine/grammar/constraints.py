@@ -90,7 +90,10 @@ class Constraints:
     def forced(self, sequence: Sequence) -> list[int]:
         """The next tokens of a sequence, if its grammar leaves only one way; else empty."""
         row = self._settled(sequence)
-        return [] if row is None or row.mask is None else row.constraint.forced
+        if row is None or row.mask is None or row.effort.suspect:
+            return []
+        with row.effort.following(0):
+            return row.constraint.forced
 
     def foresee(self, sequence: Sequence, draft: Seq[int]) -> int:
         """How many first tokens of a draft the sequence's constraint allows before its end.
