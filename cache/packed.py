@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +21,7 @@ from chairlift.cache.batch import BatchCache
 from chairlift.cache.layer import LayerCache, Mask
 
 Floats = NDArray[np.float32]
+Array = TypeVar("Array", mx.array, Floats)
 
 
 class Part(NamedTuple):
@@ -235,32 +236,34 @@ def packed(steps: Sequence[BatchStep]) -> Iterator[Sequence[Any]]:
 def _unpacked(tokens: mx.array, place: _Place) -> mx.array:
     """One layer's part of ``[tokens, heads, 1, dim]``, as ``[rows, heads, step, dim]``."""
     part = tokens[place.start : place.stop]
-    if place.ragged is not None:
-        part = part[place.ragged.tokens]
-    if place.step == 1:
-        return part
-    rows, heads = part.shape[0] // place.step, tokens.shape[1]
-    return part.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
+    return _by_row(part if place.ragged is None else part[place.ragged.tokens], place.step)
 
 
 def _repacked(output: mx.array, place: _Place) -> mx.array:
     """``[rows, heads, step, dim]`` as ``[tokens, heads, 1, dim]``, without padding."""
-    rows, heads, step, dim = output.shape
-    packed = output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    packed = _by_column(output)
     return packed if place.ragged is None else packed[place.ragged.columns]
 
 
 def _unpacked_on_host(tokens: Floats, place: _Place) -> Floats:
     part = tokens[place.start : place.stop]
-    if place.ragged is not None:
-        part = part[place.ragged.host_tokens]
-    if place.step == 1:
-        return part
-    rows, heads = part.shape[0] // place.step, tokens.shape[1]
-    return part.reshape(rows, place.step, heads, -1).swapaxes(1, 2)
+    return _by_row(part if place.ragged is None else part[place.ragged.host_tokens], place.step)
 
 
 def _repacked_on_host(output: Floats, place: _Place) -> Floats:
-    rows, heads, step, dim = output.shape
-    packed = output if step == 1 else output.swapaxes(1, 2).reshape(rows * step, heads, 1, dim)
+    packed = _by_column(output)
     return packed if place.ragged is None else packed[place.ragged.host_columns]
+
+
+def _by_row(columns: Array, step: int) -> Array:
+    """``[rows * step, heads, 1, dim]`` as ``[rows, heads, step, dim]``."""
+    if step == 1:
+        return columns
+    count, heads, _, dim = columns.shape
+    return columns.reshape(count // step, step, heads, dim).swapaxes(1, 2)
+
+
+def _by_column(rows: Array) -> Array:
+    """``[rows, heads, step, dim]`` as ``[rows * step, heads, 1, dim]``."""
+    count, heads, step, dim = rows.shape
+    return rows if step == 1 else rows.swapaxes(1, 2).reshape(count * step, heads, 1, dim)

@@ -111,7 +111,7 @@ class DraftChooser:
         discount = 0.5 ** (self._plain_steps / HALVED_IN)
         return choose(own, rows, _Steps(work, cost), room) or choose(
             *(own, rows, _Steps(work, cost, discount)),
-            min(room, max(len(rows), 1) if self._uniform else -(-len(rows) // ROWS_PER_TRIAL)),
+            min(room, len(rows) if self._uniform else -(-len(rows) // ROWS_PER_TRIAL)),
         )
 
     def _best(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
