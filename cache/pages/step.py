@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ class StepTokens:
         begins: ``[tokens]`` int32, the position of the first new token of its sequence.
         stops: ``[tokens]`` int32, the position after each token.
         chunks: the prompt chunks.
+        tiles: what a device's kernels make of the chunks, for each form of layers.
     """
 
     rows: int
@@ -49,26 +50,7 @@ class StepTokens:
     begins: mx.array
     stops: mx.array
     chunks: Sequence[ChunkPlace] = ()
-    _tiles: dict[int, mx.array] = field(default_factory=dict)
-
-    def tiles(self, size: int) -> mx.array:
-        """The chunks cut into tiles of at most ``size`` tokens.
-
-        Returns:
-            ``[tiles, 5]`` int32: the four fields of ``ChunkPlace``, its ``token`` counted from the
-            first chunk's, and the tile's first token in its chunk. Tiles that see the most
-            tokens come last.
-        """
-        if size not in self._tiles:
-            first = self.chunks[0].token
-            tiles = [
-                (chunk.token - first, chunk.position, chunk.tokens, chunk.sequence, start)
-                for chunk in self.chunks
-                for start in range(0, chunk.tokens, size)
-            ]
-            tiles.sort(key=lambda tile: tile[1] + tile[4])
-            self._tiles[size] = mx.array(np.array(tiles, np.int32))
-        return self._tiles[size]
+    tiles: dict[Hashable, tuple[mx.array, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

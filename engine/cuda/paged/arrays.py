@@ -31,18 +31,21 @@ class TokenStep(NamedTuple):
 
 
 class ChunkStep(NamedTuple):
-    """Prompt chunks, in tiles of query tokens.
+    """Prompt chunks, in tiles of query tokens; ``tiles.chunk_step`` makes it.
 
     Attributes:
         tables: ``[sequences, width]`` int32, each sequence's pages.
-        tiles: ``[tiles, 5]`` int32: the step's index of the chunk's first token, the position of
-            that token, the chunk's tokens, the row of ``tables``, and the tile's first token within
-            the chunk, a multiple of ``chunk_attention.tile_tokens``. Heavy tiles, at the end of a
-            chunk, start first if they come last here.
+        tiles: ``[tiles and their splits, 8]`` int32: the index of the chunk's first token in the
+            arrays, the position of that token, the chunk's tokens, the row of ``tables``, the
+            tile's first token within the chunk (a multiple of ``chunk_attention.tile_tokens``), the
+            number of the split, the number of the tile's splits, and the tile's first slot for
+            their results. The last ones start first.
+        slots: slots of all tiles that are split.
     """
 
     tables: mx.array
     tiles: mx.array
+    slots: int
 
 
 @functools.cache

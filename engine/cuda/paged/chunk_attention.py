@@ -2,7 +2,9 @@
 
 A thread block computes a tile of a chunk's tokens for the query heads of one key head (a group), so
 that all of them share the keys and values that it loads. It goes over the visible columns with a
-running maximum and sum. ``token_attention`` computes the same, slower, for any type.
+running maximum and sum. If a step has few tiles, or some tiles have many columns, several blocks
+compute parts of a tile's columns; the last of them merges their results. ``token_attention``
+computes the same, slower, for any type.
 """
 
 from __future__ import annotations
@@ -32,6 +34,16 @@ MAX_HEADS = 16
 def tile_tokens(group: int) -> int:
     """The tokens of a tile, if ``group`` query heads share a key head."""
     return TILE // _heads_per_block(group)
+
+
+def blocks_per_tile(group: int) -> int:
+    """The blocks that compute a tile, for each key head."""
+    return group // _heads_per_block(group)
+
+
+def block_columns(dim: int) -> int:
+    """The columns that a block takes at once: shared memory has room for these."""
+    return 32 if dim > 128 else 64
 
 
 def chunk_attention(
@@ -68,7 +80,8 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
     pool = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
     sinks = mx.zeros((group,)) if with_sinks else None
-    step = ChunkStep(mx.zeros((1, 1), mx.int32), mx.array([[0, 0, 1, 0, 0]], mx.int32))
+    tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
+    step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0)
     mx.eval(_attend(queries, KeysValues(new, new), KeysValues(*pool), step, 1.0, None, sinks))
 
 
@@ -83,13 +96,17 @@ def _attend(
 ) -> mx.array:
     heads, dim = queries.shape[1], queries.shape[3]
     heads_per_block = _heads_per_block(heads // pool.keys.shape[1])
+    blocks = heads // heads_per_block
+    places = step.slots * blocks
     mixed: mx.array
-    (mixed,) = _kernel()(
+    mixed, _, _ = _kernel()(
         inputs=[
             queries,
             *new,
             *pool,
-            *step,
+            step.tables,
+            step.tiles,
+            _counters(1 << (places - 1).bit_length() if places else 1),
             scale_array(scale),
             window_array(window),
             sinks_array(sinks),
@@ -98,17 +115,26 @@ def _attend(
             ("T", queries.dtype),
             ("BFLOAT", queries.dtype == mx.bfloat16),
             ("DIM", dim),
+            ("COLUMNS", block_columns(dim)),
             ("ROWS", TILE),
             ("HEADS", heads_per_block),
             ("PAGE", PAGE_TOKENS),
             ("SINKS", sinks is not None),
         ],
-        grid=(heads // heads_per_block * TILE * 2, step.tiles.shape[0], 1),
+        grid=(blocks * TILE * 2, step.tiles.shape[0], 1),
         threadgroup=(TILE * 2, 1, 1),
-        output_shapes=[queries.shape],
-        output_dtypes=[queries.dtype],
+        output_shapes=[queries.shape, (max(1, places), TILE, dim), (max(1, places), TILE, 2)],
+        output_dtypes=[queries.dtype, mx.float32, mx.float32],
     )
     return mixed
+
+
+@functools.cache
+def _counters(count: int) -> mx.array:
+    """``[count]`` int32 zeros, in which a launch counts blocks, and which it leaves as zeros."""
+    counters = mx.zeros((count,), mx.int32)
+    mx.eval(counters)
+    return counters
 
 
 def _heads_per_block(group: int) -> int:
@@ -125,12 +151,14 @@ def _kernel() -> Any:
             "new_values",
             "keys",
             "values",
-            *ChunkStep._fields,
+            "tables",
+            "tiles",
+            "counters",
             "scale",
             "window",
             "sinks",
         ],
-        output_names=["out"],
+        output_names=["out", "partials", "weights"],
         header=HEADER,
         source=SOURCE,
     )

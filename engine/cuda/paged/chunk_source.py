@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-# Grid: (key head and part of its group, tile of query tokens). Each of the four warps has 16 of the
-# tile's ROWS rows, pairs of a token and a head; a thread has two of them, ``lane / 4`` and eight
-# more. Keys and values pass through shared memory, whose rows are eight numbers longer than needed:
+# Grid: (key head and part of its group, split of a tile of query tokens). Each of the four warps has
+# 16 of the tile's ROWS rows, pairs of a token and a head; a thread has two of them, ``lane / 4`` and
+# eight more. If a tile's columns are split, the last of its blocks merges the results. Keys and values pass through shared memory, whose rows are eight numbers longer than needed:
 # so the eight rows of a matrix lie in different banks. Keys arrive while the former tile's values
 # are in use, and values while the keys are. Scores are exponents of two: log2(e) is part of
 # ``scale``.
 SOURCE = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int THREADS = ROWS * 2, COLUMNS = DIM > 128 ? 32 : 64, STRIDE = DIM + 8;
+  constexpr int THREADS = ROWS * 2, STRIDE = DIM + 8;
   constexpr int PIECES = DIM / 8;         // of 16 bytes in a row
   constexpr int LANES = PIECES & -PIECES;  // that copy a row
   const int key_heads = keys_shape[1], parts = gridDim.x / key_heads;
@@ -18,8 +18,8 @@ SOURCE = """
   const int head = blockIdx.x * HEADS;  // the first of the part
   const int heads = gridDim.x * HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const int* tile = tiles + (gridDim.y - 1 - blockIdx.y) * 5;
-  const int begin = tile[1], first = tile[4];
+  const int* tile = tiles + (gridDim.y - 1 - blockIdx.y) * tiles_shape[1];
+  const int begin = tile[1], first = tile[4], split = tile[5], splits = tile[6];
   const int* table = tables + (long)tile[3] * tables_shape[1];
   const int tokens = min(ROWS / HEADS, tile[2] - first);
   const int position = begin + first, stop = position + tokens;
@@ -27,7 +27,7 @@ SOURCE = """
   const int each = key_heads * DIM;  // of the step's keys, numbers of a token
   const long fresh = (long)tile[0] * each + key_head * DIM;
   const auto pooled = [&](int page) { return ((long)page * key_heads + key_head) * PAGE * DIM; };
-  if (blockIdx.x % parts == 0) {
+  if (split == 0 && blockIdx.x % parts == 0) {
     for (int i = threadIdx.x; i < tokens * PIECES; i += THREADS) {
       const int token = i / PIECES, at = i % PIECES * 8, column = position + token;
       // Nobody reads this column of the pool in this step.
@@ -75,7 +75,9 @@ SOURCE = """
     }
   };
 
-  int base = start / COLUMNS * COLUMNS;
+  const int unit = start / COLUMNS, units = (stop + COLUMNS - 1) / COLUMNS - unit;
+  const int end = min(stop, (unit + units * (split + 1) / splits) * COLUMNS);
+  int base = (unit + units * split / splits) * COLUMNS;
   int page = table[base / PAGE];
   load(all_keys, keys, new_keys, page, base);
 
@@ -91,8 +93,9 @@ SOURCE = """
       query[k][r] = *reinterpret_cast<const unsigned*>(from + 16 * k);
       query[k][r + 2] = *reinterpret_cast<const unsigned*>(from + 16 * k + 8);
     }
-    high[r] = SINKS ? sinks[own_head] * 1.4426950408889634f : LEAST;
-    sum[r] = SINKS && c == 0 ? 1.f : 0.f;
+    const bool sunk = SINKS && split == 0;
+    high[r] = sunk ? sinks[own_head] * 1.4426950408889634f : LEAST;
+    sum[r] = sunk && c == 0 ? 1.f : 0.f;
   }
   const float factor = scale[0];
   const int matrix = lane / 8;
@@ -101,12 +104,12 @@ SOURCE = """
   const T* value = reinterpret_cast<const T*>(all_values) +
       (matrix % 2 * 8 + lane % 8) * STRIDE + matrix / 2 * 8;
 
-  for (; base < stop; base += COLUMNS) {
+  for (; base < end; base += COLUMNS) {
     const int next = base + COLUMNS;
     wait_for_copies();
     __syncthreads();  // the keys are here, and nobody needs the former values
     load(all_values, values, new_values, page, base);
-    if (next < stop) page = table[next / PAGE];
+    if (next < end) page = table[next / PAGE];
     float score[COLUMNS / 8][4] = {};
     #pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
@@ -120,7 +123,7 @@ SOURCE = """
     }
     wait_for_copies();
     __syncthreads();  // the values are here, and nobody needs these keys
-    if (next < stop) load(all_keys, keys, new_keys, page, next);
+    if (next < end) load(all_keys, keys, new_keys, page, next);
     if (next > position + 1 || base < stop - window[0]) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -173,17 +176,79 @@ SOURCE = """
       }
     }
   }
+  const long rows = (long)(tile[0] + first) * heads + head;  // of the first token, in ``out``
+  const long place = (long)tile[7] * gridDim.x + blockIdx.x * splits;  // of the first split
   #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
     sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
     const float share = 1.f / sum[r];
     const int row = warp * 16 + r * 8 + g, token = row / HEADS;
-    if (token >= tokens) continue;
-    T* to = out + ((long)(tile[0] + first + token) * heads + head + row % HEADS) * DIM + 2 * c;
+    if (splits > 1) {
+      float* to = partials + ((place + split) * ROWS + row) * DIM + 2 * c;
+      #pragma unroll
+      for (int n = 0; n < DIM / 8; ++n) {
+        to[8 * n] = mixed[n][2 * r];
+        to[8 * n + 1] = mixed[n][2 * r + 1];
+      }
+      if (c == 0) {
+        float* weight = weights + ((place + split) * ROWS + row) * 2;
+        weight[0] = high[r];
+        weight[1] = sum[r];
+      }
+    } else if (token < tokens) {
+      T* to = out + (rows + (long)token * heads + row % HEADS) * DIM + 2 * c;
+      #pragma unroll
+      for (int n = 0; n < DIM / 8; ++n)
+        *reinterpret_cast<unsigned*>(to + 8 * n) =
+            rounded<BFLOAT>(mixed[n][2 * r] * share, mixed[n][2 * r + 1] * share);
+    }
+  }
+  if (splits == 1) return;
+  __shared__ int ended;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int* counter = const_cast<int*>(counters) + place;
+    ended = atomicAdd(counter, 1) + 1;
+    if (ended == splits) *counter = 0;  // for the next launch
+  }
+  __syncthreads();
+  if (ended < splits) return;
+  __threadfence();
+  constexpr int SIDE = 4;  // groups of four numbers that a thread merges at once
+  for (int i = threadIdx.x; i < tokens * HEADS * DIM / 4; i += SIDE * THREADS) {
+    float highest[SIDE], total[SIDE] = {}, result[SIDE][4] = {};
     #pragma unroll
-    for (int n = 0; n < DIM / 8; ++n)
-      *reinterpret_cast<unsigned*>(to + 8 * n) =
-          rounded<BFLOAT>(mixed[n][2 * r] * share, mixed[n][2 * r + 1] * share);
+    for (int e = 0; e < SIDE; ++e) highest[e] = LEAST;
+    #pragma unroll 2
+    for (int s = 0; s < splits; ++s) {
+      #pragma unroll
+      for (int e = 0; e < SIDE; ++e) {
+        const int at = min(i + e * THREADS, tokens * HEADS * DIM / 4 - 1);
+        const long row = (place + s) * ROWS + at / (DIM / 4);
+        const float theirs = __ldcg(weights + row * 2), part = __ldcg(weights + row * 2 + 1);
+        const float4 numbers = __ldcg(
+            reinterpret_cast<const float4*>(partials + row * DIM) + at % (DIM / 4));
+        const float higher = fmaxf(highest[e], theirs);
+        const float mine = power(highest[e] - higher), their = power(theirs - higher);
+        highest[e] = higher;
+        total[e] = total[e] * mine + part * their;
+        result[e][0] = result[e][0] * mine + numbers.x * their;
+        result[e][1] = result[e][1] * mine + numbers.y * their;
+        result[e][2] = result[e][2] * mine + numbers.z * their;
+        result[e][3] = result[e][3] * mine + numbers.w * their;
+      }
+    }
+    #pragma unroll
+    for (int e = 0; e < SIDE; ++e) {
+      const int at = i + e * THREADS, row = at / (DIM / 4);
+      if (row >= tokens * HEADS) continue;
+      const float share = 1.f / total[e];
+      unsigned* to = reinterpret_cast<unsigned*>(
+          out + (rows + (long)(row / HEADS) * heads + row % HEADS) * DIM + at % (DIM / 4) * 4);
+      to[0] = rounded<BFLOAT>(result[e][0] * share, result[e][1] * share);
+      to[1] = rounded<BFLOAT>(result[e][2] * share, result[e][3] * share);
+    }
   }
 """

@@ -7,8 +7,9 @@ import mlx.core as mx
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.step import KindStep
 from chairlift.engine.cuda.paged import put as paged_put
-from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
-from chairlift.engine.cuda.paged.chunk_attention import chunk_attention, tile_tokens
+from chairlift.engine.cuda.paged.arrays import TokenStep
+from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
+from chairlift.engine.cuda.paged.tiles import chunk_step
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
 
@@ -31,8 +32,9 @@ class CudaPages:
             return _token_by_token(queries, new, buffers, step, scale, window, sinks)
         first = KeysValues(new.keys[:rows], new.values[:rows])
         rest = KeysValues(new.keys[rows:], new.values[rows:])
-        tiles = step.tokens.tiles(tile_tokens(queries.shape[1] // new.keys.shape[1]))
-        chunks = ChunkStep(step.tables, tiles)
+        _, key_heads, _, dim = new.keys.shape
+        group = queries.shape[1] // key_heads
+        chunks = chunk_step(step.tables, step.tokens, key_heads, group, dim, window)
         mixed = chunk_attention(queries[rows:], rest, buffers, chunks, scale, window, sinks)
         if not rows:
             return mixed

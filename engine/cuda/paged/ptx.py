@@ -91,7 +91,17 @@ __device__ inline void copy_later(void* to, const void* from, bool real) {
       : "memory");
 }
 
-// Waits for all copies that this thread has begun.
+// Ends a group of copies that this thread has begun.
+__device__ inline void end_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits for the copies of this thread's groups, except those of its last LATER groups.
+template <int LATER> __device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(LATER) : "memory");
+}
+
+// Waits for all copies that this thread has begun, in a group or not.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }

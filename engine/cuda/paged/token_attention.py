@@ -27,13 +27,13 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 # Head dimensions for which tensor cores are used, if keys are float16 or bfloat16.
 TENSOR_DIMS = (64, 128, 192, 256)
-WARPS = 4
 # Query heads that a block computes at once; a thread has no registers for more.
 MAX_HEADS = 8
-# A token's columns are divided among blocks of about this many columns, the same for any number of
-# tokens: shorter splits were not faster (on an H200), even for one token. The first column may lie
-# up to 15 columns behind the split's begin, and 16 pages of a table should need no second block.
-SPAN = 1024 + 16
+# The most columns of a block, by the blocks that a launch would have without splits: few blocks
+# would not keep all of the device's processors busy, and many need no splits. The first column may
+# lie up to 15 columns behind the split's begin.
+SPANS = ((256, 256 + 16), (768, 512 + 16))
+MAX_SPAN = 1024 + 16
 
 
 def token_attention(
@@ -62,8 +62,14 @@ def token_attention(
     group = queries.shape[1] // pool.keys.shape[1]
     _compile(queries.dtype, queries.shape[3], group, sinks is not None)
     columns = step.tables.shape[1] * PAGE_TOKENS
-    splits = -(-(min(columns, window or columns) + 16) // SPAN)
-    return _attend(queries, new, pool, step, scale, sinks, splits)
+    span = _span(len(queries) * queries.shape[1] // _heads_per_block(group))
+    splits = -(-(min(columns, window or columns) + 16) // span)
+    return _attend(queries, new, pool, step, scale, sinks, span, splits)
+
+
+def _span(blocks: int) -> int:
+    """The most columns of a block, if there are so many ``blocks`` without splits."""
+    return next((span for most, span in SPANS if blocks <= most), MAX_SPAN)
 
 
 @functools.cache
@@ -76,7 +82,7 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     for splits in (1, 2):
         # Each call has a pool of its own: the kernel writes to it.
         pool = KeysValues(*(mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2)))
-        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, splits))
+        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, MAX_SPAN, splits))
 
 
 def _attend(
@@ -86,6 +92,7 @@ def _attend(
     step: TokenStep,
     scale: float,
     sinks: mx.array | None,
+    span: int,
     splits: int,
 ) -> mx.array:
     """Launches the kernels."""
@@ -94,6 +101,8 @@ def _attend(
     heads_per_block = _heads_per_block(group)
     blocks = heads // heads_per_block
     tensor = dim in TENSOR_DIMS and queries.dtype != mx.float32
+    # Two warps have as much shared memory with long keys as four with shorter ones.
+    warps = 2 if tensor and dim > 128 else 4
     many = splits > 1
     out: mx.array
     out, _, _ = _kernel(tensor)(
@@ -103,6 +112,7 @@ def _attend(
             *pool,
             *step,
             _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
+            _span_array(span),
             scale_array(scale),
             sinks_array(sinks),
         ],
@@ -110,15 +120,14 @@ def _attend(
             ("T", queries.dtype),
             ("DIM", dim),
             ("HEADS", heads_per_block),
-            ("WARPS", WARPS),
+            ("WARPS", warps),
             ("PAGE", PAGE_TOKENS),
             ("MANY", many),
-            ("SPAN", SPAN),
             ("SINKS", sinks is not None),
             *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
-        grid=(splits * WARPS * 32, blocks, tokens),
-        threadgroup=(WARPS * 32, 1, 1),
+        grid=(splits * warps * 32, blocks, tokens),
+        threadgroup=(warps * 32, 1, 1),
         output_shapes=[
             (tokens, heads, 1, dim),
             (tokens, heads, splits, dim) if many else (1,),
@@ -137,6 +146,12 @@ def _counters(count: int) -> mx.array:
     return counters
 
 
+@functools.cache
+def _span_array(span: int) -> mx.array:
+    """``[1]``: the most columns of a block."""
+    return mx.array([span], mx.int32)
+
+
 def _heads_per_block(group: int) -> int:
     return next(n for n in range(min(group, MAX_HEADS), 0, -1) if group % n == 0)
 
@@ -153,6 +168,7 @@ def _kernel(tensor: bool) -> Any:
             "values",
             *TokenStep._fields,
             "counters",
+            "span",
             "scale",
             "sinks",
         ],

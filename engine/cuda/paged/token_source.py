@@ -7,8 +7,8 @@ MLX generates its signature from the names of inputs, outputs and template argum
 from __future__ import annotations
 
 # Grid: (split, key head and part of its group, token). A token uses as many splits as it needs for
-# about ``SPAN`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents
-# of two: log2(e) is part of ``scale``.
+# ``span`` columns each at most; they begin at multiples of UNIT columns. Scores are exponents of
+# two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int UNIT = 16;
@@ -21,7 +21,7 @@ BEGIN = """
   const int* table = tables + (long)owners[token] * tables_shape[1];
   const int begin = begins[token], stop = stops[token], start = stop - lengths[token];
   const int unit = start / UNIT, units = (stop + UNIT - 1) / UNIT - unit;
-  const int used = MANY ? (units * UNIT + SPAN - 1) / SPAN : 1;
+  const int used = MANY ? (units * UNIT + span[0] - 1) / span[0] : 1;
   if (split >= used) return;
   const int first = max(start, (unit + units * split / used) * UNIT);
   const int last = min(stop, (unit + units * (split + 1) / used) * UNIT);
@@ -40,12 +40,12 @@ BEGIN = """
     *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
         *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
   }
-  __shared__ float all_mixed[WARPS][HEADS][DIM];
   __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
 """
 
 # Scores and sums without tensor cores: any type, any head dimension.
 PLAIN = """
+  __shared__ float all_mixed[WARPS][HEADS][DIM];
   constexpr int LANES = DIM <= 64 ? 8 : (DIM <= 128 ? 16 : 32);  // that share a column
   constexpr int SIDE = 32 / LANES;    // columns that a warp takes side by side
   constexpr int DEEP = 4;             // and one behind the other
@@ -150,115 +150,140 @@ PLAIN = """
 """
 
 # Scores and sums with tensor cores. A product has 16 rows: the query heads, at most eight, and
-# zeros. A thread has two neighbouring numbers in each of two columns of a key. Queries and keys
-# assign dimensions to threads alike, so that a thread reads 16 bytes at a time. A thread has four
-# columns of values, and pairs neighbouring ones. A weight is split into two numbers of the key's
-# type, whose sum has 16 bits, to lose little precision. A product's 16 columns are in one page.
+# zeros. Each warp takes UNIT columns at a time, which lie in one page. Their keys and values pass
+# through the warp's own part of shared memory: the next keys arrive while these values are in use,
+# and the next values while those keys are. Rows there are eight numbers longer than needed, so that
+# the eight rows of a matrix lie in different banks. A weight is split into two numbers of the key's
+# type, whose sum has 16 bits, to lose little precision.
 TENSOR = """
+  constexpr int PIECES = DIM / 8, STRIDE = PIECES + 1;  // 16 bytes each
+  constexpr int STEP = WARPS * UNIT;
+  __shared__ Eight<T> tiles[WARPS][2][UNIT * STRIDE];
+  static_assert(sizeof(tiles) >= WARPS * HEADS * DIM * sizeof(float), "all_mixed is in tiles");
   const int g = lane / 4, c = lane % 4;
   const bool busy = g < HEADS;
-  Four query[DIM / 32];
-  float mixed[DIM / 8][2], high = LEAST, sum = 0.f;
-  #pragma unroll
-  for (int j = 0; j < DIM / 32; ++j) {
-    const T* from = queries + ((long)token * heads + head + (busy ? g : 0)) * DIM + 32 * j + 8 * c;
-    query[j] = *reinterpret_cast<const Four*>(from);
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) query[j].v[i] = busy ? query[j].v[i] : 0;
+  const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
+  // Begins to copy the columns from ``base`` on; those that are not seen become zeros.
+  const auto load = [&](Eight<T>* to, const T* pool, const T* step, int page, int base) {
+    const T* rows = pool + pooled(page, base);
+    if (base >= first && base + UNIT <= min(last, begin)) {
+      #pragma unroll
+      for (int n = 0; n < UNIT * PIECES; n += 32) {
+        const int i = n + lane;
+        copy_later(to + i / PIECES * STRIDE + i % PIECES, rows + i * 8, true);
+      }
+    } else {
+      #pragma unroll 1
+      for (int n = 0; n < UNIT * PIECES; n += 32) {
+        const int i = n + lane, column = base + i / PIECES;
+        const T* from = column < begin
+            ? rows + i * 8 : step + (column - stop + 1) * each + i % PIECES * 8;
+        copy_later(
+            to + i / PIECES * STRIDE + i % PIECES, from, column >= first && column < last);
+      }
+    }
+  };
+  int base = (first / UNIT + warp) * UNIT;
+  if (base < last) {
+    const int page = table[base / PAGE];
+    load(tiles[warp][0], keys, own_key, page, base);
+    end_copies();
+    load(tiles[warp][1], values, own_value, page, base);
+    end_copies();
   }
-  #pragma unroll
-  for (int i = 0; i < DIM / 8; ++i) mixed[i][0] = mixed[i][1] = 0.f;
+  int next_page = base + STEP < last ? table[(base + STEP) / PAGE] : 0;
+
+  unsigned query[DIM / 16][2];
+  float mixed[DIM / 8][2] = {}, high = LEAST, sum = 0.f;
+  {
+    const T* from = queries + ((long)token * heads + head + (busy ? g : 0)) * DIM + 2 * c;
+    #pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+      #pragma unroll
+      for (int i = 0; i < 2; ++i)
+        query[k][i] = busy ? *reinterpret_cast<const unsigned*>(from + 16 * k + 8 * i) : 0;
+    }
+  }
   if (SINKS && split == 0 && warp == 0 && busy) {
     high = sinks[head + g] * 1.4426950408889634f;
     sum = c == 0 ? 1.f : 0.f;
   }
-  const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
-  int base = (first / UNIT + warp) * UNIT;
-  int next_page = base < last ? table[base / PAGE] : 0;
-  for (; base < last; base += WARPS * UNIT) {
-    const long page = pooled(next_page, 0);
-    if (base + WARPS * UNIT < last) next_page = table[base / PAGE + WARPS * UNIT / PAGE];
-    // Of a visible column near the given one, the first number of its key or value.
-    const auto row = [&](const T* pool, const T* step, int wanted) {
-      const int column = min(max(wanted, first), last - 1);
-      const bool old = column < begin;
-      return (old ? pool + page : step) +
-          (old ? column % PAGE * DIM : (column - stop + 1) * (int)each);
-    };
-    Four key[2][DIM / 32], value[4][DIM / 64];
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const T* from = row(keys, own_key, base + g + 8 * k);
-      #pragma unroll
-      for (int j = 0; j < DIM / 32; ++j)
-        key[k][j] = *reinterpret_cast<const Four*>(from + 32 * j + 8 * c);
-    }
-    const auto load_values = [&] {
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const T* from = row(values, own_value, base + 2 * c + k % 2 + k / 2 * 8);
-        #pragma unroll
-        for (int j = 0; j < DIM / 64; ++j)
-          value[k][j] = *reinterpret_cast<const Four*>(from + 64 * j + 8 * g);
-      }
-    };
-    if (DIM <= 128) load_values();  // on its way before the keys are needed
+  const float factor = scale[0];
+  const int matrix = lane / 8;
+  const Eight<T>* key = tiles[warp][0] + (matrix / 2 * 8 + lane % 8) * STRIDE + matrix % 2;
+  const Eight<T>* value = tiles[warp][1] + (matrix % 2 * 8 + lane % 8) * STRIDE + matrix / 2;
+
+  for (; base < last; base += STEP) {
+    const int next = base + STEP;
+    wait_for_copies<1>();
+    __syncwarp();  // the keys are here
     float score[2][2] = {};
     #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      #pragma unroll
-      for (int j = 0; j < DIM / 32; ++j) {
-        const unsigned *q = query[j].v, *from = key[k][j].v;
-        multiply_half<BFLOAT>(score[k], q[0], q[1], from[0], from[1]);
-        multiply_half<BFLOAT>(score[k], q[2], q[3], from[2], from[3]);
-      }
+    for (int k = 0; k < DIM / 16; ++k) {
+      unsigned loaded[4];
+      load_matrices(loaded, key + 2 * k);
+      multiply_half<BFLOAT>(score[0], query[k][0], query[k][1], loaded[0], loaded[1]);
+      multiply_half<BFLOAT>(score[1], query[k][0], query[k][1], loaded[2], loaded[3]);
     }
-    if (DIM > 128) load_values();  // there are no registers for both
+    __syncwarp();  // no lane needs these keys
+    if (next < last) load(tiles[warp][0], keys, own_key, next_page, next);
+    end_copies();
     float higher = high;
     #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int column = base + 2 * c + k % 2 + k / 2 * 8;
-      float& own_score = score[k / 2][k % 2];
-      own_score = column >= first && column < last ? own_score * scale[0] : NEVER;
-      higher = fmaxf(higher, own_score);
+    for (int k = 0; k < 2; ++k) {
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = base + 2 * c + 8 * k + i;
+        score[k][i] = column >= first && column < last ? score[k][i] * factor : NEVER;
+        higher = fmaxf(higher, score[k][i]);
+      }
     }
     higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
     higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
-    const float faded = exp2f(high - higher);
-    high = higher;
-    sum *= faded;
-    #pragma unroll
-    for (int i = 0; i < DIM / 8; ++i) { mixed[i][0] *= faded; mixed[i][1] *= faded; }
+    if (higher > high) {
+      const float faded = power(high - higher);
+      high = higher;
+      sum *= faded;
+      #pragma unroll
+      for (int n = 0; n < DIM / 8; ++n) { mixed[n][0] *= faded; mixed[n][1] *= faded; }
+    }
     unsigned weight[2], rest[2];
     #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const float one = exp2f(score[k][0] - higher), two = exp2f(score[k][1] - higher);
+      const float one = power(score[k][0] - high), two = power(score[k][1] - high);
       sum += one + two;
       const T one_high = static_cast<T>(one), two_high = static_cast<T>(two);
       weight[k] = pair(one_high, two_high);
       rest[k] = rounded<BFLOAT>(
           one - static_cast<float>(one_high), two - static_cast<float>(two_high));
     }
+    wait_for_copies<1>();
+    __syncwarp();  // the values are here
     #pragma unroll
-    for (int j = 0; j < DIM / 64; ++j) {
+    for (int n = 0; n < DIM / 16; ++n) {
+      unsigned loaded[4];
+      load_transposed(loaded, value + 2 * n);
       #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int half = i % 2 ? 0x7632 : 0x5410;
-        const unsigned near = __byte_perm(value[0][j].v[i / 2], value[1][j].v[i / 2], half);
-        const unsigned far = __byte_perm(value[2][j].v[i / 2], value[3][j].v[i / 2], half);
-        multiply_half<BFLOAT>(mixed[8 * j + i], weight[0], weight[1], near, far);
-        multiply_half<BFLOAT>(mixed[8 * j + i], rest[0], rest[1], near, far);
+      for (int i = 0; i < 2; ++i) {
+        float(&own)[2] = mixed[2 * n + i];
+        multiply_half<BFLOAT>(own, weight[0], weight[1], loaded[2 * i], loaded[2 * i + 1]);
+        multiply_half<BFLOAT>(own, rest[0], rest[1], loaded[2 * i], loaded[2 * i + 1]);
       }
     }
+    __syncwarp();  // no lane needs these values
+    if (next < last) load(tiles[warp][1], values, own_value, next_page, next);
+    end_copies();
+    if (next + STEP < last) next_page = table[(next + STEP) / PAGE];
   }
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  __syncthreads();  // no warp needs its tiles
+  auto& all_mixed = *reinterpret_cast<float(*)[WARPS][HEADS][DIM]>(&tiles);
   if (busy) {
     #pragma unroll
-    for (int i = 0; i < DIM / 8; ++i) {
-      const int dim = i / 8 * 64 + 16 * c + i % 8;
-      all_mixed[warp][g][dim] = mixed[i][0];
-      all_mixed[warp][g][dim + 8] = mixed[i][1];
+    for (int n = 0; n < DIM / 8; ++n) {
+      all_mixed[warp][g][8 * n + 2 * c] = mixed[n][0];
+      all_mixed[warp][g][8 * n + 2 * c + 1] = mixed[n][1];
     }
     if (c == 0) { all_high[warp][g] = high; all_sum[warp][g] = sum; }
   }

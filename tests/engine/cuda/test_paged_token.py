@@ -52,13 +52,19 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
         )
 
 
+def span_of(patch: pytest.MonkeyPatch, columns: int) -> None:
+    """Lets each block have this many columns at most."""
+    patch.setattr(token_attention, "SPANS", ())
+    patch.setattr(token_attention, "MAX_SPAN", columns)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tokens_attend_to_what_they_see(
     shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_attention, "SPAN", 1 << 20)  # no splits
+    span_of(monkeypatch, 1 << 20)  # no splits
     inputs = Sequences(shape, CHUNKS)
     inputs.check(attend(inputs, backwards))
 
@@ -75,7 +81,7 @@ def test_tokens_attend_to_what_they_see(
 def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) -> None:
     inputs = Sequences(Shape(1, 5, 64, mx.float16, window), chunks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_attention, "SPAN", 64)
+        span_of(patch, 64)
         inputs.check(attend(inputs, backwards))
 
 
@@ -83,6 +89,6 @@ def test_any_tokens(chunks: list[Chunk], window: int | None, backwards: bool) ->
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[3:10:2], ids=str)
 def test_splits_are_merged(shape: Shape, backwards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_attention, "SPAN", 64)
+    span_of(monkeypatch, 64)
     inputs = Sequences(shape, [Chunk(200, 1), Chunk(0, 3)])
     inputs.check(attend(inputs, backwards))

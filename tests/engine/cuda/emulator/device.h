@@ -26,6 +26,8 @@ struct __half {
   operator float() const { return number; }
 };
 
+struct float4 { float x, y, z, w; };
+
 void __threadfence() {}
 template <typename T> T __ldcg(const T* from) { return *from; }
 int atomicAdd(int* to, int number) {
@@ -142,10 +144,30 @@ void copy_later(void* to, const void* from, bool real) {
   else fibers[current].copies[fibers[current].begun++] = one;
 }
 
-void wait_for_copies() {
+void complete_copies(int count) {
   Fiber& fiber = fibers[current];
-  for (int i = 0; i < fiber.begun; ++i) copy(fiber.copies[i]);
-  fiber.begun = 0;
+  for (int i = 0; i < count; ++i) copy(fiber.copies[i]);
+  for (int i = count; i < fiber.begun; ++i) fiber.copies[i - count] = fiber.copies[i];
+  fiber.begun -= count;
+  for (int& end : fiber.group_ends) end = max(0, end - count);
+}
+
+void wait_for_copies() { complete_copies(fibers[current].begun); }
+
+void end_copies() {
+  Fiber& fiber = fibers[current];
+  for (int i = MAX_GROUPS - 1; i; --i) fiber.group_ends[i] = fiber.group_ends[i - 1];
+  fiber.group_ends[0] = fiber.begun;
+}
+
+template <int LATER> void wait_for_copies() {
+  static_assert(LATER < MAX_GROUPS);
+  complete_copies(fibers[current].group_ends[LATER]);
+}
+
+void __syncwarp() {
+  int nothing = 0;
+  together(nothing, [](int**) {});
 }
 
 }  // namespace

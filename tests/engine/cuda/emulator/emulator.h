@@ -30,6 +30,8 @@ enum Outcome { FINISHED, STUCK, MISMATCHED };  // STUCK: not all threads reach a
 
 struct Copy { void* to; const void* from; bool real; };
 
+constexpr int MAX_GROUPS = 4;
+
 struct Fiber {
   ucontext_t context;
   jmp_buf place;
@@ -38,6 +40,7 @@ struct Fiber {
   int seen;
   Copy copies[256];
   int begun;
+  int group_ends[MAX_GROUPS];  // of the groups of copies, the last one first, the end in ``copies``
 };
 
 struct Warp {
@@ -135,6 +138,7 @@ int run_block() {
     fiber.started = fiber.done = false;
     fiber.gate = nullptr;
     fiber.begun = 0;
+    memset(fiber.group_ends, 0, sizeof(fiber.group_ends));
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = stacks + (long)t * STACK;
     fiber.context.uc_stack.ss_size = STACK;
