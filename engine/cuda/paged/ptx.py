@@ -33,24 +33,6 @@ __device__ inline void multiply(
   }
 }
 
-// The same for eight rows; the other eight are zeros.
-template <bool BFLOAT>
-__device__ inline void multiply_half(
-    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
-  float unused0, unused1;
-  if constexpr (BFLOAT) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
-        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
-        : "+f"(sum[0]), "+f"(sum[1]), "=f"(unused0), "=f"(unused1)
-        : "r"(row0), "r"(0), "r"(row1), "r"(column0), "r"(column1), "f"(0.f));
-  }
-}
-
 // Two numbers, rounded to 16 bits.
 template <bool BFLOAT> __device__ inline unsigned rounded(float low, float high) {
   unsigned both;
@@ -82,6 +64,14 @@ __device__ inline void load_transposed(unsigned (&loaded)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(loaded[0]), "=r"(loaded[1]), "=r"(loaded[2]), "=r"(loaded[3])
       : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row))) : "memory");
+}
+
+// Transposes a matrix of eight rows of eight 16-bit numbers. A thread has of row lane / 4 the numbers
+// 2 * (lane % 4) and the next.
+__device__ inline unsigned transposed(unsigned both) {
+  unsigned result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(both));
+  return result;
 }
 
 // Begins to copy 16 bytes to shared memory, or zeros, if not ``real``; nothing is read then.

@@ -31,8 +31,8 @@ _ATTENTION_TRIAL = Trial(
 _PUT_TRIAL = Trial(identical, log, error=_ERROR, level=logging.WARNING, mismatch=_MISMATCH)
 
 _KEY_HEADS, _GROUP, _DIM, _SCALE = 2, 4, 128, 0.1
-# Old and new tokens of prompt chunks, at and around the ends of pages and of tiles. The last one has
-# so many columns that several blocks compute them.
+# Old and new tokens of prompt chunks, at and around the ends of pages and of tiles. The last one
+# has so many columns that several blocks compute them.
 _CHUNKS = ((0, 70), (130, 21), (64, 1), (1060, 20))
 
 

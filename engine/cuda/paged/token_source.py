@@ -149,33 +149,33 @@ PLAIN = """
   }
 """
 
-# Scores and sums with tensor cores. A product has 16 rows: the query heads, at most eight, and
-# zeros. Each warp takes UNIT columns at a time, which lie in one page. Their keys and values pass
-# through the warp's own part of shared memory: the next keys arrive while these values are in use,
-# and the next values while those keys are. Rows there are eight numbers longer than needed, so that
-# the eight rows of a matrix lie in different banks. A weight is split into two numbers of the key's
-# type, whose sum has 16 bits, to lose little precision.
+# Scores and sums with tensor cores. A product has 16 rows, columns of the cache or numbers of a
+# value, and eight columns: the query heads, at most eight, and zeros. Each warp takes UNIT columns
+# of the cache at a time, which lie in one page. Their keys and values pass through the warp's own
+# part of shared memory: the next keys arrive while these values are in use, and the next values
+# while those keys are. Rows there are eight numbers longer than needed, so that the eight rows of a
+# matrix lie in different banks. A weight is split into two numbers of the key's type, whose sum has
+# 16 bits, to lose little precision.
 TENSOR = """
   constexpr int PIECES = DIM / 8, STRIDE = PIECES + 1;  // 16 bytes each
   constexpr int STEP = WARPS * UNIT;
   __shared__ Eight<T> tiles[WARPS][2][UNIT * STRIDE];
   static_assert(sizeof(tiles) >= WARPS * HEADS * DIM * sizeof(float), "all_mixed is in tiles");
   const int g = lane / 4, c = lane % 4;
-  const bool busy = g < HEADS;
   const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
   // Begins to copy the columns from ``base`` on; those that are not seen become zeros.
   const auto load = [&](Eight<T>* to, const T* pool, const T* step, int page, int base) {
     const T* rows = pool + pooled(page, base);
-    if (base >= first && base + UNIT <= min(last, begin)) {
+    if (32 % PIECES == 0 && base >= first && base + UNIT <= min(last, begin)) {
+      rows += lane * 8;
+      to += lane / PIECES * STRIDE + lane % PIECES;
       #pragma unroll
-      for (int n = 0; n < UNIT * PIECES; n += 32) {
-        const int i = n + lane;
-        copy_later(to + i / PIECES * STRIDE + i % PIECES, rows + i * 8, true);
-      }
+      for (int n = 0; n < UNIT * PIECES / 32; ++n)
+        copy_later(to + n * (32 / PIECES) * STRIDE, rows + n * 32 * 8, true);
     } else {
       #pragma unroll 1
-      for (int n = 0; n < UNIT * PIECES; n += 32) {
-        const int i = n + lane, column = base + i / PIECES;
+      for (int i = lane; i < UNIT * PIECES; i += 32) {
+        const int column = base + i / PIECES;
         const T* from = column < begin
             ? rows + i * 8 : step + (column - stop + 1) * each + i % PIECES * 8;
         copy_later(
@@ -194,68 +194,74 @@ TENSOR = """
   int next_page = base + STEP < last ? table[(base + STEP) / PAGE] : 0;
 
   unsigned query[DIM / 16][2];
-  float mixed[DIM / 8][2] = {}, high = LEAST, sum = 0.f;
-  {
-    const T* from = queries + ((long)token * heads + head + (busy ? g : 0)) * DIM + 2 * c;
+  #pragma unroll
+  for (int k = 0; k < DIM / 16; ++k) {
     #pragma unroll
-    for (int k = 0; k < DIM / 16; ++k) {
-      #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        query[k][i] = busy ? *reinterpret_cast<const unsigned*>(from + 16 * k + 8 * i) : 0;
+    for (int i = 0; i < 2; ++i) {
+      const T* from = queries + ((long)token * heads + head + g) * DIM + 2 * c + 16 * k + 8 * i;
+      query[k][i] = g < HEADS ? *reinterpret_cast<const unsigned*>(from) : 0;
     }
   }
-  if (SINKS && split == 0 && warp == 0 && busy) {
-    high = sinks[head + g] * 1.4426950408889634f;
-    sum = c == 0 ? 1.f : 0.f;
+  // Of the heads 2 * c and the next.
+  float mixed[DIM / 16][4] = {}, high[2], sum[2];
+  #pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool sunk = SINKS && split == 0 && warp == 0 && 2 * c + i < HEADS;
+    high[i] = sunk ? sinks[head + 2 * c + i] * 1.4426950408889634f : LEAST;
+    sum[i] = sunk && g == 0 ? 1.f : 0.f;
   }
   const float factor = scale[0];
-  const int matrix = lane / 8;
-  const Eight<T>* key = tiles[warp][0] + (matrix / 2 * 8 + lane % 8) * STRIDE + matrix % 2;
-  const Eight<T>* value = tiles[warp][1] + (matrix % 2 * 8 + lane % 8) * STRIDE + matrix / 2;
+  const Eight<T>* key = tiles[warp][0] + lane % 16 * STRIDE + lane / 16;
+  const Eight<T>* value = tiles[warp][1] + (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2;
 
   for (; base < last; base += STEP) {
     const int next = base + STEP;
     wait_for_copies<1>();
     __syncwarp();  // the keys are here
-    float score[2][2] = {};
+    float score[4] = {};  // of the columns g and g + 8, each with two heads
     #pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
       unsigned loaded[4];
       load_matrices(loaded, key + 2 * k);
-      multiply_half<BFLOAT>(score[0], query[k][0], query[k][1], loaded[0], loaded[1]);
-      multiply_half<BFLOAT>(score[1], query[k][0], query[k][1], loaded[2], loaded[3]);
+      multiply<BFLOAT>(score, loaded, query[k][0], query[k][1]);
     }
     __syncwarp();  // no lane needs these keys
     if (next < last) load(tiles[warp][0], keys, own_key, next_page, next);
     end_copies();
-    float higher = high;
-    #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = base + 2 * c + 8 * k + i;
-        score[k][i] = column >= first && column < last ? score[k][i] * factor : NEVER;
-        higher = fmaxf(higher, score[k][i]);
-      }
-    }
-    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
-    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 2));
-    if (higher > high) {
-      const float faded = power(high - higher);
-      high = higher;
-      sum *= faded;
-      #pragma unroll
-      for (int n = 0; n < DIM / 8; ++n) { mixed[n][0] *= faded; mixed[n][1] *= faded; }
-    }
     unsigned weight[2], rest[2];
     #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = base + g + i / 2 * 8;
+      score[i] = column >= first && column < last ? score[i] * factor : NEVER;
+    }
+    float higher[2];
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      higher[i] = fmaxf(score[i], score[i + 2]);
+      #pragma unroll
+      for (int other = 4; other < 32; other *= 2)
+        higher[i] = fmaxf(higher[i], __shfl_xor_sync(0xffffffffu, higher[i], other));
+      higher[i] = fmaxf(higher[i], high[i]);
+    }
+    if (higher[0] > high[0] || higher[1] > high[1]) {
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float faded = power(high[i] - higher[i]);
+        high[i] = higher[i];
+        sum[i] *= faded;
+        #pragma unroll
+        for (int n = 0; n < DIM / 16; ++n) { mixed[n][i] *= faded; mixed[n][i + 2] *= faded; }
+      }
+    }
+    #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const float one = power(score[k][0] - high), two = power(score[k][1] - high);
-      sum += one + two;
+      const float one = power(score[2 * k] - high[0]), two = power(score[2 * k + 1] - high[1]);
+      sum[0] += one;
+      sum[1] += two;
       const T one_high = static_cast<T>(one), two_high = static_cast<T>(two);
-      weight[k] = pair(one_high, two_high);
-      rest[k] = rounded<BFLOAT>(
-          one - static_cast<float>(one_high), two - static_cast<float>(two_high));
+      weight[k] = transposed(pair(one_high, two_high));
+      rest[k] = transposed(rounded<BFLOAT>(
+          one - static_cast<float>(one_high), two - static_cast<float>(two_high)));
     }
     wait_for_copies<1>();
     __syncwarp();  // the values are here
@@ -263,29 +269,29 @@ TENSOR = """
     for (int n = 0; n < DIM / 16; ++n) {
       unsigned loaded[4];
       load_transposed(loaded, value + 2 * n);
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float(&own)[2] = mixed[2 * n + i];
-        multiply_half<BFLOAT>(own, weight[0], weight[1], loaded[2 * i], loaded[2 * i + 1]);
-        multiply_half<BFLOAT>(own, rest[0], rest[1], loaded[2 * i], loaded[2 * i + 1]);
-      }
+      multiply<BFLOAT>(mixed[n], loaded, weight[0], weight[1]);
+      multiply<BFLOAT>(mixed[n], loaded, rest[0], rest[1]);
     }
     __syncwarp();  // no lane needs these values
     if (next < last) load(tiles[warp][1], values, own_value, next_page, next);
     end_copies();
     if (next + STEP < last) next_page = table[(next + STEP) / PAGE];
   }
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
   __syncthreads();  // no warp needs its tiles
   auto& all_mixed = *reinterpret_cast<float(*)[WARPS][HEADS][DIM]>(&tiles);
-  if (busy) {
+  #pragma unroll
+  for (int i = 0; i < 2; ++i) {
     #pragma unroll
-    for (int n = 0; n < DIM / 8; ++n) {
-      all_mixed[warp][g][8 * n + 2 * c] = mixed[n][0];
-      all_mixed[warp][g][8 * n + 2 * c + 1] = mixed[n][1];
+    for (int other = 4; other < 32; other *= 2)
+      sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], other);
+    const int h = 2 * c + i;
+    if (h >= HEADS) continue;
+    #pragma unroll
+    for (int n = 0; n < DIM / 16; ++n) {
+      all_mixed[warp][h][16 * n + g] = mixed[n][i];
+      all_mixed[warp][h][16 * n + g + 8] = mixed[n][i + 2];
     }
-    if (c == 0) { all_high[warp][g] = high; all_sum[warp][g] = sum; }
+    if (g == 0) { all_high[warp][h] = high[i]; all_sum[warp][h] = sum[i]; }
   }
 """
 
@@ -328,29 +334,32 @@ END = """
   if (ended < used) return;
   __threadfence();
   constexpr int EACH = (HEADS * DIM + WARPS * 32 - 1) / (WARPS * 32);  // numbers of a thread
-  float highest[EACH], total[EACH] = {}, result[EACH] = {};
-  #pragma unroll
-  for (int e = 0; e < EACH; ++e) highest[e] = LEAST;
-  #pragma unroll 2
-  for (int s = 0; s < used; ++s) {
+  constexpr int AT_ONCE = EACH < 8 ? EACH : 8;  // that it merges together
+  for (int base = threadIdx.x; base < HEADS * DIM; base += AT_ONCE * WARPS * 32) {
+    float highest[AT_ONCE], total[AT_ONCE] = {}, result[AT_ONCE] = {};
     #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      const int i = min((int)threadIdx.x + e * WARPS * 32, HEADS * DIM - 1);
-      const long at = ((long)token * heads + head + i / DIM) * splits + s;
-      const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
-      const float number = __ldcg(partials + at * DIM + i % DIM);
-      const float higher = fmaxf(highest[e], theirs);
-      const float mine = exp2f(highest[e] - higher), their = exp2f(theirs - higher);
-      total[e] = total[e] * mine + share * their;
-      result[e] = result[e] * mine + number * their;
-      highest[e] = higher;
+    for (int e = 0; e < AT_ONCE; ++e) highest[e] = LEAST;
+    #pragma unroll 2
+    for (int s = 0; s < used; ++s) {
+      #pragma unroll
+      for (int e = 0; e < AT_ONCE; ++e) {
+        const int i = min(base + e * WARPS * 32, HEADS * DIM - 1);
+        const long at = ((long)token * heads + head + i / DIM) * splits + s;
+        const float theirs = __ldcg(weights + at * 2), share = __ldcg(weights + at * 2 + 1);
+        const float number = __ldcg(partials + at * DIM + i % DIM);
+        const float higher = fmaxf(highest[e], theirs);
+        const float mine = exp2f(highest[e] - higher), their = exp2f(theirs - higher);
+        total[e] = total[e] * mine + share * their;
+        result[e] = result[e] * mine + number * their;
+        highest[e] = higher;
+      }
     }
-  }
-  #pragma unroll
-  for (int e = 0; e < EACH; ++e) {
-    const int i = threadIdx.x + e * WARPS * 32;
-    if (i < HEADS * DIM)
-      out[((long)token * heads + head) * DIM + i] =
-          static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
+    #pragma unroll
+    for (int e = 0; e < AT_ONCE; ++e) {
+      const int i = base + e * WARPS * 32;
+      if (i < HEADS * DIM)
+        out[((long)token * heads + head) * DIM + i] =
+            static_cast<T>(total[e] > 0.f ? result[e] / total[e] : 0.f);
+    }
   }
 """

@@ -39,13 +39,6 @@ int atomicAdd(int* to, int number) {
 template <typename A, typename B> auto min(A a, B b) { return b < a ? b : a; }
 template <typename A, typename B> auto max(A a, B b) { return a < b ? b : a; }
 
-unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-  const uint64_t both = (uint64_t)high << 32 | low;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= (both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-  return result;
-}
-
 template <typename T> T __shfl_xor_sync(unsigned, T value, int other) {
   struct Operands { T value, result; int other; } mine{value, value, other};
   together(mine, [](Operands** lanes) {
@@ -91,16 +84,6 @@ void multiply(float (&sum)[4], const unsigned (&rows)[4], unsigned column0, unsi
   });
 }
 
-template <bool BFLOAT>
-void multiply_half(
-    float (&sum)[2], unsigned row0, unsigned row1, unsigned column0, unsigned column1) {
-  float all[4] = {sum[0], sum[1], 0, 0};
-  const unsigned rows[4] = {row0, 0, row1, 0};
-  multiply<BFLOAT>(all, rows, column0, column1);
-  sum[0] = all[0];
-  sum[1] = all[1];
-}
-
 template <bool BFLOAT> unsigned rounded(float low, float high) {
   uint16_t bits[2];
   if constexpr (BFLOAT) {
@@ -132,6 +115,20 @@ void load_all(unsigned (&loaded)[4], const void* row, bool transposed) {
 
 void load_matrices(unsigned (&loaded)[4], const void* row) { load_all(loaded, row, false); }
 void load_transposed(unsigned (&loaded)[4], const void* row) { load_all(loaded, row, true); }
+
+unsigned transposed(unsigned both) {
+  struct Operands { uint16_t both[2], result[2]; } mine;
+  memcpy(mine.both, &both, 4);
+  together(mine, [](Operands** lanes) {
+    for (int l = 0; l < 32; ++l) {
+      for (int i = 0; i < 2; ++i)
+        lanes[l]->result[i] = lanes[(l % 4 * 2 + i) * 4 + l / 8]->both[l / 4 % 2];
+    }
+  });
+  unsigned result;
+  memcpy(&result, mine.result, 4);
+  return result;
+}
 
 void copy(const Copy& one) {
   if (one.real) memcpy(one.to, one.from, 16);
