@@ -176,6 +176,9 @@ def test_other_processes_cpu_time_is_measured() -> None:
 # 1.1, and with two threads throughout 2.3 to 3.8.
 MAX_SLOWDOWN = 2.0
 
+# Child processes inherit the tests' policy, with which threads that wake do not preempt others. A
+# process whose threads wait for each other would then get less than its share.
+_USUAL_POLICY = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\n"
 # Decodes with one row, and prints wall and CPU seconds of a step, for windows of half a second:
 # first with one thread, then as the engine does.
 _DECODE = """
@@ -232,7 +235,7 @@ while True:
 
 def _slowdown(openblas: bool, busy: int) -> float:
     """The time of a step beside busy processes, as a multiple of its fair share."""
-    code = _DECODE.format(tests=str(TESTS), openblas=openblas)
+    code = _USUAL_POLICY + _DECODE.format(tests=str(TESTS), openblas=openblas)
     pipe = subprocess.PIPE
     decoding = subprocess.Popen(
         [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -241,7 +244,8 @@ def _slowdown(openblas: bool, busy: int) -> float:
     # They would disturb imports, too, which take a while.
     ready = decoding.stdout.readline()
     others = [
-        subprocess.Popen([sys.executable, "-c", _BUSY], stdout=pipe, text=True) for _ in range(busy)
+        subprocess.Popen([sys.executable, "-c", _USUAL_POLICY + _BUSY], stdout=pipe, text=True)
+        for _ in range(busy)
     ]
     try:
         printed, errors = decoding.communicate("\n")
