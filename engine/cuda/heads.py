@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from chairlift.engine.cuda.constants import constant
+
 _WARPS = 4
 _THREADS = 256
 # Numbers that each thread of SwiGLU computes.
@@ -135,7 +137,7 @@ def split_heads(product: mx.array, positions: mx.array, heads: Heads) -> SplitHe
         positions: ``[rows]`` int32, the position of each row's first token.
     """
     rows, length, _ = product.shape
-    nothing = _nothing(product.dtype)
+    nothing = constant(0.0, product.dtype)
     norms = heads.norms or HeadNorms(nothing, nothing, 0.0)
     counts = heads.heads, heads.key_heads, heads.key_heads
     outputs = _split()(
@@ -145,7 +147,7 @@ def split_heads(product: mx.array, positions: mx.array, heads: Heads) -> SplitHe
             heads.frequencies,
             norms.query,
             norms.key,
-            _number(norms.eps),
+            constant(norms.eps, mx.float32),
             nothing if heads.bias is None else heads.bias,
         ],
         template=[
@@ -212,13 +214,3 @@ def _swiglu() -> Any:
         output_names=["out"],
         source=_SWIGLU,
     )
-
-
-@functools.cache
-def _number(value: float) -> mx.array:
-    return mx.array([value], mx.float32)
-
-
-@functools.cache
-def _nothing(dtype: mx.Dtype) -> mx.array:
-    return mx.zeros((1,), dtype)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
 import mlx.core as mx
+
+from chairlift.engine.cuda.constants import constant
 
 
 class TokenStep(NamedTuple):
@@ -48,23 +49,16 @@ class ChunkStep(NamedTuple):
     slots: int
 
 
-@functools.cache
 def scale_array(scale: float) -> mx.array:
-    """``[1]``: the factor of scores, with log2(e), because kernels compute powers of two."""
-    return mx.array([scale * math.log2(math.e)], mx.float32)
+    """The factor of scores, with log2(e), because kernels compute powers of two."""
+    return constant(scale * math.log2(math.e), mx.float32)
 
 
-@functools.cache
 def window_array(window: int | None) -> mx.array:
-    """``[1]``: how many columns a token sees at most; None: more than there are."""
-    return mx.array([window or 1 << 30], mx.int32)
+    """How many columns a token sees at most; None: more than there are."""
+    return constant(window or 1 << 30, mx.int32)
 
 
 def sinks_array(sinks: mx.array | None) -> mx.array:
     """``sinks`` as float32, or something in their place."""
-    return _nothing() if sinks is None else sinks.astype(mx.float32)
-
-
-@functools.cache
-def _nothing() -> mx.array:
-    return mx.array([0.0], mx.float32)
+    return constant(0.0, mx.float32) if sinks is None else sinks.astype(mx.float32)

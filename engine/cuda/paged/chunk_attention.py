@@ -23,7 +23,7 @@ from chairlift.engine.cuda.paged.arrays import (
     window_array,
 )
 from chairlift.engine.cuda.paged.chunk_source import SOURCE
-from chairlift.engine.cuda.paged.ptx import HEADER
+from chairlift.engine.cuda.paged.ptx import HEADER, launch_bounds
 
 # Rows of a block's products, pairs of a token and a head.
 TILE = 64
@@ -159,6 +159,7 @@ def _kernel() -> Any:
             "sinks",
         ],
         output_names=["out", "partials", "weights"],
-        header=HEADER,
+        # A few registers less than the compiler would take: three blocks are faster than two.
+        header=HEADER + launch_bounds("ROWS * 2", "DIM > 128 ? 2 : 3"),
         source=SOURCE,
     )

@@ -5,6 +5,19 @@ The emulator of the tests defines ``EMULATED`` and has those functions in C++.
 
 from __future__ import annotations
 
+
+def launch_bounds(threads: str, blocks: str) -> str:
+    """Limits a kernel's registers, so that some of its blocks fit on a processor. Part of a header.
+
+    Args:
+        threads: of a block, an expression of template arguments.
+        blocks: at least on one processor at a time, likewise.
+    """
+    bounds = f"__launch_bounds__({threads}, {blocks})"
+    # MLX writes the kernel's signature, and has no argument for this.
+    return f"#undef __global__\n#define __global__ __attribute__((global)) {bounds}\n"
+
+
 HEADER = """
 template <typename T> struct alignas(16) Eight { T v[8]; };
 struct alignas(16) Four { unsigned v[4]; };
@@ -66,8 +79,8 @@ __device__ inline void load_transposed(unsigned (&loaded)[4], const void* row) {
       : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row))) : "memory");
 }
 
-// Transposes a matrix of eight rows of eight 16-bit numbers. A thread has of row lane / 4 the numbers
-// 2 * (lane % 4) and the next.
+// Transposes a matrix of eight rows of eight 16-bit numbers. A thread has the numbers
+// 2 * (lane % 4) and the next of row lane / 4.
 __device__ inline unsigned transposed(unsigned both) {
   unsigned result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(both));

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.engine.cuda.constants import constant
 from chairlift.engine.cuda.paged import token_source as source
 from chairlift.engine.cuda.paged.arrays import (
     TokenStep,
@@ -112,7 +113,7 @@ def _attend(
             *pool,
             *step,
             _counters(1 << (tokens * blocks - 1).bit_length() if many else 1),
-            _span_array(span),
+            constant(span, mx.int32),
             scale_array(scale),
             sinks_array(sinks),
         ],
@@ -144,12 +145,6 @@ def _counters(count: int) -> mx.array:
     counters = mx.zeros((count,), mx.int32)
     mx.eval(counters)
     return counters
-
-
-@functools.cache
-def _span_array(span: int) -> mx.array:
-    """``[1]``: the most columns of a block."""
-    return mx.array([span], mx.int32)
 
 
 def _heads_per_block(group: int) -> int:
