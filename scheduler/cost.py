@@ -113,6 +113,11 @@ class CostModel:
             self._count(steps.popleft(), -1)
         self._fit()
 
+    @property
+    def draft_steps(self) -> int:
+        """Remembered steps with drafts and without prompts."""
+        return len(self._steps.get("drafts", ()))
+
     def seconds(self, work: Work) -> float:
         """The predicted seconds of a step; 0 before the first step was learned."""
         return math.fsum(map(mul, self._costs, work.scaled))

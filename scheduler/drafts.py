@@ -7,6 +7,7 @@ step is better without. What a further token costs is learned from earlier steps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate
@@ -20,8 +21,12 @@ MIN_GAIN = 1.03
 # The cost of drafts may have been measured at a bad time. While no step has any, it counts less in
 # each step, half of it after this many, until a few tokens are tried again.
 HALVED_IN = 64
-# Each so many rows of a step that only tries drafts verify one token.
-ROWS_PER_TRIAL = 4
+# A single step may contain what happens only once, such as compiling a kernel. So the cost of
+# drafts counts as nothing until so many steps had some.
+TRIALS = 4
+# The tokens of a step that only tries drafts, for each row, in turn: steps of different sizes tell
+# the cost of a token from that of having drafts at all.
+TRIAL_TOKENS = (0.25, 1.0, 4.0)
 
 
 class Draft(NamedTuple):
@@ -82,12 +87,16 @@ class DraftChooser:
 
     def __init__(self, uniform: bool) -> None:
         self._uniform = uniform
-        # Steps since the last one with drafts.
-        self._plain_steps = 0
+        # Steps since the last one with drafts, and how many had some.
+        self._plain_steps = self._drafted_steps = 0
 
     def count_step(self, drafts: Mapping[Sequence, Seq[int]]) -> None:
         """Counts a planned step with these drafts."""
-        self._plain_steps = 0 if drafts else self._plain_steps + 1
+        if drafts:
+            self._plain_steps = 0
+            self._drafted_steps += 1
+        else:
+            self._plain_steps += 1
 
     def choose(
         self, drafts: Drafts, rows: Seq[Sequence], work: Work, cost: CostModel, room: int
@@ -108,11 +117,13 @@ class DraftChooser:
         if not own:
             return {}
         choose = self._same_length if self._uniform else self._best
-        discount = 0.5 ** (self._plain_steps / HALVED_IN)
-        return choose(own, rows, _Steps(work, cost), room) or choose(
-            *(own, rows, _Steps(work, cost, discount)),
-            min(room, len(rows) if self._uniform else -(-len(rows) // ROWS_PER_TRIAL)),
-        )
+        known = cost.draft_steps >= TRIALS
+        if known and (chosen := choose(own, rows, _Steps(work, cost), room)):
+            return chosen
+        discount = 0.5 ** (self._plain_steps / HALVED_IN) if known else 0.0
+        size = math.ceil(len(rows) * TRIAL_TOKENS[self._drafted_steps % len(TRIAL_TOKENS)])
+        least = len(rows) if self._uniform else 0
+        return choose(own, rows, _Steps(work, cost, discount), min(room, max(size, least)))
 
     def _best(self, drafts: Drafts, rows: Seq[Sequence], steps: _Steps, room: int) -> Chosen:
         """The tokens with the best chances. Chances never rise, so a draft's first tokens lead."""

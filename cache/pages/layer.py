@@ -14,7 +14,7 @@ from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.memory import PagedMemory
-from chairlift.cache.pages.step import KindStep, StepTokens, step_tokens
+from chairlift.cache.pages.step import KindStep, StepTokens, step_kinds
 
 
 class PagedMask(NamedTuple):
@@ -171,7 +171,8 @@ def paged_step(
 
     Args:
         chunks: prompts of one row each, and the number of their new tokens.
-        padding: unused rows behind the others, in a step without chunks; they write to page 0.
+        padding: unused tokens behind those of the rows, in a step without chunks; they write to
+            page 0.
         min_width: the least pages of a table's row.
         drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
@@ -191,14 +192,15 @@ def paged_step(
         for offset, new in zip(band.offsets, own, strict=True)
     ]
     rows += [(0, 1)] * padding
-    tokens = step_tokens(rows, [(batch.offsets[0], new) for batch, new in chunks])
-    kinds = {}
+    tables = {}
     for window in memory.pools:
-        tables = [batch.rows[window] for batch, _ in batches]
-        width = max(min_width, *(one.width for one in tables))
+        tables_of = [batch.rows[window] for batch, _ in batches]
+        width = max(min_width, *(one.width for one in tables_of))
         unused = np.zeros((padding, width), np.int32)
-        table = np.concatenate([*(one.table(width) for one in tables), unused])
-        kinds[window] = KindStep(tokens, mx.array(table))
+        tables[window] = np.concatenate([*(one.table(width) for one in tables_of), unused])
+    own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
+    kinds = step_kinds(rows, own_chunks, tables)
+    tokens = next(iter(kinds.values())).tokens
     step = PagedStep(memory, tokens, kinds)
     with step.running():
         yield step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Table = NDArray[np.int32]
+
+
+_ZERO = mx.array(0, mx.int32)
 
 
 class ChunkPlace(NamedTuple):
@@ -35,7 +38,7 @@ class StepTokens:
 
     Attributes:
         rows: the number of tokens of decode rows: one of each, or a few with a draft. They come
-            first, in the order of the tables.
+            first; the first rows of the tables are theirs.
         offset: ``[tokens]`` int32, the position of each token.
         owners: ``[tokens]`` int32, each token's row in the tables.
         begins: ``[tokens]`` int32, the position of the first new token of its sequence.
@@ -59,8 +62,8 @@ class KindStep:
 
     Attributes:
         tokens: the step's tokens.
-        tables: ``[sequences, pages of a sequence]`` int32, the number of each page; 0 where a
-            sequence has no page.
+        tables: ``[tokens of decode rows and chunks, pages of a sequence]`` int32, the number of
+            each page; 0 where a sequence has no page.
     """
 
     tokens: StepTokens
@@ -75,12 +78,20 @@ class KindStep:
         return self._lengths[window]
 
 
-def step_tokens(rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, int]]) -> StepTokens:
-    """The tokens of a step; the tables have a row for each decode row, then one for each chunk.
+def step_kinds(
+    rows: Sequence[tuple[int, int]],
+    chunks: Sequence[tuple[int, int]],
+    tables: Mapping[int | None, Table],
+) -> dict[int | None, KindStep]:
+    """The arrays of a step, by the kinds' windows.
+
+    Each token of a decode row gets a row of the tables of its own, so that a step in which rows
+    bring drafts has the shapes of one with more rows.
 
     Args:
         rows: position and number of tokens of each decode row.
         chunks: the same of each chunk.
+        tables: for each kind, a row for each decode row, then one for each chunk.
     """
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
@@ -89,14 +100,31 @@ def step_tokens(rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, int
     # The place of each token in its sequence's part of the step.
     firsts = np.cumsum(counts) - counts
     offsets = begins + (np.arange(len(owners), dtype=np.int32) - firsts[owners]).astype(np.int32)
-    return StepTokens(
-        rows=sum(count for _, count in rows),
-        offset=mx.array(offsets),
-        owners=mx.array(owners),
-        begins=mx.array(begins),
-        stops=mx.array(offsets + np.int32(1)),
-        chunks=[
-            ChunkPlace(int(firsts[sequence]), position, count, sequence)
-            for sequence, (position, count) in enumerate(chunks, len(rows))
-        ],
+    decoded = sum(count for _, count in rows)
+    copies = np.array([*(count for _, count in rows), *[1] * len(chunks)], np.int32)
+    lines = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
+    offset, owner, begin, stop, *uploaded = _uploaded(
+        [
+            *(offsets, lines.astype(np.int32), begins, offsets + np.int32(1)),
+            *(np.repeat(table, copies, axis=0) for table in tables.values()),
+        ]
     )
+    places = [
+        ChunkPlace(int(firsts[len(rows) + i]), position, count, decoded + i)
+        for i, (position, count) in enumerate(chunks)
+    ]
+    tokens = StepTokens(decoded, offset, owner, begin, stop, places)
+    return {w: KindStep(tokens, table) for w, table in zip(tables, uploaded, strict=True)}
+
+
+def _uploaded(parts: Sequence[Table]) -> list[mx.array]:
+    """Copies arrays to the device's own memory, all with one operation.
+
+    The CPU writes arrays in memory that both share; GPUs would read each of them there.
+    """
+    whole = mx.array(np.concatenate([part.ravel() for part in parts])) + _ZERO
+    ends = np.cumsum([part.size for part in parts]).tolist()
+    return [
+        whole[end - part.size : end].reshape(part.shape)
+        for part, end in zip(parts, ends, strict=True)
+    ]

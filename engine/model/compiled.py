@@ -43,7 +43,8 @@ Shape = tuple[int, ...]
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows that a decode step of ``rows`` rows is computed with.
+    """The number of tokens that a decode step of ``rows`` tokens, one for each row or more with
+    drafts, is computed with.
 
     At most seven more, or less than a quarter: few shapes, and products are bound by the weights'
     memory, or nearly.
@@ -71,18 +72,17 @@ class CompiledSteps:
             # Compiled calls contain the adapters' matrices.
             routing.on_change(self._forget)
 
-    def __call__(self, step: PagedStep, tokens: mx.array, recurs: bool = True) -> mx.array:
+    def __call__(self, step: PagedStep, tokens: mx.array) -> mx.array:
         """Computes the next logits of a decode step.
 
         Args:
             step: has rows only.
             tokens: ``[tokens, 1]``.
-            recurs: False if its shape is one of so many that compiling it is not worth it.
 
         Returns:
             Logits ``[tokens, 1, vocabulary]``.
         """
-        if self._gives_up or not recurs or not self._is_steady(step):
+        if self._gives_up or not self._is_steady(step):
             return self._plain(step, tokens)
         compiled = _TRIAL.attempt(lambda: self._compiled(step, tokens))
         if compiled is not None and (self._checked or self._is_right(compiled, step, tokens)):

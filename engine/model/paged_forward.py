@@ -21,8 +21,6 @@ from chairlift.engine.model.lora_routing import Run, Slot
 # Decode steps are compiled in advance for sequences of up to this many tokens, and later ones when
 # they recur.
 COMPILED_TOKENS = 8192
-# Steps with drafts are compiled when they recur, if they have at most so many rows and tokens.
-COMPILED_DRAFTS = (2, 24)
 
 
 class PagedForward(Forward):
@@ -72,19 +70,13 @@ class PagedForward(Forward):
         runs: list[Run],
         counts: Seq[Seq[int]] | None,
     ) -> Outcome:
-        """A step of rows alone, padded so that its shape recurs.
-
-        Drafts have too many shapes, except those of one or two rows.
-        """
+        """A step of rows alone, padded so that its shape recurs."""
         count = tokens.shape[0]
-        recurs = counts is None or (
-            sum(map(len, counts)) <= COMPILED_DRAFTS[0] and count <= COMPILED_DRAFTS[1]
-        )
-        padding = padded_rows(count) - count if recurs else 0
+        padding = padded_rows(count) - count
         fed = mx.pad(tokens, (0, padding)) if padding else tokens
         with (
             paged_step(rows, [], padding, drafted=counts) as step,
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
-            return Outcome(steps(step, fed[:, None], recurs)[:count, -1], {}, {})
+            return Outcome(steps(step, fed[:, None])[:count, -1], {}, {})

@@ -13,9 +13,9 @@ from chairlift.loadtest.engine_bench.engines import BenchRequest, Ours
 from chairlift.scheduler.sequence import Sequence
 
 # Steps that are timed, and warm-up steps before them, in which the engine learns what drafts cost.
-TIMED, WARM = 48, 24
+TIMED, WARM = 48, 48
 # Tokens of a reply: rows that begin early have drafts while the prompts of others are computed.
-OUTPUT = 768
+OUTPUT = 1280
 
 
 class Oracle:
