@@ -23,7 +23,7 @@ from chairlift.engine.cpu.host_linear import HostLinear, Products
 from chairlift.engine.cpu.kernels import SharedRope
 from chairlift.engine.cpu.matrix import apart
 from chairlift.engine.cpu.views import Norm, view
-from chairlift.engine.model.trial import Trial, elementwise
+from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.host_linear import HostMlp, Products
 from chairlift.engine.cpu.views import Norm, view
-from chairlift.engine.model.trial import Trial, elementwise
+from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 

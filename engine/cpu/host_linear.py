@@ -20,7 +20,7 @@ from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.matrix import Backend, apart, backends
 from chairlift.engine.cpu.views import geglu, swiglu, view
 from chairlift.engine.device import memory
-from chairlift.engine.model.trial import Trial, elementwise
+from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 

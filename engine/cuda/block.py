@@ -24,7 +24,7 @@ from chairlift.cache.snapshot import LayerKind
 from chairlift.engine.cuda.fused_linear import Product, fuse_linears
 from chairlift.engine.cuda.heads import WIDE, HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.trial import Trial, identical, within_largest
+from chairlift.engine.model.trials.trial import Trial, identical, within_largest
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.engine.model.trial import Trial, elementwise
+from chairlift.engine.model.trials.trial import Trial, elementwise
 
 log = logging.getLogger(__name__)
 

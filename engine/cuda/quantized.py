@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from chairlift.engine.cuda.grouped import Weights, grouped_product
-from chairlift.engine.model.trial import Trial, within_largest
+from chairlift.engine.model.trials.trial import Trial, within_largest
 
 log = logging.getLogger(__name__)
 

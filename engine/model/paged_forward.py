@@ -21,6 +21,8 @@ from chairlift.engine.model.lora_routing import Run, Slot
 # Decode steps are compiled in advance for sequences of up to this many tokens, and later ones when
 # they recur.
 COMPILED_TOKENS = 8192
+# Different tokens of the steps that compile; any vocabulary has so many.
+TRIAL_TOKENS = 8
 
 
 class PagedForward(Forward):
@@ -56,12 +58,15 @@ class PagedForward(Forward):
         cast(PagedBatch, drafted.cache).advance(kept)
 
     def compile(self, memory: PagedMemory, max_rows: int) -> None:
-        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each."""
+        """Compiles decode steps of up to ``max_rows`` rows and ``COMPILED_TOKENS`` tokens each.
+
+        The first ones have the most rows, with different tokens: they are compared with others.
+        """
         batch = PagedBatch(memory)
-        for rows in dict.fromkeys(map(padded_rows, range(1, max_rows + 1))):
+        for rows in dict.fromkeys(map(padded_rows, range(max_rows, 0, -1))):
             for pages in table_widths(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, pages) as step:
-                    self._steps.compile(step, mx.zeros((rows, 1), mx.int32))
+                    self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS)
 
     def _decode(
         self,

@@ -18,7 +18,8 @@ from chairlift.engine.model.forward import Chunk, Forward
 from chairlift.engine.model.head import Head
 from chairlift.engine.model.lora_routing import Slot
 from chairlift.engine.model.paged_forward import PagedForward
-from chairlift.engine.model.trial import Trial, within_rms
+from chairlift.engine.model.trials.expert_choices import ExpertChoices
+from chairlift.engine.model.trials.trial import Trial, within_rms
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ def select_forward(
         multiple, max_pairs, chained: see ``Forward``.
     """
     plain = Forward(model, None, packs=False, max_pairs=max_pairs, chained=chained)
-    expected = trial_logits(plain, make_cache)
+    experts = ExpertChoices()
+    expected = experts.record(lambda: trial_logits(plain, make_cache))
     head = Head(model)
 
     def choices() -> Iterator[SelectedForward]:
@@ -91,7 +93,7 @@ def select_forward(
                 yield SelectedForward(forward, make_cache)
 
     for choice in choices():
-        if _TRIAL.passes(lambda: expected, choice.trial_logits):
+        if _TRIAL.passes(lambda: expected, partial(experts.repeat, choice.trial_logits)):
             return _logged(choice)
     return _logged(SelectedForward(plain, make_cache))
 

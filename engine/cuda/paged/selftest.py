@@ -17,7 +17,7 @@ from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
 from chairlift.engine.cuda.paged.put import put
 from chairlift.engine.cuda.paged.tiles import chunk_tiles
 from chairlift.engine.cuda.paged.token_attention import token_attention
-from chairlift.engine.model.trial import Trial, elementwise, identical
+from chairlift.engine.model.trials.trial import Trial, elementwise, identical
 
 log = logging.getLogger(__name__)
 

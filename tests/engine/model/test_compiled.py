@@ -19,7 +19,7 @@ from chairlift.engine.model.attention import names_of
 from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps, padded_rows
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.probe import probe
-from chairlift.engine.model.trial import within_largest
+from chairlift.engine.model.trials.trial import within_largest
 from chairlift.scheduler.limits import Limits
 
 
