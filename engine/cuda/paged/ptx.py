@@ -6,12 +6,12 @@ The emulator of the tests defines ``EMULATED`` and has those functions in C++.
 from __future__ import annotations
 
 
-def launch_bounds(threads: str, blocks: str) -> str:
+def launch_bounds(threads: int, blocks: int) -> str:
     """Limits a kernel's registers, so that some of its blocks fit on a processor. Part of a header.
 
     Args:
-        threads: of a block, an expression of template arguments.
-        blocks: at least on one processor at a time, likewise.
+        threads: of a block.
+        blocks: at least on one processor at a time.
     """
     bounds = f"__launch_bounds__({threads}, {blocks})"
     # MLX writes the kernel's signature, and has no argument for this.

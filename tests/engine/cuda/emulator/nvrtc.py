@@ -1,0 +1,150 @@
+"""Compiles kernels of ``mx.fast.cuda_kernel`` for a GPU, with NVIDIA's compiler: no GPU is needed.
+
+The source around a kernel is as in MLX's ``custom_kernel.cpp``, which has the compiler's library
+compile it when it is first called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+from emulator.kernels import TYPES
+
+ARCHITECTURE = "sm_90"
+_PREAMBLE = """
+#include <cooperative_groups.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda/std/cstdint>
+#include <cuda/std/limits>
+#define inf cuda::std::numeric_limits<float>::infinity()
+"""
+_SIGNATURE_TYPES = TYPES | {mx.uint32: "unsigned", mx.uint8: "unsigned char"}
+
+
+class Compiled(NamedTuple):
+    """A kernel's use of a processor: registers of a thread, and bytes that did not fit in them."""
+
+    name: str
+    registers: int
+    spilled: int
+
+
+@dataclass
+class CompiledKernel:
+    """What ``mx.fast.cuda_kernel`` returns, made of its arguments. A call compiles the kernel and
+    returns zeros.
+
+    Attributes:
+        done: gets each kernel that was compiled.
+    """
+
+    done: list[Compiled]
+    name: str
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        template: Sequence[tuple[str, object]],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+    ) -> list[mx.array]:
+        """Compiles the kernel.
+
+        Raises:
+            RuntimeError: the source has an error; the compiler's messages.
+        """
+        parameters = []
+        for name, array in zip(self.input_names, inputs, strict=True):
+            parameters.append(f"const {_SIGNATURE_TYPES[array.dtype]}* {name}")
+            for part, kind in (("shape", "int"), ("strides", "long")):
+                if f"{name}_{part}" in self.source:
+                    parameters.append(f"const __grid_constant__ Several<{kind}> {name}_{part}")
+        for name, dtype in zip(self.output_names, output_dtypes, strict=True):
+            parameters.append(f"{_SIGNATURE_TYPES[dtype]}* {name}")
+        constants = []
+        for name, argument in template:
+            if isinstance(argument, mx.Dtype):
+                constants.append(f"using {name} = {TYPES[argument]};")
+            else:
+                kind = "bool" if isinstance(argument, bool) else "int"
+                constants.append(f"constexpr {kind} {name} = {int(argument)};")  # type: ignore[call-overload]
+        source = f"""{_PREAMBLE}
+template <typename T> struct Several {{
+  T numbers[8];
+  __device__ const T& operator[](int i) const {{ return numbers[i]; }}
+}};
+{self.header}
+namespace cg = cooperative_groups;
+extern "C" __global__ void {self.name}({", ".join(parameters)}) {{
+{chr(10).join(constants)}
+{self.source}
+}}
+"""
+        registers, spilled = _compile(source)
+        self.done.append(Compiled(self.name, registers, spilled))
+        return [
+            mx.zeros(tuple(shape), dtype)
+            for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+        ]
+
+
+def folder() -> Path | None:
+    """NVIDIA's packages, or None if the compiler is not among them."""
+    package = importlib.util.find_spec("nvidia")
+    places = package.submodule_search_locations if package else None
+    found = [Path(place, "cu13") for place in places or ()]
+    return next((path for path in found if _libraries(path)), None)
+
+
+def _libraries(path: Path) -> list[Path]:
+    return sorted(path.glob("lib/libnvrtc.so.*"))
+
+
+@functools.cache
+def _compile(source: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes that spilled."""
+    path = folder()
+    assert path is not None
+    library = ctypes.CDLL(str(_libraries(path)[0]))
+    program = ctypes.c_void_p()
+    library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
+    )
+    options = [
+        f"-arch={ARCHITECTURE}",
+        "-std=c++17",
+        "--ptxas-options=-v",
+        *(f"-I{path}/include{part}" for part in ("", "/cccl")),
+    ]
+    try:
+        failed = library.nvrtcCompileProgram(
+            program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
+        )
+        size = ctypes.c_size_t()
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(program, log)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+    text = log.value.decode()
+    if failed:
+        raise RuntimeError(text)
+    registers = re.findall(r"(\d+) registers", text)
+    spills = re.findall(r"(\d+) bytes spill", text)
+    return int(registers[0]) if registers else 0, sum(map(int, spills))
