@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from chairlift.cache.pages.page import step_size, step_size_below
 from chairlift.scheduler.cost import CostModel, Work
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.sequence import Sequence
@@ -63,9 +64,7 @@ class Chunks:
         if fitting < size and not self._finish_anyway(
             size, fitting, self._max_tokens(sequence, work)
         ):
-            multiple = self._limits.chunk_multiple
-            rounded = int(fitting // multiple) * multiple
-            size = min(size, rounded if rounded or work.tokens else int(fitting))
+            size = min(size, self._cut(int(fitting), work))
         checkpoint = self._limits.checkpoint
         if checkpoint is None:
             return size
@@ -76,6 +75,19 @@ class Chunks:
         if until_parting >= MIN_SHARED:
             ends.append(until_parting)
         return min(size, *ends)
+
+    def _cut(self, fitting: int, work: Work) -> int:
+        """The size of a chunk that does not end its prompt, of which ``fitting`` tokens fit.
+
+        A step over pages then needs no padding; a step over columns, few different shapes.
+        """
+        if self._limits.paged:
+            before = step_size(work.rows + work.drafts) + work.tokens
+            rounded = max(0, step_size_below(before + fitting) - before)
+        else:
+            multiple = self._limits.chunk_multiple
+            rounded = fitting // multiple * multiple
+        return rounded if rounded or work.tokens else fitting
 
     def _max_tokens(self, sequence: Sequence, work: Work) -> int:
         """The maximum tokens that the limits allow to add of a prompt, regardless of time."""

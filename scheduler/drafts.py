@@ -19,8 +19,10 @@ from chairlift.scheduler.sequence import Sequence
 # A step must be expected to be better by this much: predictions have errors.
 MIN_GAIN = 1.03
 # The cost of drafts may have been measured at a bad time. While no step has any, it counts less in
-# each step, half of it after this many, until a few tokens are tried again.
-HALVED_IN = 64
+# each step, half of it after this many, until a few tokens are tried again. If even then no step
+# with drafts is worth its cost, the next trial comes after twice as many steps, at most so many.
+HALVED_IN = 128
+MAX_HALVED_IN = 64 * HALVED_IN
 # A single step may contain what happens only once, such as compiling a kernel. So the cost of
 # drafts counts as nothing until so many steps had some.
 TRIALS = 4
@@ -89,10 +91,15 @@ class DraftChooser:
         self._uniform = uniform
         # Steps since the last one with drafts, and how many had some.
         self._plain_steps = self._drafted_steps = 0
+        self._halved_in = HALVED_IN
+        # Whether the last drafts were chosen at less than their cost.
+        self._trying = False
 
     def count_step(self, drafts: Mapping[Sequence, Seq[int]]) -> None:
         """Counts a planned step with these drafts."""
         if drafts:
+            longer = min(2 * self._halved_in, MAX_HALVED_IN)
+            self._halved_in = longer if self._trying else HALVED_IN
             self._plain_steps = 0
             self._drafted_steps += 1
         else:
@@ -119,8 +126,10 @@ class DraftChooser:
         choose = self._same_length if self._uniform else self._best
         known = cost.draft_steps >= TRIALS
         if known and (chosen := choose(own, rows, _Steps(work, cost), room)):
+            self._trying = False
             return chosen
-        discount = 0.5 ** (self._plain_steps / HALVED_IN) if known else 0.0
+        self._trying = known
+        discount = 0.5 ** (self._plain_steps / self._halved_in) if known else 0.0
         size = math.ceil(len(rows) * TRIAL_TOKENS[self._drafted_steps % len(TRIAL_TOKENS)])
         least = len(rows) if self._uniform else 0
         return choose(own, rows, _Steps(work, cost, discount), min(room, max(size, least)))

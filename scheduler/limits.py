@@ -31,6 +31,7 @@ class Limits:
             are saved there. None: the model has no recurrent layers.
         chunk_multiple: a chunk that does not end its prompt has a multiple of this many tokens, if
             the step has room. The last chunk is padded to a multiple (``cache.capacity.padded``).
+            Over pages, whole steps are padded instead (``cache.pages.page.step_size``).
         max_scored: maximum prompt tokens of one step whose logits are computed, for
             log-probabilities.
         avoid_partial_prefill: a prompt waits rather than begin with a chunk smaller than a step of

@@ -163,19 +163,21 @@ def paged_step(
     padding: int = 0,
     min_width: int = 0,
     drafted: Sequence[Sequence[int]] | None = None,
+    tail: int = 0,
 ) -> Iterator[PagedStep]:
     """A context of one model call in which rows take a token each, and prompts take chunks.
 
     The model is called with tokens ``[tokens, 1]``: those of the rows, batch by batch, then those
-    of the chunks. All batches have the same memory.
+    of the chunks. All batches have the same memory. Behind both there may be unused tokens: they
+    write to page 0 or nowhere, and their results mean nothing.
 
     Args:
         chunks: prompts of one row each, and the number of their new tokens.
-        padding: unused tokens behind those of the rows, in a step without chunks; they write to
-            page 0.
+        padding: unused tokens behind those of the rows.
         min_width: the least pages of a table's row.
         drafted: for each of ``bands``, the tokens that each row takes. Call ``advance`` with those
             that it keeps; until then the rows' offsets stay as they are. None: each row takes one.
+        tail: unused tokens behind those of the chunks.
 
     Raises:
         OutOfPages: there are too few pages.
@@ -185,7 +187,6 @@ def paged_step(
     memory = batches[0][0].memory
     for batch, new in batches:
         batch.grow(new)
-    assert not (chunks and padding), "chunks follow the rows"
     rows = [
         (offset, new)
         for band, own in zip(bands, counts, strict=True)
@@ -196,10 +197,11 @@ def paged_step(
     for window in memory.pools:
         tables_of = [batch.rows[window] for batch, _ in batches]
         width = max(min_width, *(one.width for one in tables_of))
-        unused = np.zeros((padding, width), np.int32)
-        tables[window] = np.concatenate([*(one.table(width) for one in tables_of), unused])
+        parts = [one.table(width) for one in tables_of]
+        parts.insert(len(bands), np.zeros((padding, width), np.int32))
+        tables[window] = np.concatenate(parts)
     own_chunks = [(batch.offsets[0], new) for batch, new in chunks]
-    kinds = step_kinds(rows, own_chunks, tables)
+    kinds = step_kinds(rows, own_chunks, tables, tail)
     tokens = next(iter(kinds.values())).tokens
     step = PagedStep(memory, tokens, kinds)
     with step.running():

@@ -1,6 +1,8 @@
-"""The size of a page, and the number of pages of some tokens."""
+"""The size of a page, the number of pages of some tokens, and the sizes of steps."""
 
 from __future__ import annotations
+
+from chairlift.cache.capacity import rounded_up
 
 # Tokens of a page. Attention looks up one table entry for this many tokens, and half a page of each
 # sequence is unused on average.
@@ -10,3 +12,22 @@ PAGE_TOKENS = 64
 def page_count(tokens: int) -> int:
     """Pages that hold the first ``tokens`` tokens of a sequence."""
     return -(-tokens // PAGE_TOKENS)
+
+
+def step_size(tokens: int) -> int:
+    """The number of tokens that a step of ``tokens`` tokens is computed with; the rest is padding.
+
+    At most seven more, or less than a quarter: there are only four sizes from each power of two to
+    the next. So compiled steps, kernel launches and freed buffers of one step serve others.
+    """
+    return tokens if tokens <= 8 else rounded_up(tokens, _distance(tokens - 1))
+
+
+def step_size_below(tokens: int) -> int:
+    """The largest size of a step without padding that has at most ``tokens`` tokens."""
+    return tokens if tokens <= 8 else tokens // _distance(tokens) * _distance(tokens)
+
+
+def _distance(tokens: int) -> int:
+    """From the last size up to ``tokens`` to the next."""
+    return max(8, 1 << tokens.bit_length() - 3)

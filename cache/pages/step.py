@@ -43,7 +43,7 @@ class StepTokens:
         owners: ``[tokens]`` int32, each token's row in the tables.
         begins: ``[tokens]`` int32, the position of the first new token of its sequence.
         stops: ``[tokens]`` int32, the position after each token.
-        chunks: the prompt chunks.
+        chunks: the prompt chunks; unused tokens may follow them.
         tiles: what a device's kernels make of the chunks, for each form of layers.
     """
 
@@ -62,8 +62,8 @@ class KindStep:
 
     Attributes:
         tokens: the step's tokens.
-        tables: ``[tokens of decode rows and chunks, pages of a sequence]`` int32, the number of
-            each page; 0 where a sequence has no page.
+        tables: ``[tokens of decode rows, chunks and unused tokens, pages of a sequence]`` int32,
+            the number of each page; 0 where a sequence has no page.
     """
 
     tokens: StepTokens
@@ -82,6 +82,7 @@ def step_kinds(
     rows: Sequence[tuple[int, int]],
     chunks: Sequence[tuple[int, int]],
     tables: Mapping[int | None, Table],
+    tail: int = 0,
 ) -> dict[int | None, KindStep]:
     """The arrays of a step, by the kinds' windows.
 
@@ -92,7 +93,12 @@ def step_kinds(
         rows: position and number of tokens of each decode row.
         chunks: the same of each chunk.
         tables: for each kind, a row for each decode row, then one for each chunk.
+        tail: unused tokens behind the chunks.
     """
+    if tail:
+        # Each of them is the first token of a sequence in page 0.
+        chunks = [*chunks, *[(0, 1)] * tail]
+        tables = {w: np.pad(table, ((0, tail), (0, 0))) for w, table in tables.items()}
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
     owners = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
@@ -111,7 +117,7 @@ def step_kinds(
     )
     places = [
         ChunkPlace(int(firsts[len(rows) + i]), position, count, decoded + i)
-        for i, (position, count) in enumerate(chunks)
+        for i, (position, count) in enumerate(chunks[: len(chunks) - tail])
     ]
     tokens = StepTokens(decoded, offset, owner, begin, stop, places)
     return {w: KindStep(tokens, table) for w, table in zip(tables, uploaded, strict=True)}

@@ -20,6 +20,7 @@ from chairlift.engine.core.prepared_model import PreparedModel
 from chairlift.engine.core.prompt_outputs import PromptOutputs
 from chairlift.engine.core.requests import Requests
 from chairlift.engine.core.stats import PhaseTimer, StepRecorder
+from chairlift.engine.device.buffers import BufferCache
 from chairlift.engine.grammar.compiler import Compiler
 from chairlift.engine.grammar.constraints import Constraints
 from chairlift.engine.grammar.pending import Grammars
@@ -61,6 +62,7 @@ class EngineCore:
         journal: takes the decisions that another rank needs to do the same.
         propose: makes the proposers of a request.
         draft_model: proposes where these have nothing; None: no draft model.
+        buffers: MLX's cache of buffers; None: it has no limit.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class EngineCore:
         journal: Journal | None = None,
         propose: Callable[[Submit], list[Proposer]] = proposers,
         draft_model: PreparedModel | None = None,
+        buffers: BufferCache | None = None,
     ) -> None:
+        self._buffers = buffers
         self.limits = limits = model.fitted(limits)
         self._journal: Journal = NoJournal() if journal is None else journal
         # Called with the sequences about to run, before any work is dispatched.
@@ -225,6 +229,8 @@ class EngineCore:
         outputs += self.outputs.read(previous)
         self.speculator.probe(self.scheduler.running, self.scheduler.choose_drafts)
         self.swap.settle()
+        if self._buffers is not None:
+            self._buffers.trim()
         timer.end("output")
         return StepOutput(outputs, self._recorder.finish(plan, timer.total))
 

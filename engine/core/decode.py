@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from chairlift.cache.capacity import Capacity, resize_order
 from chairlift.cache.kinds import Cache
+from chairlift.cache.pages.page import step_size
 from chairlift.cache.snapshot import Snapshot
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.lora_routing import Slot
@@ -43,7 +44,8 @@ class DecodeBatch:
         self.rows: list[Sequence] = []
         self.bands = tuple(bands)
         self.joining: dict[Sequence, Snapshot] = {}
-        self._sampler = Sampler(vocabulary, agree)
+        # Steps over pages have logits of recurring sizes, too.
+        self._sampler = Sampler(vocabulary, agree, step_size if self.queued else int)
         self._sampler_row = sampler_row
         self._tokens = mx.zeros((0,), mx.int32)
 

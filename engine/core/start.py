@@ -88,7 +88,7 @@ def serve_loaded(
     planned = memory.plan_kv_memory(config, device, vocabulary, ranks.sharing)
     swap_bytes = memory.swap_bytes(config, device, ranks.sharing)
     kv_bytes, prefix_bytes, swap_bytes = ranks.smallest(*planned, swap_bytes)
-    memory.configure_mlx(device, memory.part_bytes(config, ranks.sharing))
+    buffers = memory.configure_mlx(device, memory.part_bytes(config, ranks.sharing))
     try:
         limits = build_limits(config, device, geometry, vocabulary, kv_bytes, prefix_bytes)
     except ValueError as error:
@@ -132,6 +132,7 @@ def serve_loaded(
         *(model, limits, prefix_bytes, store, swap, compiler, background, ranks.journal),
         propose=partial(proposers, config=config.speculative),
         draft_model=None if draft_model is None else draft_model.prepared,
+        buffers=buffers,
     )
     core.compile()
     return core, info

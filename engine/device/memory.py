@@ -10,6 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from chairlift.engine.config import EngineConfig
+from chairlift.engine.device.buffers import BufferCache
 from chairlift.engine.device.limits import max_rows
 from chairlift.engine.device.profile import DeviceProfile, current
 from chairlift.engine.errors import ModelError
@@ -110,7 +111,7 @@ def engine_bytes(config: EngineConfig, profile: DeviceProfile, vocabulary: int) 
     return EngineMemory(working + _buffers(profile, kv + prefix), kv + prefix)
 
 
-def configure_mlx(profile: DeviceProfile, memory_bytes: int | None = None) -> None:
+def configure_mlx(profile: DeviceProfile, memory_bytes: int | None = None) -> BufferCache:
     """Bounds MLX's cache of freed buffers. Call it once the weights are loaded.
 
     ``memory_bytes`` is the engine's part of the memory, if it has one.
@@ -118,11 +119,12 @@ def configure_mlx(profile: DeviceProfile, memory_bytes: int | None = None) -> No
     On Metal it also wires the recommended working set, as mlx-lm does: otherwise macOS may page
     weights out between steps.
     """
-    mx.set_cache_limit(cache_bytes(profile, memory_bytes))
+    buffers = BufferCache(cache_bytes(profile, memory_bytes))
     if mx.metal.is_available():
         working_set = mx.device_info().get("max_recommended_working_set_size")
         if working_set is not None:
             mx.set_wired_limit(int(working_set))
+    return buffers
 
 
 def cache_bytes(profile: DeviceProfile, memory_bytes: int | None = None) -> int:

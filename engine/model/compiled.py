@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from chairlift.cache.capacity import rounded_up
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.layer import PagedStep
 from chairlift.cache.pages.step import KindStep, StepTokens
@@ -41,16 +40,6 @@ _TRIAL = Trial(
 )
 
 Shape = tuple[int, ...]
-
-
-def padded_rows(rows: int) -> int:
-    """The number of tokens that a decode step of ``rows`` tokens, one for each row or more with
-    drafts, is computed with.
-
-    At most seven more, or less than a quarter: few shapes, and products are bound by the weights'
-    memory, or nearly.
-    """
-    return rows if rows <= 8 else rounded_up(rows, max(8, 1 << (rows - 1).bit_length() - 3))
 
 
 class CompiledSteps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -42,7 +43,8 @@ class Outcome(NamedTuple):
     """The results of a step's model calls.
 
     Attributes:
-        logits: ``[rows' tokens + choices, vocabulary]``; None if there are no rows and no choices.
+        logits: ``[rows' tokens + choices, vocabulary]``, perhaps with unused lines behind them;
+            None if there are no rows and no choices.
         scored: the logits ``[scored, vocabulary]`` of chunks with ``scored``, by chunk number.
         hidden: the inputs ``[tokens, hidden size]`` of the output layer, of pooled chunks, by chunk
             number.
@@ -72,13 +74,18 @@ class PackedTokens(NamedTuple):
     scored: dict[int, slice]
 
 
-def packed_tokens(rows: int, chunks: Seq[Chunk], lengths: Seq[int]) -> PackedTokens:
-    """Arranges the rows' tokens, ``rows``, and chunks, each padded to one of ``lengths``."""
+def packed_tokens(
+    rows: int, chunks: Seq[Chunk], lengths: Seq[int], padding: int = 0
+) -> PackedTokens:
+    """Arranges the rows' tokens, ``rows``, and chunks, each padded to one of ``lengths``.
+
+    ``padding`` is the number of unused tokens behind those of the rows.
+    """
     new: list[int] = []
     places: list[slice] = []
     positions = list(range(rows))
     for chunk, length in zip(chunks, lengths, strict=True):
-        start = rows + len(new)
+        start = rows + padding + len(new)
         places.append(slice(start, start + len(chunk.tokens)))
         positions += [places[-1].stop - 1] * chunk.choices
         new += [*chunk.tokens, *[0] * (length - len(chunk.tokens))]
@@ -265,15 +272,26 @@ class Forward:
             return self._packed_outcome(tokens, tokens_of, chunks, layers)
 
     def _packed_outcome(
-        self, tokens: mx.array, packed: PackedTokens, chunks: Seq[Chunk], layers: Seq[Any]
+        self,
+        tokens: mx.array,
+        packed: PackedTokens,
+        chunks: Seq[Chunk],
+        layers: Seq[Any],
+        size: Callable[[int], int] = int,
     ) -> Outcome:
-        """Calls the model with the tokens of rows and chunks, ``[tokens, 1]``."""
+        """Calls the model with the tokens of rows and chunks, ``[tokens, 1]``.
+
+        Args:
+            size: the number of lines of logits to compute instead of so many.
+        """
         fed = mx.concatenate([tokens, mx.array(packed.new, mx.int32)])[:, None]
-        with self._select(packed.positions, axis=0) as inputs:
+        count = len(packed.positions)
+        positions = [*packed.positions, *[0] * (size(count) - count)]
+        with self._select(positions, axis=0) as inputs:
             logits = self._model(fed, cache=layers)
-        logits = logits[:, -1] if inputs else logits[mx.array(packed.positions, mx.int32), -1]
+        logits = logits[:, -1] if inputs else logits[mx.array(positions, mx.int32), -1]
         return Outcome(
-            logits[: packed.sampled] if packed.sampled else None,
+            logits[: size(packed.sampled)] if packed.sampled else None,
             {number: logits[part] for number, part in packed.scored.items()},
             {n: inputs[0][place, 0] for n, place in enumerate(packed.places) if chunks[n].pooled},
         )

@@ -11,8 +11,9 @@ from chairlift.cache.kinds import Cache
 from chairlift.cache.pages.batch import PagedBatch
 from chairlift.cache.pages.layer import paged_step
 from chairlift.cache.pages.memory import PagedMemory
+from chairlift.cache.pages.page import step_size
 from chairlift.cache.pages.rows import table_widths
-from chairlift.engine.model.compiled import CompiledSteps, padded_rows
+from chairlift.engine.model.compiled import CompiledSteps
 from chairlift.engine.model.drafted import DraftedBand
 from chairlift.engine.model.forward import Chunk, Forward, Outcome, packed_tokens, row_runs
 from chairlift.engine.model.head import Head
@@ -26,7 +27,7 @@ TRIAL_TOKENS = 8
 
 
 class PagedForward(Forward):
-    """Calls a model over pages; see ``Forward``. Chunks are never padded."""
+    """Calls a model over pages; see ``Forward``. Steps are padded to recurring sizes."""
 
     def __init__(self, model: Any, head: Head | None) -> None:
         super().__init__(model, head, packs=True)
@@ -46,13 +47,26 @@ class PagedForward(Forward):
         counts = [band.counts for band in drafted] if drafted else None
         if not chunks:
             return self._decode(rows, tokens, runs, counts) if rows else Outcome(None, {}, {})
+        count = tokens.shape[0]
+        padding = step_size(count) - count
         lengths = [len(chunk.tokens) for chunk in chunks]
         prompts = [cast(PagedBatch, chunk.cache) for chunk in chunks]
-        runs += [Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks]
-        packed = packed_tokens(tokens.shape[0], chunks, lengths)
         new = list(zip(prompts, lengths, strict=True))
-        with paged_step(rows, new, drafted=counts) as step, self.routing.of(runs):
-            return self._packed_outcome(tokens, packed, chunks, step.layers())
+        total = count + padding + sum(lengths)
+        tail = step_size(total) - total
+        runs += [
+            *([Run(None, padding)] if padding else []),
+            *(Run(chunk.adapter, len(chunk.tokens)) for chunk in chunks),
+            *([Run(None, tail)] if tail else []),
+        ]
+        lengths[-1] += tail
+        packed = packed_tokens(count, chunks, lengths, padding)
+        with (
+            paged_step(rows, new, padding, drafted=counts, tail=tail) as step,
+            self.routing.of(runs),
+        ):
+            fed = _padded(tokens, padding)
+            return self._packed_outcome(fed, packed, chunks, step.layers(), step_size)
 
     def commit(self, drafted: DraftedBand, kept: Seq[int]) -> None:
         cast(PagedBatch, drafted.cache).advance(kept)
@@ -63,7 +77,7 @@ class PagedForward(Forward):
         The first ones have the most rows, with different tokens: they are compared with others.
         """
         batch = PagedBatch(memory)
-        for rows in dict.fromkeys(map(padded_rows, range(max_rows, 0, -1))):
+        for rows in dict.fromkeys(map(step_size, range(max_rows, 0, -1))):
             for pages in table_widths(COMPILED_TOKENS):
                 with paged_step([batch], [], rows, pages) as step:
                     self._steps.compile(step, mx.arange(rows)[:, None] % TRIAL_TOKENS)
@@ -76,12 +90,15 @@ class PagedForward(Forward):
         counts: Seq[Seq[int]] | None,
     ) -> Outcome:
         """A step of rows alone, padded so that its shape recurs."""
-        count = tokens.shape[0]
-        padding = padded_rows(count) - count
-        fed = mx.pad(tokens, (0, padding)) if padding else tokens
+        padding = step_size(tokens.shape[0]) - tokens.shape[0]
+        fed = _padded(tokens, padding)
         with (
             paged_step(rows, [], padding, drafted=counts) as step,
             self.routing.of([*runs, Run(None, padding)] if padding else runs),
         ):
             steps = self._steps if self.routing.call is None else self._adapted_steps
-            return Outcome(steps(step, fed[:, None])[:count, -1], {}, {})
+            return Outcome(steps(step, fed[:, None])[:, -1], {}, {})
+
+
+def _padded(tokens: mx.array, padding: int) -> mx.array:
+    return mx.pad(tokens, (0, padding)) if padding else tokens

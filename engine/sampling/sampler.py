@@ -83,13 +83,18 @@ class Sampler:
     Args:
         vocabulary: the last dimension of the logits.
         agree: maps this rank's outcomes to those of all ranks; see ``parallel.ranks.Ranks``.
+        size: the number of lines to compute for so many rows, where sizes that recur are faster.
     """
 
     def __init__(
-        self, vocabulary: int, agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes
+        self,
+        vocabulary: int,
+        agree: Callable[[mx.array], mx.array] = lambda outcomes: outcomes,
+        size: Callable[[int], int] = int,
     ) -> None:
         self._vocabulary = vocabulary
         self._agree = agree
+        self._size = size
         self._rows: list[SamplerRow] = []
         self._counts: TokenCounts | None = None
         self._bias: tuple[list[bool], mx.array] | None = None
@@ -113,11 +118,14 @@ class Sampler:
         """Chooses a token for every row.
 
         Args:
-            logits: ``[rows, vocabulary]`` of any float type.
+            logits: ``[rows, vocabulary]`` of any float type; further lines are ignored.
             generated: each row's number of output tokens so far. Together with the seed it
                 determines the draw, so neither other rows nor an interruption change it.
             masks: ``[rows, words]``, the tokens that each row may choose; None allows all.
         """
+        count = len(self._rows)
+        if self._counts is not None or masks is not None:
+            logits = logits[:count]
         raw = logits.astype(mx.float32)
         logits = self._biased(raw, generated)
         if self._counts is not None:
@@ -132,13 +140,17 @@ class Sampler:
         chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
         best = mx.take_along_axis(logits, chosen[:, None], axis=-1)
         sampling = [i for i, row in enumerate(self._rows) if not row.greedy]
-        if sampling and len(sampling) == len(self._rows):
-            chosen = self._draw(logits, best, chosen, sampling, generated)
+        if sampling and len(sampling) == count:
+            drawn = _repeated(sampling, len(logits))
+            chosen = self._draw(logits, best, chosen, drawn, generated)
         elif sampling:
-            index = mx.array(sampling, mx.int32)
-            picked = self._draw(logits[index], best[index], chosen[index], sampling, generated)
-            chosen = chosen.at[index].add(picked - chosen[index])
-        outcomes = self._agree(row_outcomes(chosen, best[:, 0], raw, masks is not None))
+            drawn = _repeated(sampling, self._size(len(sampling)))
+            index = mx.array(drawn, mx.int32)
+            picked = self._draw(logits[index], best[index], chosen[index], drawn, generated)
+            own = index[: len(sampling)]
+            chosen = chosen.at[own].add(picked[: len(sampling)] - chosen[own])
+        found = row_outcomes(chosen, best[:, 0], raw, masks is not None)[:count]
+        outcomes = self._agree(found)
         tokens = mx.maximum(outcomes, 0)
         if self._counts is not None:
             self._counts.count(tokens)
@@ -168,7 +180,7 @@ class Sampler:
         """
         owners = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
         before = [draft[:i] for draft in drafts for i in range(len(draft) + 1)]
-        positions = Sampler(self._vocabulary, self._agree)
+        positions = Sampler(self._vocabulary, self._agree, self._size)
         positions._rows = [self._rows[row] for row in owners]
         if self._counts is not None:
             positions._counts = self._counts.continued(owners, before)
@@ -268,6 +280,11 @@ def check_row(row: SamplerRow, vocabulary: int) -> None:
     alone = Sampler(vocabulary)
     alone.rearrange([], [row])
     alone.sample(mx.zeros((1, vocabulary)), [len(row.output)])
+
+
+def _repeated(rows: list[int], lines: int) -> list[int]:
+    """So many ``lines``: the rows, and the first of them again and again."""
+    return [*rows, *[rows[0]] * (lines - len(rows))]
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from chairlift.scheduler.drafts import Chosen, Draft, Drafts
 from chairlift.scheduler.sequence import Sequence
 
 # While no draft is worth its cost, proposals are made in every second, fourth, ... step, at last in
-# every one of so many.
+# every one of so many, or of a quarter as many as there are rows: proposing takes time for each.
 MAX_PERIOD = 16
-# Steps without a chosen draft before that.
+# Rows' proposals of which no draft is chosen, before that.
 PATIENCE = 8
 _DRAFT_MODEL = "draft model"
 
@@ -107,8 +107,9 @@ class Speculator:
         """Remembers whether any draft was chosen."""
         self._promising = bool(chosen)
         self._unchosen = 0 if chosen else self._unchosen + 1
-        if self._unchosen > PATIENCE:
-            self._pause = min(1 << (self._unchosen - PATIENCE).bit_length(), MAX_PERIOD)
+        rows = max(1, len(self._rows))
+        if (excess := self._unchosen - PATIENCE // rows) > 0:
+            self._pause = min(1 << excess.bit_length(), max(MAX_PERIOD, rows // 4))
         return chosen
 
     def _turn(self) -> bool:

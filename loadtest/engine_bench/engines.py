@@ -18,6 +18,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
 from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device.limits import build_limits
+from chairlift.engine.device.memory import configure_mlx
 from chairlift.engine.device.profile import current
 from chairlift.engine.lora.adapters import AdapterLimits
 from chairlift.engine.messages import SamplingParams, Submit
@@ -114,7 +115,11 @@ class MeasuredModel(NamedTuple):
             prepared.adapters.load(folder.name, folder)
         warm_model(prepared, limits, kernels=current().compiles_kernels)
         core = EngineCore(
-            *(prepared, limits), background=background, journal=ranks.journal, propose=propose
+            *(prepared, limits),
+            background=background,
+            journal=ranks.journal,
+            propose=propose,
+            buffers=configure_mlx(current()),
         )
         core.compile()
         return core

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
-from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page import PAGE_TOKENS, step_size
 from chairlift.engine.cuda.paged.arrays import (
     ChunkStep,
     scale_array,
@@ -97,7 +97,8 @@ def _attend(
     heads, dim = queries.shape[1], queries.shape[3]
     heads_per_block = _heads_per_block(heads // pool.keys.shape[1])
     blocks = heads // heads_per_block
-    places = step.slots * blocks
+    # A recurring size, so that the memory serves other steps.
+    places = step_size(step.slots * blocks)
     mixed: mx.array
     # A few registers less than the compiler would take: three blocks are faster than two.
     mixed, _, _ = _kernel(2 if dim > 128 else 3)(

@@ -16,7 +16,7 @@ from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.attention import names_of
-from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps, padded_rows
+from chairlift.engine.model.compiled import MAX_SHAPES, STEADY, CompiledSteps
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.model.probe import probe
 from chairlift.engine.model.trials.trial import within_largest
@@ -97,16 +97,6 @@ def test_a_compiled_step_that_is_wrong_is_not_used() -> None:
             return result if len(self.traces) == before else 5 * result
 
     _assert_gives_up_in_time(Wrong(traceable=True))
-
-
-def test_rows_are_padded_to_recurring_numbers() -> None:
-    """By at most seven, or less than a quarter; 256 rows have 23 shapes."""
-    for rows in range(1, 600):
-        padded = padded_rows(rows)
-        assert rows <= padded < rows + max(8, rows / 4)
-        assert padded_rows(padded) == padded
-        assert padded == rows or padded % 8 == 0
-    assert len({padded_rows(rows) for rows in range(1, 257)}) == 23
 
 
 def test_nonfinite_logits_do_not_count_as_a_difference() -> None:

@@ -123,9 +123,7 @@ def _compile(source: str) -> tuple[int, int]:
     assert path is not None
     library = ctypes.CDLL(str(_libraries(path)[0]))
     program = ctypes.c_void_p()
-    library.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
-    )
+    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     options = [
         f"-arch={ARCHITECTURE}",
         "-std=c++17",
