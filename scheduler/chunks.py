@@ -61,7 +61,7 @@ class Chunks:
         """The size of a prompt's next chunk; 0 if none fits. Arguments as ``tokens_left``."""
         fitting = self.tokens_left(sequence, begun, work, seconds)
         size = sequence.num_tokens - begun
-        if fitting < size and not self._finish_anyway(
+        if self._exceeds(size, fitting, work) and not self._finish_anyway(
             size, fitting, self._max_tokens(sequence, work)
         ):
             size = min(size, self._cut(int(fitting), work))
@@ -76,13 +76,24 @@ class Chunks:
             ends.append(until_parting)
         return min(size, *ends)
 
+    def _exceeds(self, size: int, fitting: float, work: Work) -> bool:
+        """Whether a chunk is too long, of which ``fitting`` tokens fit.
+
+        Over pages a further prompt also has to fit with the step's padding.
+        """
+        padded = size
+        if self._limits.paged and work.tokens:
+            before = _computed(work)
+            padded = step_size(before + size) - before
+        return padded > fitting
+
     def _cut(self, fitting: int, work: Work) -> int:
         """The size of a chunk that does not end its prompt, of which ``fitting`` tokens fit.
 
         A step over pages then needs no padding; a step over columns, few different shapes.
         """
         if self._limits.paged:
-            before = step_size(work.rows + work.drafts) + work.tokens
+            before = _computed(work)
             rounded = max(0, step_size_below(before + fitting) - before)
         else:
             multiple = self._limits.chunk_multiple
@@ -107,3 +118,8 @@ class Chunks:
             and fitting >= 1
             and left <= min(fitting + limits.chunk_multiple, max_tokens)
         )
+
+
+def _computed(work: Work) -> int:
+    """The tokens that a step over pages computes so far; its rows are padded for themselves."""
+    return step_size(work.rows + work.drafts) + work.tokens

@@ -21,8 +21,8 @@ MIN_GAIN = 1.03
 # The cost of drafts may have been measured at a bad time. While no step has any, it counts less in
 # each step, half of it after this many, until a few tokens are tried again. If even then no step
 # with drafts is worth its cost, the next trial comes after twice as many steps, at most so many.
-HALVED_IN = 128
-MAX_HALVED_IN = 64 * HALVED_IN
+HALVED_IN = 256
+MAX_HALVED_IN = 32 * HALVED_IN
 # A single step may contain what happens only once, such as compiling a kernel. So the cost of
 # drafts counts as nothing until so many steps had some.
 TRIALS = 4

@@ -109,7 +109,8 @@ class Speculator:
         self._unchosen = 0 if chosen else self._unchosen + 1
         rows = max(1, len(self._rows))
         if (excess := self._unchosen - PATIENCE // rows) > 0:
-            self._pause = min(1 << excess.bit_length(), max(MAX_PERIOD, rows // 4))
+            longest = max(MAX_PERIOD, rows // 4)
+            self._pause = longest if excess > longest.bit_length() else min(1 << excess, longest)
         return chosen
 
     def _turn(self) -> bool:

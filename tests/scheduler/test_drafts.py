@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 import statistics
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.scheduler.cost import CostModel, Work
-from chairlift.scheduler.drafts import HALVED_IN, MIN_GAIN, Draft, DraftChooser
+from chairlift.scheduler.drafts import (
+    HALVED_IN,
+    MAX_HALVED_IN,
+    MIN_GAIN,
+    Draft,
+    DraftChooser,
+)
 from chairlift.scheduler.sequence import Sequence
 
 ROOM = 1000
@@ -169,3 +176,24 @@ def test_the_choice_settles_although_the_first_draft_took_long(
 def test_without_proposals_nothing_is_drafted(uniform: bool) -> None:
     cost = _cost(1e-4, 1e-5, 0, 0.02)
     assert DraftChooser(uniform).choose({}, [_sequence(0)], Work(1, 100), cost, ROOM) == {}
+
+
+def test_drafts_in_vain_are_tried_ever_more_rarely() -> None:
+    """Where a full batch computes each draft at nearly its worth, a trial costs a few steps."""
+    cost = _cost(row=1e-4, draft=1e-4, drafting=1e-3, step=0.001)
+    rows = [_sequence(i, max_tokens=10**6) for i in range(200)]
+    chooser = DraftChooser(False)
+    trials = []
+    for step in range(8 * MAX_HALVED_IN):
+        # The choice of most steps, in which nothing is learned, would be the same.
+        if step % 16 == 0:
+            drafts = {s: _draft(0.9, 1) for s in rows}
+            chosen = chooser.choose(drafts, rows, Work(200, 20_000), cost, ROOM)
+        chooser.count_step(chosen)
+        if chosen:
+            trials.append(step)
+            chosen = {}
+    gaps = [later - earlier for earlier, later in pairwise([0, *trials])]
+    assert 3 < len(trials) < 40
+    assert max(gaps) > 8 * gaps[0]
+    assert gaps[-1] <= MAX_HALVED_IN

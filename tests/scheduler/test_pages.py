@@ -10,6 +10,7 @@ from support.scheduler.loop import GEOMETRY, EngineLoop, make_limits, make_seque
 
 from chairlift.cache.capacity import Capacity, KVGeometry
 from chairlift.cache.pages.budget import PROMPTS
+from chairlift.cache.pages.page import step_size
 from chairlift.scheduler.bands import ONE_BAND
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY
@@ -150,3 +151,27 @@ def test_prompts_without_rows_wait_for_recurrent_states() -> None:
     for number in range(20):
         scheduler.add(make_sequence(str(number), 1, outputs=0))
     assert len(scheduler.plan([NO_CAPACITY]).chunks) == 2 + PROMPTS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 60),
+    prompts=st.lists(st.integers(1, 900), min_size=1, max_size=6),
+    tokens=st.integers(100, 700),
+)
+def test_a_step_that_cuts_a_prompt_needs_no_padding(
+    rows: int, prompts: list[int], tokens: int
+) -> None:
+    limits = Limits(64, tokens, 1 << 24, FULL, paged=True)
+    scheduler = Scheduler(limits)
+    for number in range(rows):
+        scheduler.add(make_sequence(f"row {number}", 1, outputs=9))
+    while len(scheduler.running) < rows:
+        scheduler.commit(scheduler.plan([NO_CAPACITY]))
+    for number, length in enumerate(prompts):
+        scheduler.add(make_sequence(str(number), length, outputs=1))
+    plan = scheduler.plan([NO_CAPACITY])
+    computed = step_size(len(plan.decode)) + sum(plan.chunks.values())
+    cut = any(size < sequence.num_tokens for sequence, size in plan.chunks.items())
+    assert len(plan.decode) + sum(plan.chunks.values()) <= tokens
+    assert not cut or len(plan.chunks) == 1 or step_size(computed) == computed

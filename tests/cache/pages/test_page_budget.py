@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chairlift.cache.capacity import KVGeometry
 from chairlift.cache.pages.budget import PROMPTS, UNUSED_PAGES, PageBudget, touched
-from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.page import PAGE_TOKENS, step_size, step_size_below
 
 WINDOWS = st.dictionaries(st.integers(1, 3000), st.integers(1, 500), max_size=3)
 
@@ -79,3 +79,18 @@ def test_a_kind_alone_gets_everything() -> None:
     assert (only_window.pages, only_full.pages) == ({32: 156}, {None: 156})
     assert only_full.usable == (155,)
     assert PageBudget.divided(1_000_000, KVGeometry(0, {}, 100), 4, 24) == PageBudget({}, 8)
+
+
+@given(st.integers(0, 20_000))
+def test_steps_are_padded_to_recurring_sizes(tokens: int) -> None:
+    """By at most seven tokens, or less than a quarter."""
+    size, below = step_size(tokens), step_size_below(tokens)
+    assert below <= tokens <= size < tokens + max(8, tokens / 4)
+    assert (step_size(size), step_size(below)) == (size, below)
+    assert size == tokens or size % 8 == 0
+    assert size in (below, step_size(below + 1))
+
+
+def test_there_are_few_sizes_of_steps() -> None:
+    assert len({step_size(tokens) for tokens in range(1, 257)}) == 23
+    assert len({step_size(tokens) for tokens in range(257, 4097)}) == 16

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from conformance.weights import tiny_model
+from support.engine.core import build_core
 from support.engine.pages import HostPages
+from support.engine.reference import solo_tokens
 
 from chairlift.cache.kinds import layer_kinds, make_batch, make_pages
 from chairlift.cache.pages.memory import can_page
+from chairlift.cache.pages.page import step_size
+from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
 from chairlift.engine.model.adapters import adapt
 from chairlift.engine.model.paged_forward import PagedForward
+from chairlift.engine.model.probe import probe
 from chairlift.engine.model.selection import SelectedForward, select_forward
+from chairlift.scheduler.limits import Limits
 
 
 def selected(name: str) -> SelectedForward:
@@ -52,3 +61,36 @@ def test_latent_attention_is_served_from_columns() -> None:
     choice = selected("deepseek_v3")
     assert choice.make_pages is None
     assert not isinstance(choice.forward, PagedForward)
+
+
+def test_all_steps_have_recurring_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with prompts, too, whatever the lengths of these; the tokens are the same as alone."""
+    model = tiny_model("qwen3")
+    attention.install(model)
+    geometry, vocabulary, _ = probe(model, "qwen3")
+    limits = Limits(16, 160, 1 << 24, geometry)
+    core = build_core(model, vocabulary, limits, kernels=HostPages())
+    sizes: list[int] = []
+    call = type(model).__call__
+
+    def recorded(self: Any, tokens: mx.array, *rest: Any, **named: Any) -> mx.array:
+        sizes.append(tokens.size)
+        return call(self, tokens, *rest, **named)
+
+    monkeypatch.setattr(type(model), "__call__", recorded)
+    rng = random.Random(4)
+    prompts = [
+        [rng.randrange(3, 90) for _ in range(rng.choice([1, 9, 37, 150]))] for _ in range(24)
+    ]
+    tokens: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=1 + number % 9, seed=0, temperature=0.0)
+        core.submit(Submit(str(number), prompt, params))
+    while not core.idle:
+        for output in core.step().outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    assert len(set(sizes)) > 4
+    assert all(step_size(size) == size for size in sizes)
+    monkeypatch.undo()
+    for number, prompt in enumerate(prompts):
+        assert tokens[str(number)] == solo_tokens(model, prompt, 1 + number % 9), number

@@ -8,9 +8,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.cache.pages.page import step_size
 from chairlift.engine.core.step import accepted
 from chairlift.engine.messages import SamplingParams
 from chairlift.engine.sampling.sampler import Sampler, SamplerRow
@@ -132,3 +133,25 @@ def test_tokens_do_not_depend_on_drafts(data: st.DataObject) -> None:
     tokens = st.integers(0, VOCABULARY - 1)
     drafts = data.draw(st.lists(st.lists(tokens, max_size=1), min_size=rows, max_size=rows))
     assert _two_tokens(params, drafts) == _two_tokens(params, [[] for _ in range(rows)])
+
+
+@given(st.lists(st.sampled_from([*sorted(OPTIONS), "greedy"]), min_size=1, max_size=12))
+@settings(max_examples=30, deadline=None)
+def test_unused_lines_of_logits_change_nothing(names: list[str]) -> None:
+    """Steps over pages have logits of recurring sizes."""
+    options = [OPTIONS.get(name, {"temperature": 0.0}) for name in names]
+    rows = [
+        SamplerRow(SamplingParams(9, seed, **option), [0, 3], [2])
+        for seed, option in enumerate(options)
+    ]
+    count = len(rows)
+    logits = mx.random.normal((count, VOCABULARY), key=mx.random.key(count))
+    unused = mx.full((step_size(count) - count, VOCABULARY), float("nan"))
+    results = []
+    for size, given_logits in ((int, logits), (step_size, mx.concatenate([logits, unused]))):
+        sampler = Sampler(VOCABULARY, size=size)
+        sampler.rearrange([], rows)
+        sampled = sampler.sample(given_logits, [1] * count)
+        results.append((sampled.tokens.tolist(), sampled.outcomes.tolist()))
+    assert results[0] == results[1]
+    assert len(results[0][0]) == count

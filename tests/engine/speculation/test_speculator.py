@@ -122,3 +122,16 @@ def test_a_prediction_is_followed_and_found_again(
             sequence.tokens += kept if not start else [random_.randrange(6)]
         else:
             sequence.tokens.append(random_.randrange(6))
+
+
+@pytest.mark.parametrize("rows", [1, 40, 256])
+def test_useless_proposals_of_many_rows_are_soon_made_rarely(rows: int) -> None:
+    speculator = _speculator(True)
+    sequences = [_repeating(3) for _ in range(rows)]
+    asked = []
+    for step in range(1000):
+        if speculator.due(rows, False):
+            asked.append(step)
+            speculator.drafts(sequences, _none)
+    assert len(asked) < PATIENCE // rows + 10 + 1000 / max(MAX_PERIOD, rows // 4)
+    assert asked[-1] > 900

@@ -1,0 +1,130 @@
+"""Every kernel compiles for a GPU, and what a thread uses fits into registers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from emulator.nvrtc import Compiled, CompiledKernel, folder
+
+from chairlift.cache.pages.kernels import KeysValues
+from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.pages.step import ChunkPlace
+from chairlift.engine.cuda import grouped, heads, low_rank
+from chairlift.engine.cuda.grouped import Weights, grouped_product
+from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
+from chairlift.engine.cuda.low_rank import add_low_rank
+from chairlift.engine.cuda.paged import chunk_attention, put, token_attention
+from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
+from chairlift.engine.cuda.paged.tiles import chunk_tiles
+
+pytestmark = pytest.mark.skipif(folder() is None, reason="needs NVIDIA's compiler (make dev)")
+
+MODULES: list[ModuleType] = [chunk_attention, token_attention, put, heads, grouped, low_rank]
+# Threads of a block take no more registers than this, or a launch fails.
+MAX_REGISTERS = 255
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
+    """The kernels that the test has compiled."""
+    done: list[Compiled] = []
+    monkeypatch.setattr(mx.fast, "cuda_kernel", functools.partial(CompiledKernel, done))
+    caches: list[Any] = [
+        kept
+        for module in MODULES
+        for kept in vars(module).values()
+        if hasattr(kept, "cache_clear") and kept.__module__ == module.__name__
+    ]
+    for cache in caches:
+        cache.cache_clear()
+    yield done
+    for cache in caches:
+        cache.cache_clear()
+    assert done
+    for kernel in done:
+        assert 0 < kernel.registers <= MAX_REGISTERS, kernel
+        assert not kernel.spilled, kernel
+
+
+def _numbers(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
+    return mx.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dim", "group", "dtype"),
+    [
+        (64, 8, mx.bfloat16),
+        (256, 2, mx.float16),
+        (128, 4, mx.float32),
+    ],
+)
+def test_attention_of_tokens_compiles(
+    dim: int, group: int, dtype: mx.Dtype, compiled: list[Compiled]
+) -> None:
+    queries = _numbers(1, group, 1, dim, dtype=dtype)
+    new = KeysValues(*[_numbers(1, 1, 1, dim, dtype=dtype)] * 2)
+    pool = KeysValues(*[_numbers(9, 1, PAGE_TOKENS, dim, dtype=dtype)] * 2)
+    zeros = _numbers(1, dtype=mx.int32)
+    step = TokenStep(_numbers(1, 8, dtype=mx.int32), zeros, zeros, zeros, zeros)
+    sinks = _numbers(group) if dim == 64 else None
+    token_attention.token_attention(queries, new, pool, step, 0.1, sinks)
+
+
+@pytest.mark.parametrize(
+    ("dim", "group", "dtype"),
+    [(128, 4, mx.bfloat16), (256, 2, mx.float16)],
+)
+def test_attention_of_chunks_compiles(
+    dim: int, group: int, dtype: mx.Dtype, compiled: list[Compiled]
+) -> None:
+    queries = _numbers(9, group, 1, dim, dtype=dtype)
+    new = KeysValues(*[_numbers(9, 1, 1, dim, dtype=dtype)] * 2)
+    pool = KeysValues(*[_numbers(9, 1, PAGE_TOKENS, dim, dtype=dtype)] * 2)
+    tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 1, group, dim, None)
+    step = ChunkStep(_numbers(1, 8, dtype=mx.int32), tiles, slots)
+    chunk_attention.chunk_attention(queries, new, pool, step, 0.1)
+
+
+def test_kernels_beside_attention_compile(compiled: list[Compiled]) -> None:
+    pool = KeysValues(*[_numbers(2, 1, PAGE_TOKENS, 128)] * 2)
+    put.put(pool, KeysValues(*[_numbers(1, 1, 3, 128)] * 2), _numbers(3, dtype=mx.int32))
+    norms = HeadNorms(_numbers(128), _numbers(128), 1e-6)
+    shape = Heads(4, 1, 128, _numbers(64, dtype=mx.float32), norms, None)
+    split_heads(_numbers(2, 1, 6 * 128), _numbers(2, dtype=mx.int32), shape)
+    swiglu(_numbers(2, 1, 64))
+    own = _numbers(2, dtype=mx.int32)
+    add_low_rank(_numbers(2, 64), _numbers(2, 64), own, _numbers(1, 8, 64), _numbers(1, 8, 64))
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_products_of_experts_compile(bits: int, compiled: list[Compiled]) -> None:
+    inputs = 128
+    if bits:
+        words = _numbers(2, 64, inputs * bits // 32, dtype=mx.uint32)
+        parts = [_numbers(2, 64, inputs // 32)] * 2
+        weights = Weights(words, *parts, bits=bits, group=32)
+    else:
+        weights = Weights(_numbers(2, 64, inputs))
+    assert weights.are_fit
+    grouped_product(_numbers(3, inputs), _numbers(3, dtype=mx.uint32), weights)
+
+
+def test_an_error_of_the_compiler_is_shown(compiled: list[Compiled]) -> None:
+    kernel: Any = mx.fast.cuda_kernel(
+        name="broken", input_names=["x"], output_names=["y"], source="y[0] = unknown;"
+    )
+    with pytest.raises(RuntimeError, match="unknown"):
+        kernel(
+            inputs=[_numbers(1)],
+            template=[],
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+        )
+    compiled.append(Compiled("none", 1, 0))
