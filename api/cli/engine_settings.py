@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 
 from chairlift.engine.config import EngineConfig
-from chairlift.engine.messages.speculative_config import parse_config
+from chairlift.engine.messages.speculative_config import (
+    DEFAULT_TOKENS,
+    SpeculativeConfig,
+    parse_config,
+)
 
 _ENGINE = EngineConfig()
 
@@ -26,7 +30,6 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         raise ValueError("--kv-group-size needs --kv-bits")
     if options.gpu_memory_utilization is not None and options.kv_memory is not None:
         raise ValueError("--gpu-memory-utilization and --kv-memory exclude each other; give one")
-    speculative = options.speculative_config
     config = EngineConfig(
         model=options.model,
         revision=options.revision,
@@ -54,7 +57,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         hostfile=options.hostfile,
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
-        speculative=None if speculative is None else parse_config(speculative),
+        speculative=_speculative(options),
         kv_group_size=_ENGINE.kv_group_size if group_size is None else group_size,
     )
     if not config.takes_adapters and (options.lora or options.lora_dir is not None):
@@ -62,3 +65,23 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
             "--lora and --lora-dir do not work with --replicas or --tensor-parallel-size above 1"
         )
     return config
+
+
+def _speculative(options: argparse.Namespace) -> SpeculativeConfig | None:
+    """How tokens are proposed.
+
+    Raises:
+        ValueError: flags exclude each other, or one needs another, or a number is out of range.
+    """
+    text, model, tokens = options.speculative_config, options.draft_model, options.num_draft_tokens
+    if model is None:
+        if tokens is not None:
+            raise ValueError("--num-draft-tokens needs --draft-model")
+        return None if text is None else parse_config(text)
+    if text is not None:
+        raise ValueError("--draft-model and --speculative-config exclude each other; give one")
+    return SpeculativeConfig(
+        method="draft_model",
+        model=model,
+        num_speculative_tokens=DEFAULT_TOKENS if tokens is None else tokens,
+    )

@@ -94,3 +94,19 @@ def walk(root: Node | None, ids: array[int]) -> Walk:
             if shared < len(node.edge):
                 break
     return Walk(path, length)
+
+
+def continuation(root: Node | None, ids: array[int], count: int) -> list[int]:
+    """At most ``count`` tokens that follow ``ids`` in the tree, of the newest of several branches;
+    empty if the tree does not have all of ``ids``, or nothing behind them.
+    """
+    reached = walk(root, ids)
+    if root is None or reached.length < len(ids):
+        return []
+    node = reached.path[-1] if reached.path else root
+    begin = len(ids) - node.start
+    found = list(node.edge[begin : begin + count])
+    while len(found) < count and node.children:
+        node = next(reversed(node.children.values()))
+        found += node.edge[: count - len(found)]
+    return found

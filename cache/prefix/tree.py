@@ -19,7 +19,7 @@ import mlx.core as mx
 from chairlift.cache.prefix.insertion import insertion
 from chairlift.cache.prefix.layer_rules import LayerRules
 from chairlift.cache.prefix.match import Evicted, Match
-from chairlift.cache.prefix.node import Node, walk
+from chairlift.cache.prefix.node import Node, continuation, walk
 from chairlift.cache.snapshot import LayerKind, Snapshot
 from chairlift.cache.token_ids import ids_of
 
@@ -83,6 +83,10 @@ class PrefixTree:
         if node is not None:
             self._touch(node)
         return Match(length, reached.length, self.kinds, node)
+
+    def continuation(self, tokens: Sequence[int], count: int, salt: str = "") -> list[int]:
+        """See ``node.continuation``. No node counts as used."""
+        return continuation(self._roots.get(salt), ids_of(tokens), count)
 
     def insert(self, tokens: Sequence[int], snapshot: Snapshot, salt: str = "") -> bool:
         """Inserts a snapshot of ``[start, len(tokens))``, evicting other nodes to make room.

@@ -37,7 +37,7 @@ from chairlift.engine.messages import (
 from chairlift.engine.model.paged_forward import PagedForward
 from chairlift.engine.parallel.journal import Journal, NoJournal
 from chairlift.engine.speculation.draft_model import DraftModel
-from chairlift.engine.speculation.proposal import Proposer, proposers
+from chairlift.engine.speculation.proposal import PrefixProposer, Proposer, proposers
 from chairlift.engine.speculation.speculator import Speculator
 from chairlift.scheduler.cost import Work
 from chairlift.scheduler.drafts import Chosen
@@ -61,6 +61,7 @@ class EngineCore:
         background: further work that requests may wait for.
         journal: takes the decisions that another rank needs to do the same.
         propose: makes the proposers of a request.
+        prefix_drafts: continuations in the prefix cache are proposed first.
         draft_model: proposes where these have nothing; None: no draft model.
         buffers: MLX's cache of buffers; None: it has no limit.
     """
@@ -76,6 +77,7 @@ class EngineCore:
         background: Seq[Background] = (),
         journal: Journal | None = None,
         propose: Callable[[Submit], list[Proposer]] = proposers,
+        prefix_drafts: bool = False,
         draft_model: PreparedModel | None = None,
         buffers: BufferCache | None = None,
     ) -> None:
@@ -125,8 +127,9 @@ class EngineCore:
                 min(model.vocabulary, draft_model.vocabulary),
                 lambda sequence: self.requests.request_for(sequence).sampler_row(sequence).params,
             )
+        known = self.prefixes if prefix_drafts and self.prefixes.active else None
         self.speculator = Speculator(
-            propose,
+            lambda request: [*([PrefixProposer(known)] if known else []), *propose(request)],
             self.pipeline.order is LaunchOrder.EAGER,
             limits.draft_tokens,
             constraints,

@@ -151,6 +151,17 @@ class PrefixCache:
             sequence.match = self._tree.version, length
         return length
 
+    @property
+    def version(self) -> int:
+        """Increases whenever ``continuation`` may give more."""
+        return self._tree.version
+
+    def continuation(self, sequence: Sequence, count: int) -> list[int]:
+        """At most ``count`` tokens that followed all of a sequence's tokens in an earlier one."""
+        if sequence.bypasses_prefix_cache:
+            return []
+        return self._tree.continuation(sequence.ids, count, sequence.cache_salt)
+
     def state(self, sequence: Sequence, length: int) -> Snapshot | None:
         """The state after a sequence's first ``length`` tokens; ``cached`` returned that number."""
         if not length:

@@ -16,8 +16,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """How tokens are proposed; ``--speculative-config`` as JSON.
 
     Attributes:
-        method: "ngram" looks for the last tokens earlier in the prompt and the output;
-            "draft_model" asks a smaller model of the same vocabulary.
+        method: "ngram" looks for the sequence in the prefix cache, and for the last tokens earlier
+            in the prompt and the output; "draft_model" asks a smaller model of the same vocabulary.
         model: the draft model: a hub id, a directory or a ``.gguf`` file.
         num_speculative_tokens: maximum proposed tokens of a row in one step.
         prompt_lookup_min: how many last tokens have to be found, at least.

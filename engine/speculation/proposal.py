@@ -12,6 +12,8 @@ from chairlift.scheduler.sequence import Sequence
 
 # A prediction is compared with the output by matches of these lengths.
 PREDICTION_MATCH = (2, 16)
+# Tokens that are looked up in the prefix cache at once.
+PREFIX_TOKENS = 256
 
 
 class Proposal(NamedTuple):
@@ -87,6 +89,46 @@ class PredictionProposer:
             return
         stop = self._place + len(new)
         self._place = stop if list(self._prediction[self._place : stop]) == new else None
+
+
+class Prefixes(Protocol):
+    """The sequences of earlier requests, as far as they are kept."""
+
+    @property
+    def version(self) -> int:
+        """Increases whenever ``continuation`` may give more."""
+        ...
+
+    def continuation(self, sequence: Sequence, count: int) -> list[int]:
+        """At most ``count`` tokens that followed all of a sequence's tokens in an earlier one."""
+        ...
+
+
+class PrefixProposer:
+    """Proposes what followed the same prompt and the same output in an earlier request.
+
+    Args:
+        prefixes: the prefix cache.
+    """
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        self._prefixes = prefixes
+        # What is expected after the first ``_start`` tokens, and the version without any.
+        self._expected: list[int] = []
+        self._start = 0
+        self._nothing_at = -1
+
+    def propose(self, sequence: Sequence, count: int) -> Proposal | None:
+        done = len(sequence.tokens) - self._start
+        if sequence.tokens[self._start :] != self._expected[:done]:
+            self._expected, self._start, done = [], len(sequence.tokens), 0
+        if len(self._expected) < done + count and self._prefixes.version != self._nothing_at:
+            self._start, done = len(sequence.tokens), 0
+            self._expected = self._prefixes.continuation(sequence, PREFIX_TOKENS)
+            if len(self._expected) < count:
+                self._nothing_at = self._prefixes.version
+        tokens = self._expected[done : done + count]
+        return Proposal(tokens, "prefix") if tokens else None
 
 
 def proposers(request: Submit, config: SpeculativeConfig | None = None) -> list[Proposer]:

@@ -15,6 +15,7 @@ from chairlift.api.cli.flags import (
     speculative_config,
 )
 from chairlift.engine.config import KV_BITS, KV_GROUP_SIZES, EngineConfig
+from chairlift.engine.messages.speculative_config import DEFAULT_TOKENS
 
 _DEFAULTS = EngineConfig()
 
@@ -158,4 +159,17 @@ def _add_speculation(group: argparse._ArgumentGroup) -> None:
         '\'{"method": "ngram", "num_speculative_tokens": 8}\', with vLLM\'s keys: method (ngram '
         "or draft_model), model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min "
         "(default: only what grammars force and requests predict)",
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="propose tokens by a smaller model of the same vocabulary, a hub id, a directory or a "
+        ".gguf file; short for --speculative-config with the method draft_model (default: none)",
+    )
+    group.add_argument(
+        "--num-draft-tokens",
+        type=positive,
+        metavar="N",
+        help="maximum tokens that --draft-model proposes of a row at a time "
+        f"(default: {DEFAULT_TOKENS})",
     )

@@ -149,6 +149,7 @@ def test_every_key_of_a_table_changes_its_model_only(folder: Path) -> None:
         *(f'"{path}"' for path in (folder, template, hosts)),
     ]
     needs = {"kv-group-size": "kv-bits = 8", "hostfile": "tensor-parallel-size = 2"}
+    needs["num-draft-tokens"] = 'draft-model = "small"'
     needs |= {f"{kind}-dir-bytes": f'{kind}-dir = "{folder}"' for kind in ("prefix-cache", "swap")}
     parser = CommandParser()
     add_arguments(parser)

@@ -131,6 +131,31 @@ def test_wrong_values_are_one_line(
     assert message in error
 
 
+def test_a_draft_model_has_short_flags(tmp_path: Path) -> None:
+    """mlx-lm's names."""
+    [config] = configs(tmp_path, "--draft-model", "small", "--num-draft-tokens", "3")
+    assert config.speculative == SpeculativeConfig("draft_model", "small", 3)
+    [config] = configs(tmp_path, CHAIRLIFT_DRAFT_MODEL="small")
+    assert config.speculative == SpeculativeConfig("draft_model", "small")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--num-draft-tokens", "3"), "--num-draft-tokens needs --draft-model"),
+        (("--draft-model", "small", FLAG, "{}"), f"--draft-model and {FLAG} exclude each other"),
+        (("--draft-model", "small", "--num-draft-tokens", "65"), f"must be 1 to {MAX_TOKENS}"),
+    ],
+)
+def test_flags_of_a_draft_model_that_do_not_fit(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["serve", *arguments])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_it_is_in_the_printed_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from support.cache.prefix import (
     FULL,
     ONE,
@@ -136,3 +138,22 @@ def test_a_checkpoint_inside_an_edge_splits_it() -> None:
     assert insert(tree, ONE[:10], 10)
     assert len(tree) == 3
     assert_matches(tree, ONE, 10, max_tokens=11)
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=8),
+    begin=st.lists(st.integers(0, 2), max_size=12),
+    count=st.integers(1, 8),
+)
+def test_a_continuation_is_that_of_an_earlier_text(
+    texts: list[list[int]], begin: list[int], count: int
+) -> None:
+    tree, _ = make_tree([FULL])
+    for text in texts:
+        assert insert(tree, tuple(text))
+    found = tree.continuation(begin, count)
+    longer = [text for text in texts if text[: len(begin)] == begin and len(text) > len(begin)]
+    assert bool(found) == bool(longer)
+    assert len(found) <= count
+    assert not found or any(text[len(begin) :][:count] == found for text in longer)
+    assert tree.continuation(begin, count, salt="another") == []

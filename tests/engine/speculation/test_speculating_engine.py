@@ -139,3 +139,32 @@ def test_preempted_rows_go_on_with_the_same_tokens(kind: TinyKind, swap: int) ->
     assert _run(bench, requests) == expected
     assert sum(stats.preemptions for stats in bench.stats) > 1
     assert len(verified) > 20
+
+
+@pytest.mark.parametrize("settings", [{}, {"eager": True}, {"kernels": HostPages(), "kv": 1 << 20}])
+def test_a_request_that_comes_again_takes_fewer_steps(settings: dict[str, Any]) -> None:
+    """Greedy or with the same seed; another prompt or another salt gets nothing proposed."""
+    model = _model("llama", settings.get("eager", False))
+    bench = Bench(model, draft=DRAFT, prefix=1 << 22, prefix_drafts=True, **settings)
+    verify_any(bench.core)
+    prompt = [3 + number % 50 for number in range(70)]
+    taken: dict[str, list[int]] = {}
+    for name, salt, params in (
+        ("first", "", {}),
+        ("again", "", {}),
+        ("other salt", "secret", {}),
+        ("sampled", "", {"temperature": 1.0, "seed": 4}),
+        ("sampled again", "", {"temperature": 1.0, "seed": 4}),
+    ):
+        begin = len(bench.stats)
+        bench.submit(name, prompt, 40, salt=salt, **params)
+        while not bench.core.idle:
+            bench.step()
+        stats = bench.stats[begin:]
+        taken[name] = [len(stats), sum(sum(s.accepted_tokens) for s in stats)]
+    assert bench.tokens("again") == bench.tokens("first") == bench.tokens("other salt")
+    assert bench.tokens("sampled again") == bench.tokens("sampled")
+    assert taken["first"][1] == taken["other salt"][1] == 0
+    for name, earlier in (("again", "first"), ("sampled again", "sampled")):
+        assert taken[name][1] > 15
+        assert taken[name][0] < 0.6 * taken[earlier][0]

@@ -57,6 +57,7 @@ class Bench:
         draft: int = 0,
         propose: Callable[[Submit], list[Proposer]] = proposers,
         kernels: PageKernels | None = None,
+        prefix_drafts: bool = False,
         draft_model: Any = None,
     ) -> None:
         geometry, vocabulary, layers = probe(model, "test", quantization)
@@ -80,6 +81,7 @@ class Bench:
             compiler=compiler,
             propose=propose,
             kernels=kernels,
+            prefix_drafts=prefix_drafts,
             draft_model=draft_model,
         )
         self.quantization = quantization

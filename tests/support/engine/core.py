@@ -30,6 +30,7 @@ def build_core(
     kernels: PageKernels | None = None,
     compiler: Compiler | None = None,
     propose: Callable[[Submit], list[Proposer]] = proposers,
+    prefix_drafts: bool = False,
     draft_model: Any = None,
 ) -> EngineCore:
     """Prepares a model and builds a core; see ``prepare_model`` and ``EngineCore``."""
@@ -38,5 +39,6 @@ def build_core(
     return EngineCore(
         *(prepared, limits, prefix_bytes, store, swap, compiler),
         propose=propose,
+        prefix_drafts=prefix_drafts,
         draft_model=drafter,
     )
