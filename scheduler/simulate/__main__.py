@@ -86,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-bytes", type=_bytes, help="memory for the KV cache in bytes, like 60e9"
     )
     machine.add_argument(
-        "--pages", action="store_true", help="divide this memory into pages (default: columns)"
+        "--pages",
+        action="store_true",
+        help="divide this memory into pages (default: as the machine does)",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures as JSON")
     return parser
@@ -118,7 +120,7 @@ def _limits(options: argparse.Namespace) -> Limits:
         max_step_tokens=_or(options.max_step_tokens, rows + chunk),
         kv_bytes=_or(options.kv_bytes, limits.kv_bytes),
         bands=1 if options.pages else limits.bands,
-        paged=options.pages,
+        paged=options.pages or limits.paged,
     )
     if options.max_step_ms is None:
         return limits

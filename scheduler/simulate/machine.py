@@ -85,23 +85,19 @@ def _layers(count: int, size: int) -> KVGeometry:
 
 # The costs are fitted by hand to docs/explanation/performance.md; the limits are the engine's.
 MACHINES = {
-    # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 32, 64 and 256 rows at a
-    # context of 512 take 5.7, 7.6, 8.2 and 15.7 ms, 650 prompt tokens beside 220 rows 30 ms. The
-    # cost of a pair is computed: 4 * 4096 operations a layer at 400 TFLOP/s.
+    # Qwen3-8B in bfloat16: 36 layers, 8 key heads of 128. Steps of 1, 64 and 256 rows at a context
+    # of 512 take 5.0, 7.8 and 14.3 ms, 1,120 prompt tokens beside 148 rows 33.5 ms. The cost of a
+    # pair is computed: 4 * 4096 operations a layer at 400 TFLOP/s.
     "h200-qwen3-8b": Machine(
-        StepCost(step=5.6e-3, row=14e-6, context=50e-9, token=24e-6, pair=1.5e-9),
+        StepCost(step=5.1e-3, row=16e-6, context=38e-9, token=20e-6, pair=1.5e-9),
         Limits(
             max_rows=256,
             max_step_tokens=256 + 1024,
             kv_bytes=60_000_000_000,
             geometry=_layers(36, 2 * 8 * 128 * 2),
-            chunk_multiple=128,
-            lookahead_columns=512,
-            avoid_partial_prefill=True,
             step_seconds=0.033,
             max_step_stretch=1.75,
-            bands=4,
-            band_bytes=1 << 30,
+            paged=True,
         ),
     ),
     # SmolLM2-135M in float32, with bfloat16 weights for small batches: 30 layers, 3 key heads of

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from chairlift.cache.capacity import KVGeometry
+from chairlift.loadtest.engine_bench.load import AnyLengths, Load, Range
 from chairlift.scheduler.limits import Limits
 from chairlift.scheduler.plan import NO_CAPACITY
 from chairlift.scheduler.scheduler import Scheduler
@@ -247,6 +248,29 @@ def test_traffic_has_the_requested_rates_and_lengths() -> None:
 
     assert deviation(1.0) == pytest.approx(0.2, rel=0.1)
     assert deviation(0.25) == pytest.approx(0.4, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "measured"),
+    [
+        (Lengths(350, 0.9, 4096), Lengths(180, 0.6, 768), 5400),
+        (Range(256, 768), Range(128, 384), 7850),
+    ],
+    ids=["log-normal", "uniform"],
+)
+def test_the_gpu_takes_as_long_as_measured(
+    prompts: AnyLengths, outputs: AnyLengths, measured: float
+) -> None:
+    """Within 15 %; ``measured`` are tokens a second of docs/explanation/performance.md."""
+    load = Load(256, prompts, outputs)
+    requests = [
+        TraceRequest(0.0, len(request.prompt), request.output, request.output)
+        for _, request in load.draw(151_936)
+    ]
+    machine = MACHINES["h200-qwen3-8b"]
+    simulation = _simulate(Simulation(machine.limits, machine.cost), requests)
+    rate = sum(request.output_tokens for request in requests) / simulation.clock
+    assert rate == pytest.approx(measured, rel=0.15)
 
 
 def test_the_machines_keep_within_their_own_limits() -> None:
