@@ -184,9 +184,9 @@ def test_drafts_in_vain_are_tried_ever_more_rarely() -> None:
     rows = [_sequence(i, max_tokens=10**6) for i in range(200)]
     chooser = DraftChooser(False)
     trials = []
-    for step in range(8 * MAX_HALVED_IN):
+    for step in range(5 * MAX_HALVED_IN):
         # The choice of most steps, in which nothing is learned, would be the same.
-        if step % 16 == 0:
+        if step % 64 == 0:
             drafts = {s: _draft(0.9, 1) for s in rows}
             chosen = chooser.choose(drafts, rows, Work(200, 20_000), cost, ROOM)
         chooser.count_step(chosen)

@@ -27,6 +27,7 @@ from chairlift.api.service import Service
 from chairlift.api.settings import ServerSettings
 
 
+@pytest.mark.slow
 async def test_new_keys_apply_to_new_requests_and_running_streams_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

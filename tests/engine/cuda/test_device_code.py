@@ -22,7 +22,10 @@ from chairlift.engine.cuda.paged import chunk_attention, put, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import chunk_tiles
 
-pytestmark = pytest.mark.skipif(folder() is None, reason="needs NVIDIA's compiler (make dev)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(folder() is None, reason="needs NVIDIA's compiler (make dev)"),
+]
 
 MODULES: list[ModuleType] = [chunk_attention, token_attention, put, heads, grouped, low_rank]
 # Threads of a block take no more registers than this, or a launch fails.

@@ -102,6 +102,7 @@ def _processed(logits: np.ndarray[Any, Any], output: list[int], p: SamplingParam
     return weights / weights.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_distribution_is_the_models_own(option: str) -> None:
     """Chi-square of pairs of tokens, half of them with a draft that is often right."""

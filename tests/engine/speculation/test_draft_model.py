@@ -48,6 +48,7 @@ def _serve(bench: Bench, temperature: float, longest: int = 50) -> list[list[int
     return [bench.tokens(str(number)) for number in range(10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("kind", "draft_kind", "seed", "least", "most"),

@@ -102,6 +102,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), CASES)
 @pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
 def test_tokens_are_those_without_drafts(
@@ -122,6 +123,7 @@ def test_tokens_are_those_without_drafts(
         assert accepted < 0.1 * proposed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 @pytest.mark.parametrize("swap", [0, 1 << 24])
 def test_preempted_rows_go_on_with_the_same_tokens(kind: TinyKind, swap: int) -> None:
