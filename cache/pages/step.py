@@ -62,8 +62,9 @@ class KindStep:
 
     Attributes:
         tokens: the step's tokens.
-        tables: ``[tokens of decode rows, chunks and unused tokens, pages of a sequence]`` int32,
-            the number of each page; 0 where a sequence has no page.
+        tables: ``[tokens of decode rows and chunks, pages of a sequence]`` int32, the number of
+            each page; 0 where a sequence has no page. A last line without pages is that of unused
+            tokens behind the chunks, if there are any.
     """
 
     tokens: StepTokens
@@ -95,10 +96,6 @@ def step_kinds(
         tables: for each kind, a row for each decode row, then one for each chunk.
         tail: unused tokens behind the chunks.
     """
-    if tail:
-        # Each of them is the first token of a sequence in page 0.
-        chunks = [*chunks, *[(0, 1)] * tail]
-        tables = {w: np.pad(table, ((0, tail), (0, 0))) for w, table in tables.items()}
     sequences = np.array([*rows, *chunks], np.int32).reshape(-1, 2)
     positions, counts = sequences[:, 0], sequences[:, 1]
     owners = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
@@ -109,18 +106,28 @@ def step_kinds(
     decoded = sum(count for _, count in rows)
     copies = np.array([*(count for _, count in rows), *[1] * len(chunks)], np.int32)
     lines = np.concatenate([np.arange(decoded), owners[decoded:] + (decoded - len(rows))])
+    if tail:
+        # Each is the first token of a sequence in page 0.
+        offsets, begins = np.pad(offsets, (0, tail)), np.pad(begins, (0, tail))
+        lines = np.pad(lines, (0, tail), constant_values=len(chunks) + decoded)
     offset, owner, begin, stop, *uploaded = _uploaded(
         [
             *(offsets, lines.astype(np.int32), begins, offsets + np.int32(1)),
-            *(np.repeat(table, copies, axis=0) for table in tables.values()),
+            *(_lines_of(table, copies, tail) for table in tables.values()),
         ]
     )
     places = [
         ChunkPlace(int(firsts[len(rows) + i]), position, count, decoded + i)
-        for i, (position, count) in enumerate(chunks[: len(chunks) - tail])
+        for i, (position, count) in enumerate(chunks)
     ]
     tokens = StepTokens(decoded, offset, owner, begin, stop, places)
     return {w: KindStep(tokens, table) for w, table in zip(tables, uploaded, strict=True)}
+
+
+def _lines_of(table: Table, copies: Table, tail: int) -> Table:
+    """A line for each token of a row and for each chunk, and one for unused tokens."""
+    lines = np.repeat(table, copies, axis=0)
+    return np.pad(lines, ((0, 1), (0, 0))) if tail else lines
 
 
 def _uploaded(parts: Sequence[Table]) -> list[mx.array]:

@@ -22,6 +22,7 @@ from chairlift.engine.cuda.paged.arrays import (
     scale_array,
     sinks_array,
 )
+from chairlift.engine.cuda.paged.plain_token_source import PLAIN
 from chairlift.engine.cuda.paged.ptx import HEADER
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
@@ -169,5 +170,5 @@ def _kernel(tensor: bool) -> Any:
         ],
         output_names=["out", "partials", "weights"],
         header=HEADER,
-        source=source.BEGIN + (source.TENSOR if tensor else source.PLAIN) + source.END,
+        source=source.BEGIN + (source.TENSOR if tensor else PLAIN) + source.END,
     )

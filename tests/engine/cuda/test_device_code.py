@@ -36,7 +36,7 @@ MAX_REGISTERS = 255
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
     """The kernels that the test has compiled."""
     done: list[Compiled] = []
-    monkeypatch.setattr(mx.fast, "cuda_kernel", functools.partial(CompiledKernel, done))
+    monkeypatch.setattr(mx.fast, "cuda_kernel", functools.partial(CompiledKernel, done=done))
     caches: list[Any] = [
         kept
         for module in MODULES
@@ -58,6 +58,17 @@ def _numbers(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
     return mx.zeros(shape, dtype)
 
 
+def _layer(
+    tokens: int, group: int, dim: int, dtype: mx.Dtype
+) -> tuple[mx.array, KeysValues, KeysValues]:
+    """Queries, new keys and values, and a pool of nine pages, with one key head."""
+    new, pool = (
+        KeysValues(*[_numbers(*shape, dim, dtype=dtype)] * 2)
+        for shape in ((tokens, 1, 1), (9, 1, PAGE_TOKENS))
+    )
+    return _numbers(tokens, group, 1, dim, dtype=dtype), new, pool
+
+
 @pytest.mark.parametrize(
     ("dim", "group", "dtype"),
     [
@@ -69,9 +80,7 @@ def _numbers(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
 def test_attention_of_tokens_compiles(
     dim: int, group: int, dtype: mx.Dtype, compiled: list[Compiled]
 ) -> None:
-    queries = _numbers(1, group, 1, dim, dtype=dtype)
-    new = KeysValues(*[_numbers(1, 1, 1, dim, dtype=dtype)] * 2)
-    pool = KeysValues(*[_numbers(9, 1, PAGE_TOKENS, dim, dtype=dtype)] * 2)
+    queries, new, pool = _layer(1, group, dim, dtype)
     zeros = _numbers(1, dtype=mx.int32)
     step = TokenStep(_numbers(1, 8, dtype=mx.int32), zeros, zeros, zeros, zeros)
     sinks = _numbers(group) if dim == 64 else None
@@ -85,9 +94,7 @@ def test_attention_of_tokens_compiles(
 def test_attention_of_chunks_compiles(
     dim: int, group: int, dtype: mx.Dtype, compiled: list[Compiled]
 ) -> None:
-    queries = _numbers(9, group, 1, dim, dtype=dtype)
-    new = KeysValues(*[_numbers(9, 1, 1, dim, dtype=dtype)] * 2)
-    pool = KeysValues(*[_numbers(9, 1, PAGE_TOKENS, dim, dtype=dtype)] * 2)
+    queries, new, pool = _layer(9, group, dim, dtype)
     tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 1, group, dim, None)
     step = ChunkStep(_numbers(1, 8, dtype=mx.int32), tiles, slots)
     chunk_attention.chunk_attention(queries, new, pool, step, 0.1)
@@ -117,9 +124,9 @@ def test_products_of_experts_compile(bits: int, compiled: list[Compiled]) -> Non
     grouped_product(_numbers(3, inputs), _numbers(3, dtype=mx.uint32), weights)
 
 
-def test_an_error_of_the_compiler_is_shown(compiled: list[Compiled]) -> None:
-    kernel: Any = mx.fast.cuda_kernel(
-        name="broken", input_names=["x"], output_names=["y"], source="y[0] = unknown;"
+def test_an_error_of_the_compiler_is_shown() -> None:
+    kernel = CompiledKernel(
+        done=[], name="broken", input_names=["x"], output_names=["y"], source="y[0] = unknown;"
     )
     with pytest.raises(RuntimeError, match="unknown"):
         kernel(
@@ -130,4 +137,3 @@ def test_an_error_of_the_compiler_is_shown(compiled: list[Compiled]) -> None:
             output_shapes=[(1,)],
             output_dtypes=[mx.float32],
         )
-    compiled.append(Compiled("none", 1, 0))

@@ -37,17 +37,18 @@ def emulated(module: ModuleType, backwards: bool) -> Iterator[None]:
     """
     caches = [getattr(module, name, None) for name in ("_kernel", "_counters", "_compile")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, backwards))
+        patch.setattr(
+            mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, backwards=backwards)
+        )
         _clear(caches)
         yield
         _clear(caches)
 
 
-@dataclass(frozen=True)
-class EmulatedKernel:
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
     """What ``mx.fast.cuda_kernel`` returns, made of its arguments."""
 
-    backwards: bool
     name: str
     input_names: Sequence[str]
     output_names: Sequence[str]
@@ -64,20 +65,66 @@ class EmulatedKernel:
         output_shapes: Sequence[Sequence[int]],
         output_dtypes: Sequence[mx.Dtype],
     ) -> list[mx.array]:
-        """Launches the kernel; outputs hold NaN, or the least integer, before.
+        """Launches the kernel."""
+        outputs = list(zip(map(tuple, output_shapes), output_dtypes, strict=True))
+        return self.launch(list(inputs), constants(template), grid, threadgroup, outputs)
 
-        Raises:
-            RuntimeError: the threads of a block or a warp do not all reach the same call.
+    def launch(
+        self,
+        inputs: list[mx.array],
+        constants: list[str],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        outputs: list[tuple[tuple[int, ...], mx.Dtype]],
+    ) -> list[mx.array]:
+        """The results of a launch.
+
+        Args:
+            constants: C++ declarations of the template arguments.
+            outputs: shape and type of each.
         """
+        raise NotImplementedError
+
+
+def constants(template: Sequence[tuple[str, object]]) -> list[str]:
+    """C++ declarations of template arguments."""
+    lines = []
+    for name, argument in template:
+        if isinstance(argument, mx.Dtype):
+            lines.append(f"using {name} = {TYPES[argument]};")
+        else:
+            kind = "bool" if isinstance(argument, bool) else "int"
+            lines.append(f"constexpr {kind} {name} = {int(argument)};")  # type: ignore[call-overload]
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedKernel(Kernel):
+    """A kernel that runs on the CPU; outputs hold NaN, or the least integer, before.
+
+    Raises:
+        RuntimeError: the threads of a block or a warp do not all reach the same call.
+    """
+
+    backwards: bool
+
+    def launch(
+        self,
+        inputs: list[mx.array],
+        constants: list[str],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        outputs: list[tuple[tuple[int, ...], mx.Dtype]],
+    ) -> list[mx.array]:
         if self.ensure_row_contiguous:
             inputs = [mx.contiguous(array) for array in inputs]
-        outputs = [
-            mx.full(tuple(shape), -(2**31) if dtype == mx.int32 else float("nan"), dtype)
-            for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+        results = [
+            mx.full(shape, -(2**31) if dtype == mx.int32 else float("nan"), dtype)
+            for shape, dtype in outputs
         ]
-        mx.eval(inputs, outputs)
-        launch = _library(self._source([*inputs, *outputs], template)).launch
-        memory = [_memory(array) for array in (*inputs, *outputs)]
+        mx.eval(inputs, results)
+        launch = _library(self._source([*inputs, *results], constants)).launch
+        memory = [_memory(array) for array in (*inputs, *results)]
         numbers = [
             (ctypes.c_long * 16)(*array.shape, *(8 - array.ndim) * [0], *array_strides)
             for array, (_, array_strides) in zip(inputs, memory, strict=False)
@@ -95,9 +142,9 @@ class EmulatedKernel:
         )
         if outcome:
             raise RuntimeError(OUTCOMES[outcome])
-        return outputs
+        return results
 
-    def _source(self, arrays: Sequence[mx.array], template: Sequence[tuple[str, object]]) -> str:
+    def _source(self, arrays: Sequence[mx.array], constants: Sequence[str]) -> str:
         """The whole C++ source, with the parameters that MLX would generate as local variables."""
         lines = []
         for i, (name, array) in enumerate(zip(self.input_names, arrays, strict=False)):
@@ -109,12 +156,7 @@ class EmulatedKernel:
                 lines.append(f"const long* {name}_strides = numbers[{i}] + 8;")
         for i, name in enumerate(self.output_names, len(self.input_names)):
             lines.append(f"const auto {name} = ({TYPES[arrays[i].dtype]}*)arrays[{i}];")
-        for name, argument in template:
-            if isinstance(argument, mx.Dtype):
-                lines.append(f"using {name} = {TYPES[argument]};")
-            else:
-                kind = "bool" if isinstance(argument, bool) else "int"
-                lines.append(f"constexpr {kind} {name} = {int(argument)};")  # type: ignore[call-overload]
+        lines += constants
         return f"""
 #include "emulator.h"
 {self.header}

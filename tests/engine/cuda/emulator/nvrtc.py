@@ -10,13 +10,12 @@ import ctypes
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
-from emulator.kernels import TYPES
+from emulator.kernels import TYPES, Kernel
 
 ARCHITECTURE = "sm_90"
 _PREAMBLE = """
@@ -38,52 +37,35 @@ class Compiled(NamedTuple):
     spilled: int
 
 
-@dataclass
-class CompiledKernel:
-    """What ``mx.fast.cuda_kernel`` returns, made of its arguments. A call compiles the kernel and
-    returns zeros.
+@dataclass(frozen=True, kw_only=True)
+class CompiledKernel(Kernel):
+    """A kernel that is only compiled; a launch returns zeros.
 
     Attributes:
         done: gets each kernel that was compiled.
+
+    Raises:
+        RuntimeError: the source has an error; the compiler's messages.
     """
 
     done: list[Compiled]
-    name: str
-    input_names: Sequence[str]
-    output_names: Sequence[str]
-    source: str
-    header: str = ""
-    ensure_row_contiguous: bool = True
 
-    def __call__(
+    def launch(
         self,
-        inputs: Sequence[mx.array],
-        template: Sequence[tuple[str, object]],
+        inputs: list[mx.array],
+        constants: list[str],
         grid: tuple[int, int, int],
         threadgroup: tuple[int, int, int],
-        output_shapes: Sequence[Sequence[int]],
-        output_dtypes: Sequence[mx.Dtype],
+        outputs: list[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
-        """Compiles the kernel.
-
-        Raises:
-            RuntimeError: the source has an error; the compiler's messages.
-        """
         parameters = []
         for name, array in zip(self.input_names, inputs, strict=True):
             parameters.append(f"const {_SIGNATURE_TYPES[array.dtype]}* {name}")
             for part, kind in (("shape", "int"), ("strides", "long")):
                 if f"{name}_{part}" in self.source:
                     parameters.append(f"const __grid_constant__ Several<{kind}> {name}_{part}")
-        for name, dtype in zip(self.output_names, output_dtypes, strict=True):
+        for name, (_, dtype) in zip(self.output_names, outputs, strict=True):
             parameters.append(f"{_SIGNATURE_TYPES[dtype]}* {name}")
-        constants = []
-        for name, argument in template:
-            if isinstance(argument, mx.Dtype):
-                constants.append(f"using {name} = {TYPES[argument]};")
-            else:
-                kind = "bool" if isinstance(argument, bool) else "int"
-                constants.append(f"constexpr {kind} {name} = {int(argument)};")  # type: ignore[call-overload]
         source = f"""{_PREAMBLE}
 template <typename T> struct Several {{
   T numbers[8];
@@ -98,10 +80,7 @@ extern "C" __global__ void {self.name}({", ".join(parameters)}) {{
 """
         registers, spilled = _compile(source)
         self.done.append(Compiled(self.name, registers, spilled))
-        return [
-            mx.zeros(tuple(shape), dtype)
-            for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
-        ]
+        return [mx.zeros(shape, dtype) for shape, dtype in outputs]
 
 
 def folder() -> Path | None:
