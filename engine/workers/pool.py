@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -139,9 +138,12 @@ class Workers:
         while True:
             # A process that was ended is restarted at once, to be ready for the next job. If that
             # fails, the next job tries again and gets the error.
-            with suppress(WorkerFailed):
-                if process.start():
-                    ready = time.monotonic()
+            try:
+                started = process.start()
+            except WorkerFailed:
+                started = True
+            if started:
+                ready = time.monotonic()
             with self._changed:
                 while not len(self._turns) and not self._closed:
                     self._changed.wait()

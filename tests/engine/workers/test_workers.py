@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from chairlift.engine.device.priority import MAX_NICENESS, NICENESS
 from chairlift.engine.errors import GrammarError, QueueFull, RequestError
+from chairlift.engine.workers import pool
 from chairlift.engine.workers.job import MAX_FIXTURES, Fixture, Job, TooExpensive, WorkerFailed
 from chairlift.engine.workers.pool import CLIENT, MAX_WAITING, MAX_WAITING_OF_ONE, Workers
+from chairlift.engine.workers.process import WorkerProcess
 from chairlift.engine.workers.turns import Turns
 
 
@@ -269,6 +271,26 @@ async def test_a_job_waits_for_a_process_that_is_starting() -> None:
     assert await workers.run(Job(identity, (1,))) == 1
     assert len(workers.pids) == 1
     workers.close()
+
+
+async def test_a_job_whose_process_failed_to_start_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, tries = WorkerProcess.start, iter([1, 2])
+
+    def fails_late_once(process: WorkerProcess) -> bool:
+        if next(tries, None) == 1:
+            time.sleep(0.6)
+            raise WorkerFailed("a worker process does not start")
+        return start(process)
+
+    monkeypatch.setattr(WorkerProcess, "start", fails_late_once)
+    monkeypatch.setattr(pool, "WAIT_SECONDS", 0.5)
+    workers = Workers((), processes=1)
+    try:
+        assert await workers.run(Job(identity, (1,))) == 1
+    finally:
+        workers.close()
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))
