@@ -23,7 +23,7 @@ KINDS = (LayerKind(), LayerKind(4), LayerKind(recurrent=True, slots=2))
 TOKENS = 8
 # Bytes of one state: full layer, three tokens of the window of 4, recurrent state, token ids.
 ONE = 4 * (2 * 3 * TOKENS + 2 * 3 * 3 + 5) + TOKEN_BYTES * TOKENS
-PATIENCE = 20.0
+PATIENCE = 180.0
 Make = Callable[[int], Swap[int]]
 
 

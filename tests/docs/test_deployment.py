@@ -102,7 +102,11 @@ def test_systemd_itself_finds_nothing_wrong(tmp_path: Path) -> None:
     here = tmp_path / "chairlift.service"
     here.write_text(UNIT.replace("/opt/chairlift/bin/chairlift", str(BIN / "chairlift")))
     done = subprocess.run(
-        ["systemd-analyze", "verify", here], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", here],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -119,7 +123,7 @@ def test_hadolint_finds_nothing_wrong_with_the_containerfile() -> None:
         [BIN / "hadolint", ROOT / "Containerfile"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
@@ -213,7 +217,7 @@ def test_make_says_in_a_line_what_is_missing(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert done.returncode == 2

@@ -122,7 +122,7 @@ class Run(NamedTuple):
         """The text that a Prometheus 2 scrapes."""
         accepted = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
         request = urllib.request.Request(f"{self.server.url}/metrics", headers={"Accept": accepted})
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=180) as reply:
             text: str = reply.read().decode()
         return text
 

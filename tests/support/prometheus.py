@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 _UNPACKED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
-PATIENCE = 30.0
+PATIENCE = 180.0
 CONFIG = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: ['{rules}']

@@ -119,7 +119,7 @@ class Transcript:
             for line in lines:
                 terminal.type(f"{line}\r")
                 if line == "/exit":
-                    assert await asyncio.wait_for(process.wait(), 30) == 0
+                    assert await asyncio.wait_for(process.wait(), 180) == 0
                     output = ""
                 else:
                     await terminal.shows("\x1b[?2004l")

@@ -38,7 +38,7 @@ async def begin(client: openai.AsyncOpenAI, requests: int) -> str:
 
 async def until_status(server: Running, batch_id: str, status: str, key: str = "-") -> Any:
     client = server.openai.with_options(api_key=key)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             batch = await client.batches.retrieve(batch_id)
             if batch.status == status:

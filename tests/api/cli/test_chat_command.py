@@ -56,7 +56,7 @@ async def test_a_conversation_continues_after_a_stopped_reply() -> None:
         await terminal.shows("Bye")
         await terminal.prompts()
         terminal.type("\x04")
-        assert await asyncio.wait_for(command.wait(), 30) == 0
+        assert await asyncio.wait_for(command.wait(), 180) == 0
     last = prompt_of(engine.submitted[2])
     assert [last.find(text) > 0 for text in ("One", "Hello", "Two", "xxxx", "Three")] == [True] * 5
 
@@ -124,14 +124,14 @@ async def test_a_second_ctrl_c_leaves_after_a_stopped_reply_and_after_a_discarde
             await terminal.shows("stopped")
             await terminal.prompts()
             terminal.type("\x03")
-            assert await asyncio.wait_for(command.wait(), 30) == 0
+            assert await asyncio.wait_for(command.wait(), 180) == 0
         async with in_terminal("--base-url", server.url) as (terminal, command):
             await terminal.prompts()
             terminal.type("a line\x03")
             await terminal.shows("Ctrl-C again leaves")
             await terminal.prompts()
             command.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(command.wait(), 30) == 0
+            assert await asyncio.wait_for(command.wait(), 180) == 0
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ async def test_a_pasted_text_of_several_lines_is_one_question_and_stays_in_a_pri
             assert "\x1b[31m" not in terminal.output
             await terminal.prompts()
             terminal.type("\x04")
-            assert await asyncio.wait_for(command.wait(), 30) == 0
+            assert await asyncio.wait_for(command.wait(), 180) == 0
         async with in_terminal(*flags, CHAIRLIFT_CACHE=str(tmp_path)) as (terminal, command):
             await terminal.prompts()
             await asyncio.sleep(1)  # prompt_toolkit reads the file in a thread
@@ -190,7 +190,7 @@ async def test_markdown_is_rendered_in_a_terminal_only() -> None:
         flags = ["--base-url", server.url]
         async with in_terminal("Hi", *flags) as (terminal, command):
             await terminal.shows("tokens, first")
-            assert await asyncio.wait_for(command.wait(), 30) == 0
+            assert await asyncio.wait_for(command.wait(), 180) == 0
         async with in_terminal("Hi", "--plain", *flags) as (plain, command):
             await plain.shows("tokens, first")
         async with in_terminal("Hi", *flags, TERM="dumb") as (dumb, command):
@@ -216,7 +216,7 @@ async def test_with_replies_into_a_file_the_prompt_is_on_standard_error(tmp_path
             await terminal.shows("tokens, first")
             await terminal.prompts()
             terminal.type("\x04")
-            assert await asyncio.wait_for(command.wait(), 30) == 0
+            assert await asyncio.wait_for(command.wait(), 180) == 0
         file.seek(0)
         assert file.read() == b"A **b**\n"
 
@@ -229,7 +229,7 @@ async def test_without_a_server_it_offers_to_start_one() -> None:
         await terminal.shows("Start one in the background? (y/n)")
         terminal.type("n\n")
         await terminal.shows(f"chairlift chat: error: no server answers at {url}")
-        assert await asyncio.wait_for(command.wait(), 30) == 1
+        assert await asyncio.wait_for(command.wait(), 180) == 1
     # No server can be started for another machine's address.
     async with in_terminal("--base-url", "http://localhost.invalid:1") as (terminal, command):
         await terminal.shows("chairlift chat: error: no server answers")
@@ -260,7 +260,7 @@ async def test_a_server_in_the_background_outlives_the_conversation(tmp_path: Pa
             await terminal.prompts()
             terminal.type("\x04")
             await terminal.shows(f"kill {pid}")
-            assert await asyncio.wait_for(command.wait(), 30) == 0
+            assert await asyncio.wait_for(command.wait(), 180) == 0
             again = await chat("Hi", *flags[:2], "--max-tokens", "3")
             assert again.code == 0, again.err
         finally:
@@ -278,7 +278,7 @@ async def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
         terminal.type("y\n")
         await terminal.shows("chairlift chat: error: the server ended with code 1: ")
         assert "no.gguf" in await terminal.shows(".log)")
-        assert await asyncio.wait_for(command.wait(), 30) == 1
+        assert await asyncio.wait_for(command.wait(), 180) == 1
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"]])

@@ -79,7 +79,7 @@ def test_the_tools_refuse_unknown_flags(module: str) -> None:
         [sys.executable, "-m", f"chairlift.{module}", "--bogus-flag=1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 2

@@ -15,7 +15,7 @@ from support.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.system
 COMMAND = "import sys; from chairlift.api.cli.main import main; sys.exit(main())"
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 def _edit(path: Path, name: str, **changes: object) -> None:

@@ -156,7 +156,7 @@ raise ValueError("the end")
 
 def test_json_has_one_object_per_line_even_for_errors() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ENGINE], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ENGINE], capture_output=True, text=True, timeout=180, check=False
     )
     ready, caught, uncaught = map(json.loads, done.stderr.splitlines())
     assert ready.pop("time")

@@ -47,7 +47,7 @@ def test_one_of_several_models_answers_and_is_kept(page: Page, server: PageServe
     page.locator("#settings summary").click()
     expect(page.locator("#temperature")).to_be_visible()
     expect(page.locator("#chat-model")).to_be_hidden()
-    with urllib.request.urlopen(f"{server.url}/ui/events", timeout=60) as events:
+    with urllib.request.urlopen(f"{server.url}/ui/events", timeout=180) as events:
         lines = (line.decode() for line in events)
         data = next(line for line in lines if line.startswith("data: "))
     snapshot = json.loads(data.removeprefix("data: "))

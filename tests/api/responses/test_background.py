@@ -34,7 +34,7 @@ async def begin(client: openai.AsyncOpenAI, **fields: Any) -> Response:
 
 
 async def ended(client: openai.AsyncOpenAI, response_id: str) -> Response:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         while True:
             response = await client.responses.retrieve(response_id)
             if response.status not in RUNNING:

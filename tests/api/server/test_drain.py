@@ -10,7 +10,7 @@ import pytest
 from support.api.api_server import CHAT, ending, running, until
 from support.api.fake_engine import FakeEngine, model_info
 
-PATIENCE = 30.0
+PATIENCE = 180.0
 LONG = "x" * 100_000
 
 

@@ -62,7 +62,7 @@ async def test_a_wrong_config_ends_the_server_with_one_line(
     path = model / "generation_config.json"
     path.write_text(config)
     with server_process(tmp_path, model) as server:
-        assert await asyncio.wait_for(server.exit_code(), 60) == 1
+        assert await asyncio.wait_for(server.exit_code(), 180) == 1
         (line,) = [line for line in server.said.splitlines() if "error" in line]
         assert line.startswith(f"chairlift: error: {path}: {message}")
         assert "Traceback" not in server.said

@@ -28,7 +28,7 @@ from chairlift.loadtest.servers.child import free_port
 
 pytestmark = pytest.mark.system
 CHAIRLIFT = Path(sys.executable).parent / "chairlift"
-PATIENCE = 30.0
+PATIENCE = 180.0
 
 
 @contextmanager

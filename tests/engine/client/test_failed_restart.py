@@ -17,7 +17,7 @@ from support.tiny import tiny_model_dir
 from chairlift.loadtest.faults.server import FaultServer
 
 pytestmark = pytest.mark.system
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 def stream_events(url: str) -> list[dict[str, Any]]:

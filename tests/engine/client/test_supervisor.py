@@ -42,7 +42,7 @@ CONFIG = EngineConfig(max_rows=6, max_queue=6, kv_memory=64 << 20, trust_remote_
 TIMEOUT = 3.0
 SUPERVISION = Supervision(TIMEOUT, attempts=3, backoff=0.05, longest_backoff=0.2)
 LENGTH = 150
-PATIENCE = 60.0
+PATIENCE = 180.0
 _ids = count()
 
 

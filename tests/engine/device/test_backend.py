@@ -86,7 +86,7 @@ def test_serve_exits_with_one_line() -> None:
         "sys.exit(main(['serve', '--port', '0']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 1
     (line,) = (done.stdout + done.stderr).splitlines()

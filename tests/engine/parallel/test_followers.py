@@ -49,7 +49,7 @@ def rank_0(
         [sys.executable, path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
         check=False,
     )

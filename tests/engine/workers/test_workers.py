@@ -244,7 +244,7 @@ async def test_closing_kills_busy_processes() -> None:
     await asyncio.sleep(0.1)
     workers.close()
     with pytest.raises((TooExpensive, WorkerFailed)):
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, 180)
     with pytest.raises(WorkerFailed):
         await workers.run(Job(identity, (1,)))
     with pytest.raises(ProcessLookupError):
@@ -259,7 +259,7 @@ async def test_closing_with_cancelled_callers() -> None:
     waiting[1].cancel()
     await asyncio.sleep(0)
     workers.close()
-    results = await asyncio.wait_for(asyncio.gather(running, *waiting, return_exceptions=True), 30)
+    results = await asyncio.wait_for(asyncio.gather(running, *waiting, return_exceptions=True), 180)
     assert isinstance(results[2], asyncio.CancelledError)
     for result in (results[0], results[1], results[3]):
         assert isinstance(result, TooExpensive | WorkerFailed)

@@ -38,7 +38,7 @@ async def begin(
 
 
 async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Batch:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while True:
             batch = await client.batches.retrieve(batch_id)
             if batch.status in ENDED:

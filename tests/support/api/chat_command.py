@@ -42,7 +42,7 @@ async def chat(*arguments: str, piped: str = "", **environment: str) -> Done:
         stderr=PIPE,
         env=os.environ | environment,
     )
-    out, err = await asyncio.wait_for(process.communicate(piped.encode()), 30)
+    out, err = await asyncio.wait_for(process.communicate(piped.encode()), 180)
     return Done(process.returncode, out.decode(), err.decode())
 
 
@@ -62,7 +62,7 @@ class Terminal:
         """Waits until ``text`` is shown; returns what was shown before it since the last call."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 while (found := self.output.find(text, self._seen)) < 0:
                     ready = asyncio.Event()
                     loop.add_reader(self._file, ready.set)

@@ -17,7 +17,7 @@ from chairlift.engine.messages import SamplingParams, Submit, TokenOutput
 
 Client = LocalClient | ProcessClient
 # Seconds that a test waits at most.
-PATIENCE = 60.0
+PATIENCE = 180.0
 _ids = count()
 
 

@@ -82,7 +82,7 @@ def step_all(client: ReplicaClient) -> None:
 
 async def tokens(stream: Stream) -> dict[int, list[int]]:
     outputs: dict[int, list[int]] = {}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         async for batch in stream:
             for output in batch:
                 outputs.setdefault(output.index, []).extend(output.token_ids)

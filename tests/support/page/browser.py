@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
 
 
 @contextmanager
