@@ -61,7 +61,12 @@ def make_batch(model: Any, quantization: Quantization | None = None) -> BatchCac
     )
 
 
-def make_pages(model: Any, kernels: PageKernels, pages: Mapping[int | None, int]) -> PagedMemory:
+def make_pages(
+    model: Any,
+    kernels: PageKernels,
+    pages: Mapping[int | None, int],
+    quantization: Quantization | None = None,
+) -> PagedMemory:
     """The memory of the paged caches that ``model`` needs, with ``pages`` by window.
 
     Raises:
@@ -69,7 +74,9 @@ def make_pages(model: Any, kernels: PageKernels, pages: Mapping[int | None, int]
     """
     caches = _model_caches(model)
     kinds = [_kind(cache) for cache in _flat(caches)]
-    return PagedMemory(kinds, pages, kernels, lambda layers: _nested(caches, iter(layers)))
+    return PagedMemory(
+        kinds, pages, kernels, lambda layers: _nested(caches, iter(layers)), quantization
+    )
 
 
 def _model_caches(model: Any) -> Sequence[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from chairlift.cache.pages.kernels import KeysValues, PageKernels
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.pool import Page, PagePool
+from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import KVPiece
 
 
@@ -19,12 +20,16 @@ class LayerPages:
     Attributes:
         pool: the pages of all layers of this kind.
         kernels: read and write the buffers.
+        quantization: that of the buffers; None: they have the type of the model's keys.
         buffers: None before the first write.
     """
 
-    def __init__(self, pool: PagePool, kernels: PageKernels) -> None:
+    def __init__(
+        self, pool: PagePool, kernels: PageKernels, quantization: Quantization | None = None
+    ) -> None:
         self.pool = pool
         self.kernels = kernels
+        self.quantization = quantization
         self.buffers: KeysValues | None = None
 
     @property
@@ -34,10 +39,23 @@ class LayerPages:
             return 0
         return sum(array.nbytes for array in self.buffers) // (self.pool.pages + 1)
 
-    def allocated(self, keys: mx.array, values: mx.array) -> KeysValues:
-        """The buffers, allocated for keys and values ``[.., key heads, .., dim]`` if need be."""
+    def buffers_for(self, new: KeysValues) -> KeysValues:
+        """The buffers for the model's keys and values, ``[tokens, key heads, 1, dim]``.
+
+        Raises:
+            ValueError: they cannot be quantized.
+        """
+        if self.buffers is not None:
+            return self.buffers
+        if self.quantization is None:
+            return self._allocated(new)
+        # Never evaluated: only the shape and the type matter.
+        return self._allocated(KeysValues(*map(self.quantization.pack, new)))
+
+    def _allocated(self, stored: KeysValues) -> KeysValues:
+        """The buffers, allocated if need be for ``[.., key heads, .., dim]`` in their form."""
         if self.buffers is None:
-            self.buffers = KeysValues(*(_zeros(self.pool.pages + 1, new) for new in (keys, values)))
+            self.buffers = KeysValues(*(_zeros(self.pool.pages + 1, like) for like in stored))
             # Allocated at once: a lazy array would be a new one for each step that is compiled.
             mx.eval(*self.buffers)
         return self.buffers
@@ -55,22 +73,22 @@ class LayerPages:
         return KVPiece(*(_gathered(array, numbers, first, tokens) for array in self.buffers))
 
     def put(self, pages: Sequence[Page], first: int, piece: KVPiece) -> list[mx.array]:
-        """Writes a piece from slot ``first`` of the first of ``pages`` on.
+        """Writes a piece, in the form of the buffers, from slot ``first`` of ``pages[0]`` on.
 
         Returns:
             Arrays that are ready once the tokens are written.
         """
         if not piece.keys.shape[1]:
             return []
-        buffers = self.allocated(piece.keys, piece.values)
+        new = KeysValues(piece.keys, piece.values)
+        buffers = self._allocated(new)
         numbers = np.array([page.number for page in pages], np.int32)
         slots = (numbers[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS, dtype=np.int32)).ravel()
-        new = KeysValues(piece.keys, piece.values)
         return [self.kernels.put(buffers, new, mx.array(slots[first : first + piece.tokens]))]
 
 
-def _zeros(pages: int, new: mx.array) -> mx.array:
-    return mx.zeros((pages, new.shape[1], PAGE_TOKENS, new.shape[3]), new.dtype)
+def _zeros(pages: int, like: mx.array) -> mx.array:
+    return mx.zeros((pages, like.shape[1], PAGE_TOKENS, like.shape[3]), like.dtype)
 
 
 def _gathered(buffer: mx.array, numbers: mx.array, first: int, tokens: int) -> mx.array:

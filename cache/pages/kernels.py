@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from chairlift.cache.pages.step import KindStep
+from chairlift.cache.quantized import Quantization
 
 
 class KeysValues(NamedTuple):
@@ -14,6 +15,7 @@ class KeysValues(NamedTuple):
 
     Those of a step's tokens are ``[tokens, key heads, 1, dim]``; a layer's pages are
     ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous, and kernels write to them in place.
+    Quantized pages are ``[pages, key heads, PAGE_TOKENS, packed]``; see ``Quantization.pack``.
     """
 
     keys: mx.array
@@ -35,14 +37,19 @@ class PageKernels(Protocol):
         scale: float,
         window: int | None,
         sinks: mx.array | None,
+        quantization: Quantization | None,
     ) -> mx.array:
         """Attention of a step's tokens; also writes their keys and values to their pages.
+
+        Quantized, the tokens of the step are rounded before any of them is read. So a token has the
+        same result whichever tokens come with it in a step.
 
         Args:
             queries: ``[tokens, heads, 1, dim]``.
             new: the tokens' keys and values, ``[tokens, key heads, 1, dim]``.
             window: the number of tokens that a query sees, its own included; None: all.
             sinks: ``[heads]``, or None.
+            quantization: that of the pages; None if they have the type of the keys.
 
         Returns:
             ``[tokens, heads, 1, dim]``.
@@ -56,7 +63,7 @@ class PageKernels(Protocol):
         """Writes tokens to pages.
 
         Args:
-            new: ``[1, key heads, tokens, dim]``.
+            new: ``[1, key heads, tokens, dim]``, in the form of the pages.
             slots: ``[tokens]`` int32, ``page number * PAGE_TOKENS + slot`` of each token.
 
         Returns:

@@ -83,12 +83,15 @@ class PagedLayer:
         A further layer that shares these keys and values writes the same again.
         """
         new = KeysValues(*self.keys_and_values())
-        buffers = self._buffers or self._pages.allocated(*new)
+        pages = self._pages
+        buffers = self._buffers or pages.buffers_for(new)
         if not self._step.traced:
             # This makes one graph per layer, the same for all layers. MLX keeps the graphs that it
             # has built, and a new one takes milliseconds. The call does not wait.
             mx.async_eval(queries, *new)
-        mixed = self._pages.kernels.attend(queries, new, buffers, self._kind, scale, window, sinks)
+        mixed = pages.kernels.attend(
+            queries, new, buffers, self._kind, scale, window, sinks, pages.quantization
+        )
         self._step.memory.effects = [mixed]
         return mixed
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 from chairlift.cache.pages.buffers import LayerPages
 from chairlift.cache.pages.kernels import PageKernels
 from chairlift.cache.pages.pool import PagePool
+from chairlift.cache.quantized import Quantization
 from chairlift.cache.snapshot import LayerKind
 
 
@@ -21,6 +22,7 @@ class PagedMemory:
         pages: the number of pages of each kind, by its window.
         kernels: read and write the pages.
         view: turns the list of layers into the nesting that the model expects.
+        quantization: how pages keep keys and values; None: in the model's type.
 
     Attributes:
         kinds: each layer's kind.
@@ -35,13 +37,16 @@ class PagedMemory:
         pages: Mapping[int | None, int],
         kernels: PageKernels,
         view: Callable[[Sequence[Any]], Sequence[Any]] = list,
+        quantization: Quantization | None = None,
     ) -> None:
         self.kinds = tuple(kinds)
         self.pools = {
             window: PagePool(window, pages[window])
             for window in dict.fromkeys(kind.window for kind in kinds)
         }
-        self.layers = tuple(LayerPages(self.pools[kind.window], kernels) for kind in kinds)
+        self.layers = tuple(
+            LayerPages(self.pools[kind.window], kernels, quantization) for kind in kinds
+        )
         self.view = view
         self.effects: list[mx.array] = []
 

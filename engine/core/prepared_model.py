@@ -106,7 +106,7 @@ def prepare_model(
         eager: see ``PreparedModel``.
         quantization: the quantization of keys and values, in rows and prefixes; None for none.
         kernels: read and write pages, if the device has such kernels. The caches are pages if all
-            layers cache keys and values, unquantized, and the model works with pages.
+            layers cache keys and values, and the model works with pages.
         score_bytes: bounds the float32 attention scores of a layer, where a model file computes
             them by itself; None: no bound.
         ranks: those that compute the model together.
@@ -114,8 +114,8 @@ def prepare_model(
     make_cache = partial(make_batch, model, quantization)
     kinds = tuple(make_cache().kinds)
     pages: MakePages | None = None
-    if kernels is not None and quantization is None and can_page(kinds):
-        pages = partial(make_pages, model, kernels)
+    if kernels is not None and can_page(kinds):
+        pages = partial(make_pages, model, kernels, quantization=quantization)
     heads = score_heads(model)
     max_pairs = score_bytes // (4 * heads) if score_bytes and heads else None
     choice = select_forward(

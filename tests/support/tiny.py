@@ -34,8 +34,9 @@ def tiny_config(
     sliding_window: int = 16,
     layers: int | None = None,
     tied: bool = True,
+    head_dim: int = 16,
 ) -> dict[str, Any]:
-    """The config.json of a tiny model: 64 wide, 4 heads of 16, 2 KV heads, context 4096.
+    """The config.json of a tiny model: 64 wide, 4 heads, 2 KV heads, context 4096.
 
     gemma3 has 6 layers, two sliding-window ones to each global one. lfm2 has 4; every other one is
     a short convolution with a recurrent state. The others have 2 layers.
@@ -48,7 +49,7 @@ def tiny_config(
         "intermediate_size": 128,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": head_dim,
         "rms_norm_eps": 1e-6,
         "vocab_size": vocab_size,
         "max_position_embeddings": 4096,
@@ -88,14 +89,14 @@ def tiny_model(
     sliding_window: int = 16,
     layers: int | None = None,
     tied: bool = True,
+    head_dim: int = 16,
 ) -> nn.Module:
     """A random instance in float32, evaluated; the same seed gives the same weights.
 
     ``sliding_window`` (columns) matters to gemma3 only. MLX's global random state is not touched.
     """
-    config = tiny_config(
-        kind, vocab_size=vocab_size, sliding_window=sliding_window, layers=layers, tied=tied
-    )
+    size = {"vocab_size": vocab_size, "sliding_window": sliding_window, "head_dim": head_dim}
+    config = tiny_config(kind, **size, layers=layers, tied=tied)
     module = _MODULES[kind]
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     if kind == "gemma3" and tied:

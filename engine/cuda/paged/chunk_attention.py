@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS, step_size
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged.arrays import (
     ChunkStep,
     scale_array,
@@ -24,6 +25,8 @@ from chairlift.engine.cuda.paged.arrays import (
 )
 from chairlift.engine.cuda.paged.chunk_source import SOURCE
 from chairlift.engine.cuda.paged.ptx import HEADER, launch_bounds
+from chairlift.engine.cuda.paged.rounding import PACKED_ROWS, template_of
+from chairlift.engine.cuda.paged.token_attention import empty_pool
 
 # Rows of a block's products, pairs of a token and a head.
 TILE = 64
@@ -54,35 +57,44 @@ def chunk_attention(
     scale: float,
     window: int | None = None,
     sinks: mx.array | None = None,
+    quantization: Quantization | None = None,
 ) -> mx.array:
     """Causal attention of chunks to their sequences; writes the new tokens to the pool.
 
     Args:
         queries: ``[tokens, heads, 1, dim]``, float16 or bfloat16.
         new: ``[tokens, key heads, 1, dim]``.
-        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous.
+        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
+            quantization, and then nothing is written: ``rounding.rounded`` does that.
         step: the chunks, which need not have all of the tokens.
         scale: factor of the scores, positive.
         window: how many columns a token sees at most, its own included; None: all.
         sinks: ``[heads]``, or None.
+        quantization: that of the pool.
 
     Returns:
         ``[tokens, heads, 1, dim]`` of the queries' type; undefined for tokens of no tile.
     """
     group = queries.shape[1] // pool.keys.shape[1]
-    _compile(queries.dtype, queries.shape[3], group, sinks is not None)
-    return _attend(queries, new, pool, step, scale, window, sinks)
+    _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
+    return _attend(queries, new, pool, step, scale, window, sinks, quantization)
 
 
 @functools.cache
-def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
+def _compile(
+    dtype: mx.Dtype,
+    dim: int,
+    group: int,
+    with_sinks: bool,
+    quantization: Quantization | None,
+) -> None:
     """Compiles the kernel at the first call; takes seconds."""
     queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
-    pool = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
+    pool = empty_pool(dim, dtype, quantization)
     sinks = mx.zeros((group,)) if with_sinks else None
     tiles = mx.array([[0, 0, 1, 0, 0, 0, 1, 0]], mx.int32)
     step = ChunkStep(mx.zeros((1, 1), mx.int32), tiles, 0)
-    mx.eval(_attend(queries, KeysValues(new, new), KeysValues(*pool), step, 1.0, None, sinks))
+    mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, None, sinks, quantization))
 
 
 def _attend(
@@ -93,6 +105,7 @@ def _attend(
     scale: float,
     window: int | None,
     sinks: mx.array | None,
+    quantization: Quantization | None,
 ) -> mx.array:
     heads, dim = queries.shape[1], queries.shape[3]
     heads_per_block = _heads_per_block(heads // pool.keys.shape[1])
@@ -122,6 +135,7 @@ def _attend(
             ("HEADS", heads_per_block),
             ("PAGE", PAGE_TOKENS),
             ("SINKS", sinks is not None),
+            *template_of(quantization),
         ],
         grid=(blocks * TILE * 2, step.tiles.shape[0], 1),
         threadgroup=(TILE * 2, 1, 1),
@@ -162,6 +176,6 @@ def _kernel(blocks: int) -> Any:
             "sinks",
         ],
         output_names=["out", "partials", "weights"],
-        header=HEADER + launch_bounds(TILE * 2, blocks),
+        header=HEADER + PACKED_ROWS + launch_bounds(TILE * 2, blocks),
         source=SOURCE,
     )

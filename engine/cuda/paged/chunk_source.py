@@ -12,6 +12,7 @@ from __future__ import annotations
 SOURCE = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
   constexpr int THREADS = ROWS * 2, STRIDE = DIM + 8;
+  constexpr int POOLED = row_size<T, DIM, GROUP, BITS>();  // numbers of a column in the pool
   constexpr int PIECES = DIM / 8;         // of 16 bytes in a row
   constexpr int LANES = PIECES & -PIECES;  // that copy a row
   const int key_heads = keys_shape[1], parts = gridDim.x / key_heads;
@@ -27,16 +28,18 @@ SOURCE = """
   const int start = max(0, position - window[0] + 1);  // of the columns that any row sees
   const int each = key_heads * DIM;  // of the step's keys, numbers of a token
   const long fresh = (long)tile[0] * each + key_head * DIM;
-  const auto pooled = [&](int page) { return ((long)page * key_heads + key_head) * PAGE * DIM; };
-  if (split == 0 && blockIdx.x % parts == 0) {
+  const auto pooled = [&](int page, int column) {
+    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * POOLED;
+  };
+  if (BITS == 0 && split == 0 && blockIdx.x % parts == 0) {
     for (int i = threadIdx.x; i < tokens * PIECES; i += THREADS) {
       const int token = i / PIECES, at = i % PIECES * 8, column = position + token;
       // Nobody reads this column of the pool in this step.
-      const long where = pooled(table[column / PAGE]) + column % PAGE * DIM + at;
+      const long where = pooled(table[column / PAGE], column) + at;
       const long from = fresh + (long)(first + token) * each + at;
-      *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
+      *(Eight<T>*)(keys + where) =
           *reinterpret_cast<const Eight<T>*>(new_keys + from);
-      *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
+      *(Eight<T>*)(values + where) =
           *reinterpret_cast<const Eight<T>*>(new_values + from);
     }
   }
@@ -44,14 +47,32 @@ SOURCE = """
   __shared__ Eight<T> all_values[COLUMNS * STRIDE / 8];
 
   const int own_row = threadIdx.x / LANES, own_piece = threadIdx.x % LANES;
-  // Begins to copy the columns from ``base`` on; those that no row sees become zeros.
-  const auto load = [&](Eight<T>* to, const T* pool, const T* packed, int page, int base) {
+  // Begins to copy the columns from ``base`` on; those that no row sees become zeros. Packed ones
+  // are there afterwards.
+  const auto load = [&](Eight<T>* to, const auto* pool, const T* packed, int page, int base) {
     const bool old = base < begin;
     const bool whole = base >= start && base + COLUMNS <= (old ? begin : stop);
     to += own_row * (STRIDE / 8) + own_piece;
-    if (whole) {
+    if (BITS && old) {
+      const auto* rows = pool + pooled(page, base);
+      #pragma unroll 4
+      for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
+        const int column = base + own_row + row;
+        #pragma unroll
+        for (int piece = 0; piece < PIECES; piece += LANES) {
+          Eight<T>* place = to + row * (STRIDE / 8) + piece;
+          if (column >= start && column < begin) {
+            *place = piece_of<T, DIM, GROUP, BITS>(
+                rows + (own_row + row) * POOLED, own_piece + piece);
+          } else {
+            copy_later(place, packed + fresh + (long)(column - begin) * each +
+                (own_piece + piece) * 8, column >= start && column < stop);
+          }
+        }
+      }
+    } else if (whole) {
       const int stride = old ? DIM : each;
-      const T* from = old ? pool + pooled(page) + base % PAGE * DIM
+      const T* from = old ? (const T*)(pool + pooled(page, base))
                           : packed + fresh + (long)(base - begin) * each;
       from += own_row * stride + own_piece * 8;
       #pragma unroll
@@ -66,7 +87,7 @@ SOURCE = """
       for (int row = 0; row < COLUMNS; row += THREADS / LANES) {
         const int column = base + own_row + row;
         const bool real = column >= start && column < stop;
-        const T* from = column < begin ? pool + pooled(page) + column % PAGE * DIM
+        const T* from = column < begin ? (const T*)(pool + pooled(page, column))
                                        : packed + fresh + (long)(column - begin) * each;
         from += own_piece * 8;
         #pragma unroll

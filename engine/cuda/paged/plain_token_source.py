@@ -33,11 +33,16 @@ PLAIN = """
     #pragma unroll
     for (int d = 0; d < DEEP; ++d) {  // all of it on its way before any of it is needed
       const int column = min(base + d * STRIDE + warp * SIDE + side, last - 1);
-      const bool old = column < begin;
-      const long where = (busy ? at : 0) +
-          (old ? pooled(table[column / PAGE], column) : fresh - (stop - 1 - column) * each);
-      key[d] = *reinterpret_cast<const Eight<T>*>((old ? keys : new_keys) + where);
-      value[d] = *reinterpret_cast<const Eight<T>*>((old ? values : new_values) + where);
+      const int piece = busy ? at / 8 : 0;
+      if (column < begin) {
+        const long where = pooled(table[column / PAGE], column);
+        key[d] = piece_of<T, DIM, GROUP, BITS>(keys + where, piece);
+        value[d] = piece_of<T, DIM, GROUP, BITS>(values + where, piece);
+      } else {
+        const long where = fresh - (stop - 1 - column) * each;
+        key[d] = reinterpret_cast<const Eight<T>*>(new_keys + where)[piece];
+        value[d] = reinterpret_cast<const Eight<T>*>(new_values + where)[piece];
+      }
     }
     #pragma unroll
     for (int d = 0; d < DEEP; ++d) {

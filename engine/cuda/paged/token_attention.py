@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.constants import constant
 from chairlift.engine.cuda.paged import token_source as source
 from chairlift.engine.cuda.paged.arrays import (
@@ -24,6 +25,7 @@ from chairlift.engine.cuda.paged.arrays import (
 )
 from chairlift.engine.cuda.paged.plain_token_source import PLAIN
 from chairlift.engine.cuda.paged.ptx import HEADER
+from chairlift.engine.cuda.paged.rounding import PACKED_ROWS, template_of
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -46,27 +48,30 @@ def token_attention(
     scale: float,
     sinks: mx.array | None = None,
     window: int | None = None,
+    quantization: Quantization | None = None,
 ) -> mx.array:
     """Attention of each query token to the columns that it sees; writes the new tokens to the pool.
 
     Args:
         queries: ``[tokens, heads, 1, dim]``.
         new: ``[tokens, key heads, 1, dim]``.
-        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous.
+        pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
+            quantization, and then nothing is written: ``rounding.rounded`` does that.
         step: the tokens' columns.
         scale: factor of the scores.
         sinks: ``[heads]``, or None.
         window: upper bound of ``step.lengths``; None: the tables' columns are.
+        quantization: that of the pool.
 
     Returns:
         ``[tokens, heads, 1, dim]`` of the queries' type.
     """
     group = queries.shape[1] // pool.keys.shape[1]
-    _compile(queries.dtype, queries.shape[3], group, sinks is not None)
+    _compile(queries.dtype, queries.shape[3], group, sinks is not None, quantization)
     columns = step.tables.shape[1] * PAGE_TOKENS
     span = _span(len(queries) * queries.shape[1] // _heads_per_block(group))
     splits = -(-(min(columns, window or columns) + 16) // span)
-    return _attend(queries, new, pool, step, scale, sinks, span, splits)
+    return _attend(queries, new, pool, step, scale, sinks, span, splits, quantization)
 
 
 def _span(blocks: int) -> int:
@@ -75,7 +80,13 @@ def _span(blocks: int) -> int:
 
 
 @functools.cache
-def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
+def _compile(
+    dtype: mx.Dtype,
+    dim: int,
+    group: int,
+    with_sinks: bool,
+    quantization: Quantization | None,
+) -> None:
     """Compiles the kernels for few tokens and for many at the first call; takes seconds each."""
     queries, new = (mx.zeros((1, heads, 1, dim), dtype) for heads in (group, 1))
     sinks = mx.zeros((group,)) if with_sinks else None
@@ -83,8 +94,19 @@ def _compile(dtype: mx.Dtype, dim: int, group: int, with_sinks: bool) -> None:
     step = TokenStep(mx.zeros((1, 1), mx.int32), zero, zero, one, one)
     for splits in (1, 2):
         # Each call has a pool of its own: the kernel writes to it.
-        pool = KeysValues(*(mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2)))
-        mx.eval(_attend(queries, KeysValues(new, new), pool, step, 1.0, sinks, MAX_SPAN, splits))
+        pool = empty_pool(dim, dtype, quantization)
+        mx.eval(
+            _attend(
+                *(queries, KeysValues(new, new), pool, step, 1.0, sinks),
+                *(MAX_SPAN, splits, quantization),
+            )
+        )
+
+
+def empty_pool(dim: int, dtype: mx.Dtype, quantization: Quantization | None) -> KeysValues:
+    """A pool of one page with one key head."""
+    pages = (mx.zeros((1, 1, PAGE_TOKENS, dim), dtype) for _ in range(2))
+    return KeysValues(*(map(quantization.pack, pages) if quantization else pages))
 
 
 def _attend(
@@ -96,6 +118,7 @@ def _attend(
     sinks: mx.array | None,
     span: int,
     splits: int,
+    quantization: Quantization | None,
 ) -> mx.array:
     """Launches the kernels."""
     tokens, heads, _, dim = queries.shape
@@ -126,6 +149,7 @@ def _attend(
             ("PAGE", PAGE_TOKENS),
             ("MANY", many),
             ("SINKS", sinks is not None),
+            *template_of(quantization),
             *([("BFLOAT", queries.dtype == mx.bfloat16)] if tensor else []),
         ],
         grid=(splits * warps * 32, blocks, tokens),
@@ -169,6 +193,6 @@ def _kernel(tensor: bool) -> Any:
             "sinks",
         ],
         output_names=["out", "partials", "weights"],
-        header=HEADER,
+        header=HEADER + PACKED_ROWS,
         source=source.BEGIN + (source.TENSOR if tensor else PLAIN) + source.END,
     )

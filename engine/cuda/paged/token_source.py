@@ -12,7 +12,7 @@ from __future__ import annotations
 # two: log2(e) is part of ``scale``.
 BEGIN = """
   constexpr float LEAST = -1e30f, NEVER = -3e38f;
-  constexpr int UNIT = 16;
+  constexpr int UNIT = 16, ROW = row_size<T, DIM, GROUP, BITS>();
   const int key_heads = keys_shape[1];
   const int splits = gridDim.x, split = blockIdx.x, token = blockIdx.z;
   const int parts = gridDim.y / key_heads, key_head = blockIdx.y / parts;
@@ -30,15 +30,15 @@ BEGIN = """
   const long fresh = token * each + key_head * DIM;
   // Of a column of the pool, the first number.
   const auto pooled = [&](int page, int column) {
-    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * DIM;
+    return (((long)page * key_heads + key_head) * PAGE + column % PAGE) * ROW;
   };
-  if (split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
+  if (BITS == 0 && split == 0 && blockIdx.y % parts == 0 && threadIdx.x < DIM / 8) {
     const int at = threadIdx.x * 8;
     // Nobody reads this column of the pool in this step.
     const long where = pooled(table[(stop - 1) / PAGE], stop - 1) + at;
-    *reinterpret_cast<Eight<T>*>(const_cast<T*>(keys) + where) =
+    *(Eight<T>*)(keys + where) =
         *reinterpret_cast<const Eight<T>*>(new_keys + fresh + at);
-    *reinterpret_cast<Eight<T>*>(const_cast<T*>(values) + where) =
+    *(Eight<T>*)(values + where) =
         *reinterpret_cast<const Eight<T>*>(new_values + fresh + at);
   }
   __shared__ float all_high[WARPS][HEADS], all_sum[WARPS][HEADS];
@@ -58,10 +58,23 @@ TENSOR = """
   static_assert(sizeof(tiles) >= WARPS * HEADS * DIM * sizeof(float), "all_mixed is in tiles");
   const int g = lane / 4, c = lane % 4;
   const T *own_key = new_keys + fresh, *own_value = new_values + fresh;
-  // Begins to copy the columns from ``base`` on; those that are not seen become zeros.
-  const auto load = [&](Eight<T>* to, const T* pool, const T* step, int page, int base) {
-    const T* rows = pool + pooled(page, base);
-    if (32 % PIECES == 0 && base >= first && base + UNIT <= min(last, begin)) {
+  // Begins to copy the columns from ``base`` on; those that are not seen become zeros. Packed ones
+  // are there afterwards.
+  const auto load = [&](Eight<T>* to, const auto* pool, const T* step, int page, int base) {
+    const auto* rows = pool + pooled(page, base);
+    if (BITS) {
+      #pragma unroll 4
+      for (int i = lane; i < UNIT * PIECES; i += 32) {
+        const int column = base + i / PIECES, piece = i % PIECES;
+        Eight<T>* place = to + i / PIECES * STRIDE + piece;
+        const bool seen = column >= first && column < last;
+        if (seen && column < begin) {
+          *place = piece_of<T, DIM, GROUP, BITS>(rows + i / PIECES * ROW, piece);
+        } else {
+          copy_later(place, step + (column - stop + 1) * each + piece * 8, seen);
+        }
+      }
+    } else if (32 % PIECES == 0 && base >= first && base + UNIT <= min(last, begin)) {
       rows += lane * 8;
       to += lane / PIECES * STRIDE + lane % PIECES;
       #pragma unroll
@@ -72,7 +85,7 @@ TENSOR = """
       for (int i = lane; i < UNIT * PIECES; i += 32) {
         const int column = base + i / PIECES;
         const T* from = column < begin
-            ? rows + i * 8 : step + (column - stop + 1) * each + i % PIECES * 8;
+            ? (const T*)(rows + i * 8) : step + (column - stop + 1) * each + i % PIECES * 8;
         copy_later(
             to + i / PIECES * STRIDE + i % PIECES, from, column >= first && column < last);
       }

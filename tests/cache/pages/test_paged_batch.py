@@ -27,7 +27,7 @@ KINDS = (LayerKind(None), LayerKind(100), LayerKind(None))
 def _memory(pages: int = 60, kinds: tuple[LayerKind, ...] = KINDS) -> PagedMemory:
     memory = PagedMemory(kinds, dict.fromkeys({kind.window for kind in kinds}, pages), HostPages())
     for layer in memory.layers:
-        layer.allocated(*[mx.zeros((1, KEY_HEADS, 1, DIM))] * 2)
+        layer.buffers_for(KeysValues(*[mx.zeros((1, KEY_HEADS, 1, DIM))] * 2))
         # Memory that no row has written must not be read.
         for array in layer.buffers or ():
             memory_of(array)[:] = float("nan")

@@ -14,11 +14,12 @@ from emulator.nvrtc import Compiled, CompiledKernel, folder
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import ChunkPlace
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda import grouped, heads, low_rank
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
-from chairlift.engine.cuda.paged import chunk_attention, put, token_attention
+from chairlift.engine.cuda.paged import chunk_attention, put, rounding, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import chunk_tiles
 
@@ -27,7 +28,11 @@ pytestmark = [
     pytest.mark.skipif(folder() is None, reason="needs NVIDIA's compiler (make dev)"),
 ]
 
-MODULES: list[ModuleType] = [chunk_attention, token_attention, put, heads, grouped, low_rank]
+MODULES: list[ModuleType] = [
+    *(chunk_attention, token_attention, put, rounding),
+    *(heads, grouped, low_rank),
+]
+EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
 # Threads of a block take no more registers than this, or a launch fails.
 MAX_REGISTERS = 255
 
@@ -59,45 +64,69 @@ def _numbers(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
 
 
 def _layer(
-    tokens: int, group: int, dim: int, dtype: mx.Dtype
+    tokens: int, group: int, dim: int, dtype: mx.Dtype, quantization: Quantization | None
 ) -> tuple[mx.array, KeysValues, KeysValues]:
     """Queries, new keys and values, and a pool of nine pages, with one key head."""
     new, pool = (
         KeysValues(*[_numbers(*shape, dim, dtype=dtype)] * 2)
         for shape in ((tokens, 1, 1), (9, 1, PAGE_TOKENS))
     )
+    if quantization:
+        pool = KeysValues(*map(quantization.pack, pool))
     return _numbers(tokens, group, 1, dim, dtype=dtype), new, pool
 
 
 @pytest.mark.parametrize(
-    ("dim", "group", "dtype"),
+    ("dim", "group", "dtype", "quantization"),
     [
-        (64, 8, mx.bfloat16),
-        (256, 2, mx.float16),
-        (128, 4, mx.float32),
+        (64, 8, mx.bfloat16, None),
+        (256, 2, mx.float16, None),
+        (128, 4, mx.float32, None),
+        (128, 4, mx.bfloat16, EIGHT),
+        (256, 2, mx.float16, FOUR),
     ],
 )
 def test_attention_of_tokens_compiles(
-    dim: int, group: int, dtype: mx.Dtype, compiled: list[Compiled]
+    dim: int,
+    group: int,
+    dtype: mx.Dtype,
+    quantization: Quantization | None,
+    compiled: list[Compiled],
 ) -> None:
-    queries, new, pool = _layer(1, group, dim, dtype)
+    queries, new, pool = _layer(1, group, dim, dtype, quantization)
     zeros = _numbers(1, dtype=mx.int32)
     step = TokenStep(_numbers(1, 8, dtype=mx.int32), zeros, zeros, zeros, zeros)
     sinks = _numbers(group) if dim == 64 else None
-    token_attention.token_attention(queries, new, pool, step, 0.1, sinks)
+    token_attention.token_attention(queries, new, pool, step, 0.1, sinks, quantization=quantization)
 
 
 @pytest.mark.parametrize(
-    ("dim", "group", "dtype"),
-    [(128, 4, mx.bfloat16), (256, 2, mx.float16)],
+    ("dim", "group", "dtype", "quantization"),
+    [
+        (128, 4, mx.bfloat16, None),
+        (256, 2, mx.float16, None),
+        (128, 4, mx.bfloat16, EIGHT),
+        (256, 2, mx.float16, FOUR),
+    ],
 )
 def test_attention_of_chunks_compiles(
-    dim: int, group: int, dtype: mx.Dtype, compiled: list[Compiled]
+    dim: int,
+    group: int,
+    dtype: mx.Dtype,
+    quantization: Quantization | None,
+    compiled: list[Compiled],
 ) -> None:
-    queries, new, pool = _layer(9, group, dim, dtype)
+    queries, new, pool = _layer(9, group, dim, dtype, quantization)
     tiles, slots = chunk_tiles([ChunkPlace(0, 0, 9, 0)], 1, group, dim, None)
     step = ChunkStep(_numbers(1, 8, dtype=mx.int32), tiles, slots)
-    chunk_attention.chunk_attention(queries, new, pool, step, 0.1)
+    chunk_attention.chunk_attention(queries, new, pool, step, 0.1, quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", [EIGHT, FOUR])
+def test_rounding_of_keys_compiles(quantization: Quantization, compiled: list[Compiled]) -> None:
+    _, new, pool = _layer(3, 1, 128, mx.bfloat16, quantization)
+    own = _numbers(3, dtype=mx.int32)
+    rounding.rounded(new, pool, _numbers(1, 8, dtype=mx.int32), own, own, quantization)
 
 
 def test_kernels_beside_attention_compile(compiled: list[Compiled]) -> None:

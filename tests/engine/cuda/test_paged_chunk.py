@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.cache.pages.step import ChunkPlace
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import chunk_attention, tiles
 from chairlift.engine.cuda.paged.arrays import ChunkStep
 
@@ -29,6 +30,10 @@ SHAPES = [
     Shape(2, 3, 80, mx.float16, window=3),
     Shape(1, 16, 96, mx.bfloat16, window=64),
     Shape(1, 20, 64, mx.float16),
+    Shape(2, 4, 128, mx.bfloat16, window=65, quantization=Quantization(8, 64)),
+    Shape(1, 8, 64, mx.float16, sinks=True, quantization=Quantization(4, 32)),
+    Shape(1, 3, 256, mx.bfloat16, quantization=Quantization(8, 128)),
+    Shape(2, 2, 96, mx.float16, window=9, quantization=Quantization(8, 32)),
 ]
 # At and around the ends of pages and tiles, with a chunk of one token.
 CHUNKS = [Chunk(130, 7), Chunk(0, 70), Chunk(63, 2), Chunk(64, 1), Chunk(60, 18), Chunk(62, 3)]
@@ -57,6 +62,7 @@ def attend(inputs: Sequences, backwards: bool, min_columns: int = tiles.MIN_COLU
             SCALE,
             inputs.shape.window,
             inputs.sinks,
+            quantization=inputs.shape.quantization,
         )
 
 

@@ -9,6 +9,7 @@ from emulator.sequences import SCALE, Chunk, Sequences, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import token_attention
 from chairlift.engine.cuda.paged.arrays import TokenStep
 
@@ -27,6 +28,12 @@ SHAPES = [
     Shape(2, 4, 128, mx.float32, window=20, sinks=True),
     Shape(1, 1, 80, mx.float32),
     Shape(1, 7, 256, mx.float32, window=64),
+    Shape(2, 4, 128, mx.bfloat16, window=65, quantization=Quantization(8, 64)),
+    Shape(1, 8, 64, mx.float16, sinks=True, quantization=Quantization(4, 32)),
+    Shape(1, 3, 256, mx.bfloat16, quantization=Quantization(8, 128)),
+    Shape(2, 2, 96, mx.float16, window=9, quantization=Quantization(8, 32)),
+    Shape(1, 4, 128, mx.float32, sinks=True, quantization=Quantization(8, 64)),
+    Shape(1, 1, 64, mx.float32, window=70, quantization=Quantization(4, 32)),
 ]
 # Decode rows and prompt tokens, at and around the ends of pages.
 CHUNKS = [Chunk(130, 1), Chunk(0, 5), Chunk(63, 2), Chunk(64, 1), Chunk(0, 1), Chunk(60, 9)]
@@ -49,6 +56,7 @@ def attend(inputs: Sequences, backwards: bool) -> mx.array:
             TokenStep(inputs.tables, *arrays),
             SCALE,
             inputs.sinks,
+            quantization=inputs.shape.quantization,
         )
 
 

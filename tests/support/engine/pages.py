@@ -10,6 +10,7 @@ import numpy as np
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.pages.step import KindStep
+from chairlift.cache.quantized import Quantization
 
 
 def memory_of(array: mx.array) -> np.ndarray[Any, Any]:
@@ -43,7 +44,9 @@ class HostPages:
         scale: float,
         window: int | None,
         sinks: mx.array | None,
+        quantization: Quantization | None,
     ) -> mx.array:
+        stored = KeysValues(*map(quantization.pack, new)) if quantization else new
         tokens, tables = step.tokens, step.tables
         positions = tokens.stops - 1
         numbers = tables[tokens.owners, positions // PAGE_TOKENS]
@@ -52,7 +55,7 @@ class HostPages:
             longest = int(memory_of(tokens.stops).max())
             slots = memory_of(numbers), memory_of(positions % PAGE_TOKENS)
             written = []
-            for buffer, array in zip(buffers, new, strict=True):
+            for buffer, array in zip(buffers, stored, strict=True):
                 memory_of(buffer)[slots[0], :, slots[1]] = memory_of(array)[:, :, 0]
                 # A copy: lazy operations must not see what the next step writes.
                 written.append(mx.array(memory_of(buffer).copy()))
@@ -61,13 +64,18 @@ class HostPages:
                 raise
             self.traces.append(queries.shape[0])
             written = []
-            for buffer, array in zip(buffers, new, strict=True):
+            for buffer, array in zip(buffers, stored, strict=True):
                 changed = mx.array(buffer)
                 changed[numbers, :, positions % PAGE_TOKENS] = array[:, :, 0]
                 written.append(changed)
         keys, values = (
             _gathered(buffer, tables)[:, :, :longest][tokens.owners] for buffer in written
         )
+        if quantization:
+            keys, values = (
+                quantization.unpack(packed, array.shape[3], array.dtype)
+                for packed, array in zip((keys, values), new, strict=True)
+            )
         column = mx.arange(keys.shape[2])
         stops = tokens.stops[:, None]
         seen = (column < stops) & (column >= stops - step.lengths(window)[:, None])

@@ -23,7 +23,13 @@ HERE = Path(__file__).parent
 # The header needs ELF sections and glibc's fibers.
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fno-strict-aliasing -fno-gnu-unique -fvisibility=hidden"
-TYPES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.int32: "int"}
+TYPES = {
+    mx.float32: "float",
+    mx.float16: "__half",
+    mx.bfloat16: "__nv_bfloat16",
+    mx.int32: "int",
+    mx.uint32: "unsigned",
+}
 OUTCOMES = ("", "threads wait for others that never come", "lanes meet in different calls")
 
 

@@ -26,7 +26,7 @@ _PREAMBLE = """
 #include <cuda/std/limits>
 #define inf cuda::std::numeric_limits<float>::infinity()
 """
-_SIGNATURE_TYPES = TYPES | {mx.uint32: "unsigned", mx.uint8: "unsigned char"}
+_SIGNATURE_TYPES = TYPES | {mx.uint8: "unsigned char"}
 
 
 class Compiled(NamedTuple):

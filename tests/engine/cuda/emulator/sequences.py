@@ -11,9 +11,21 @@ import numpy as np
 
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
+from chairlift.cache.quantized import Quantization
 
 SCALE = 0.15  # of the scores
 _BITS = {2: mx.uint16, 4: mx.uint32}
+
+
+def unpacked(packed: mx.array, quantization: Quantization, dim: int, dtype: mx.Dtype) -> mx.array:
+    """``Quantization.unpack``, rounded to ``dtype`` only at the end, as the kernels do it."""
+    codes = dim * quantization.bits // 32
+    parts = packed[..., codes:].view(dtype).astype(mx.float32)
+    scales, biases = mx.split(parts, 2, axis=-1)
+    exact = mx.dequantize(
+        packed[..., :codes], scales, biases, group_size=quantization.group, bits=quantization.bits
+    )
+    return exact.astype(dtype)
 
 
 class Chunk(NamedTuple):
@@ -30,6 +42,7 @@ class Shape(NamedTuple):
     dtype: mx.Dtype
     window: int | None = None
     sinks: bool = False
+    quantization: Quantization | None = None
 
 
 @dataclass
@@ -39,6 +52,7 @@ class Sequences:
     Attributes:
         queries, new, pool, tables, sinks: as the kernels take them; page 0 of the pool is free.
         whole: of each chunk, keys and values ``[key heads, old + new, dim]``.
+        packed: the same as the pool has them; the numbers of ``whole`` if it is not quantized.
     """
 
     shape: Shape
@@ -57,14 +71,12 @@ class Sequences:
         for row, count in enumerate(needed):
             tables[row, :count], pages = pages[:count], pages[count:]
         self.tables = mx.array(tables)
-        self.whole = [
-            [
-                np.array(self._random(rng, self.shape.key_heads, sum(chunk)).astype(mx.float32))
-                for _ in range(2)
-            ]
+        self.packed = [
+            [self._packed(self._random(rng, self.shape.key_heads, sum(chunk))) for _ in range(2)]
             for chunk in self.chunks
         ]
-        self.new = KeysValues(*(self._packed(of) for of in range(2)))
+        self.whole = [[self._unpacked(array) for array in pair] for pair in self.packed]
+        self.new = KeysValues(*(self._of_step(of) for of in range(2)))
         self.pool = KeysValues(*(self._pooled(of, self._visible) for of in range(2)))
 
     def expected(self) -> np.ndarray:
@@ -83,7 +95,7 @@ class Sequences:
             np.array(result.astype(mx.float32)), self.expected(), rtol=tolerance, atol=tolerance
         )
         for of, buffer in enumerate(self.pool):
-            written = self._pooled(of, lambda chunk: range(self._visible(chunk).start, sum(chunk)))
+            written = self._pooled(of, self._written)
             bits = (np.array(array.view(_BITS[array.itemsize])) for array in (buffer, written))
             np.testing.assert_array_equal(*bits)
 
@@ -102,11 +114,29 @@ class Sequences:
         numbers = rng.normal(size=(*shape, self.shape.dim)).astype(np.float32)
         return mx.array(numbers).astype(self.shape.dtype)
 
+    def _packed(self, numbers: mx.array) -> np.ndarray:
+        if self.shape.quantization is None:
+            return np.array(numbers.astype(mx.float32))
+        return np.array(self.shape.quantization.pack(numbers))
+
+    def _unpacked(self, packed: np.ndarray) -> np.ndarray:
+        if self.shape.quantization is None:
+            return packed
+        numbers = unpacked(
+            mx.array(packed), self.shape.quantization, self.shape.dim, self.shape.dtype
+        )
+        return np.array(numbers.astype(mx.float32))
+
+    def _written(self, chunk: Chunk) -> range:
+        """The columns that the pool has afterwards; attention writes no packed ones."""
+        old = self._visible(chunk)
+        return old if self.shape.quantization else range(old.start, sum(chunk))
+
     def _visible(self, chunk: Chunk) -> range:
         """The columns of the pool that some query of the chunk sees."""
         return range(chunk.old + 1 - self.seen(chunk.old), chunk.old)
 
-    def _packed(self, of: int) -> mx.array:
+    def _of_step(self, of: int) -> mx.array:
         parts = [
             whole[of][:, chunk.old :].swapaxes(0, 1)
             for chunk, whole in zip(self.chunks, self.whole, strict=True)
@@ -115,14 +145,18 @@ class Sequences:
 
     def _pooled(self, of: int, columns: Callable[[Chunk], range]) -> mx.array:
         pages = int(mx.max(self.tables).item()) + 2
-        pool = np.full(
-            (pages, self.shape.key_heads, PAGE_TOKENS, self.shape.dim), np.nan, np.float32
-        )
+        like = self.packed[0][of]
+        # Packed, these bits are NaN as a scale.
+        never = np.nan if like.dtype == np.float32 else 0xFFFFFFFF
+        shape = (pages, self.shape.key_heads, PAGE_TOKENS, like.shape[-1])
+        pool = np.full(shape, never, like.dtype)
         tables = np.array(self.tables)
-        for row, (chunk, whole) in enumerate(zip(self.chunks, self.whole, strict=True)):
+        for row, (chunk, packed) in enumerate(zip(self.chunks, self.packed, strict=True)):
             for p in columns(chunk):
-                pool[tables[row, p // PAGE_TOKENS], :, p % PAGE_TOKENS] = whole[of][:, p]
-        result = mx.array(pool).astype(self.shape.dtype)
+                pool[tables[row, p // PAGE_TOKENS], :, p % PAGE_TOKENS] = packed[of][:, p]
+        result = mx.array(pool)
+        if self.shape.quantization is None:
+            result = result.astype(self.shape.dtype)
         mx.eval(result)
         return result
 
