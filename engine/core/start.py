@@ -78,7 +78,7 @@ def serve_loaded(
     exactly = config.dtype != "auto" or not loaded.quantized
     spare = memory.spare_bytes(config, ranks.sharing)
     eager, kernels = accelerate(loaded.model, exactly, spare)
-    quantization = Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
+    quantization = kv_quantization(config)
     geometry, vocabulary, layers = probe(loaded.model, loaded.architecture, quantization)
     draft_model = _draft_model(config, source, on_progress)
     if draft_model is not None:
@@ -154,6 +154,11 @@ class _DraftModel(NamedTuple):
         if not geometry.full_bytes:
             raise ModelError("a model without full attention cannot have a draft model")
         return replace(geometry, full_bytes=geometry.full_bytes + self.token_bytes)
+
+
+def kv_quantization(config: EngineConfig) -> Quantization | None:
+    """The configured quantization of keys and values; None for none."""
+    return Quantization(config.kv_bits, config.kv_group_size) if config.kv_bits else None
 
 
 def _draft_model(

@@ -16,6 +16,7 @@ from chairlift.engine.core.background import Background
 from chairlift.engine.core.checks import MAX_REAL
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.core.prepared_model import prepare_model
+from chairlift.engine.core.start import kv_quantization
 from chairlift.engine.core.warm import warm_model
 from chairlift.engine.device.limits import build_limits
 from chairlift.engine.device.memory import configure_mlx
@@ -77,12 +78,16 @@ class Engine(Protocol):
 
 
 class MeasuredModel(NamedTuple):
-    """A model with random weights, or this rank's part of it, and what its engines need."""
+    """A model with random weights, or this rank's part of it, and what its engines need.
+
+    Attributes:
+        config: the settings of its engines, with a ``kv_memory``, beside their number of rows.
+    """
 
     model: Any
     probed: Probed
     acceleration: Acceleration
-    kv_bytes: int
+    config: EngineConfig
     ranks: Ranks
 
     def make_core(
@@ -98,15 +103,17 @@ class MeasuredModel(NamedTuple):
         It loads the ``adapters`` from their folders, with the folders' names as keys. ``propose``
         makes the proposers of each request.
         """
-        kv_bytes, ranks = self.kv_bytes, self.ranks
-        config = EngineConfig(max_rows=rows, kv_memory=kv_bytes, prefix_cache_bytes=0)
+        config, ranks = replace(self.config, max_rows=rows), self.ranks
         geometry, vocabulary, _ = self.probed
-        limits = build_limits(config, current(), geometry, vocabulary, kv_bytes, prefix_bytes=0)
+        assert config.kv_memory is not None
+        limits = build_limits(
+            config, current(), geometry, vocabulary, config.kv_memory, prefix_bytes=0
+        )
         if not paced:
             limits = replace(limits, step_seconds=math.inf)
         eager, kernels = self.acceleration
         prepared = prepare_model(
-            *(self.model, vocabulary, limits.chunk_multiple, eager),
+            *(self.model, vocabulary, limits.chunk_multiple, eager, kv_quantization(config)),
             kernels=kernels,
             ranks=ranks,
             adapter_limits=AdapterLimits(max_loras=len(adapters)),

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chairlift.api.cli.arguments.parser import CommandParser
-from chairlift.api.cli.flags import share
+from chairlift.api.cli.flags import positive, share
+from chairlift.engine.config import KV_BITS
 from chairlift.loadtest.engine_bench.load import Range, lengths
 
 
@@ -49,6 +50,12 @@ def engine_parser(
         type=float,
         default=60.0,
         help="memory for the KV cache in GB, on each device (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=KV_BITS,
+        help="quantize our keys and values, in groups of 64 (default: no)",
     )
     parser.add_argument(
         "--decode",
@@ -110,6 +117,12 @@ def engine_parser(
 
 def _add_mixed_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("Mixed load").add_argument
+    add(
+        "--max-step-ms",
+        type=positive,
+        metavar="MS",
+        help="milliseconds of our steps while rows are decoding (default: the device's)",
+    )
     add("--requests", type=int, default=256, help="requests, 0 for none (default: %(default)s)")
     add(
         "--prompt-tokens",

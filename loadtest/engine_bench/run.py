@@ -15,7 +15,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from chairlift.engine.config import EngineConfig
 from chairlift.engine.core.acceleration import accelerate
+from chairlift.engine.core.start import kv_quantization
 from chairlift.engine.cpu.thread_count import ThreadWatch, blas_threads
 from chairlift.engine.device import memory
 from chairlift.engine.model.probe import probe
@@ -109,12 +111,18 @@ def _model(options: argparse.Namespace, ranks: Ranks, rank: int = 0) -> Measured
     config = config_of(options.model)
     shard = ranks.shard if ranks.size > 1 else None
     model = random_model(config, DTYPES[options.dtype], options.bits, shard=shard, rank=rank)
-    kv_bytes = int(options.kv_gb * 1e9)
-    acceleration = accelerate(model, spare_bytes=max(0, memory.free_memory() - kv_bytes))
-    probed = probe(model, config["model_type"])
+    settings = EngineConfig(
+        kv_memory=int(options.kv_gb * 1e9),
+        kv_bits=options.kv_bits,
+        max_step_ms=options.max_step_ms,
+        prefix_cache_bytes=0,
+    )
+    spare_bytes = max(0, memory.free_memory() - int(options.kv_gb * 1e9))
+    acceleration = accelerate(model, spare_bytes=spare_bytes)
+    probed = probe(model, config["model_type"], kv_quantization(settings))
     # As in the engine process: a full collection would delay a step.
     gc.freeze()
-    return MeasuredModel(model, probed, acceleration, kv_bytes, ranks)
+    return MeasuredModel(model, probed, acceleration, settings, ranks)
 
 
 def _engines(options: argparse.Namespace) -> list[tuple[int, bool]]:

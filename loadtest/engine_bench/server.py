@@ -65,8 +65,10 @@ def _flags(options: argparse.Namespace) -> list[str]:
         "--max-queue": options.requests,
         "--tensor-parallel-size": options.tensor_parallel_size,
         "--log-level": "warning",
+        "--kv-bits": options.kv_bits,
+        "--max-step-ms": options.max_step_ms,
     }
-    return [f"{name}={value}" for name, value in flags.items()]
+    return [f"{name}={value}" for name, value in flags.items() if value is not None]
 
 
 async def _send(

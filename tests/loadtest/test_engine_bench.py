@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) -> None:
     config, report = tmp_path / "config.json", tmp_path / "report.json"
-    config.write_text(json.dumps(tiny_config("llama", vocab_size=259)))
+    config.write_text(json.dumps(tiny_config("llama", vocab_size=259, head_dim=64)))
     command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--only", "ours"]
     command += ["--model", str(config), "--dtype", "float32", "--kv-gb", "0.05"]
     command += ["--decode", "1", "3", "--context", "9", "--requests", "6", "--rows", "4"]
@@ -26,6 +26,7 @@ def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) ->
     command += ["--tensor-parallel-size", str(ranks), "--out", str(report)]
     if ranks == 1:
         command += ["--rate", "50", "--bits", "4", "--speculative", "0.8"]
+        command += ["--kv-bits", "8", "--max-step-ms", "15"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     figures = json.loads(report.read_text())["ours"]
@@ -45,9 +46,10 @@ def test_engines_are_measured_one_after_the_other(ranks: int, tmp_path: Path) ->
 
 def test_a_server_of_the_model_is_measured(tmp_path: Path) -> None:
     config, report = tmp_path / "config.json", tmp_path / "report.json"
-    config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512)))
+    config.write_text(json.dumps(tiny_config("qwen3", vocab_size=512, head_dim=64)))
     command = [sys.executable, "-m", "chairlift.loadtest.engine_bench", "--server"]
     command += ["--model", str(config), "--dtype", "float32", "--bits", "8", "--kv-gb", "0.05"]
+    command += ["--kv-bits", "4", "--max-step-ms", "15"]
     command += ["--requests", "12", "--rows", "4", "--max-concurrency", "6", "--rate", "40"]
     command += ["--prompt-tokens", "lognormal:9:0.9:40", "--output-tokens", "2:9"]
     done = subprocess.run(
