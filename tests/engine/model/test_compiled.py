@@ -12,6 +12,7 @@ from support.engine.pages import HostPages
 from support.engine.reference import solo_tokens
 from support.tiny import TinyKind, tiny_model
 
+from chairlift.cache.quantized import Quantization
 from chairlift.engine.core.core import EngineCore
 from chairlift.engine.messages import SamplingParams, Submit
 from chairlift.engine.model import attention
@@ -30,13 +31,28 @@ def _without_host_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(names, "swiglu", getattr(names["swiglu"], "replaces", names["swiglu"]))
 
 
-def _core(kind: TinyKind, kernels: HostPages) -> EngineCore:
-    model = tiny_model(kind)
+def _core(
+    kind: TinyKind, kernels: HostPages | None, quantization: Quantization | None = None
+) -> EngineCore:
+    """An engine over pages; without ``kernels``, over columns."""
+    model = tiny_model(kind, head_dim=32)
     attention.install(model)
-    geometry, vocabulary, _ = probe(model, kind)
-    core = build_core(model, vocabulary, Limits(4, 40, 1 << 24, geometry), kernels=kernels)
-    assert core.batch.queued
+    geometry, vocabulary, _ = probe(model, kind, quantization)
+    limits = Limits(4, 40, 1 << 24, geometry)
+    core = build_core(model, vocabulary, limits, quantization=quantization, kernels=kernels)
+    assert core.batch.queued == (kernels is not None)
     return core
+
+
+def _tokens(core: EngineCore, prompts: dict[str, list[int]], count: int) -> dict[str, list[int]]:
+    """The tokens of requests that arrive together."""
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    for name, prompt in prompts.items():
+        _submit(core, name, prompt, count)
+    while not core.idle:
+        for output in core.step().outputs:
+            tokens[output.request_id] += output.token_ids
+    return tokens
 
 
 def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None:
@@ -46,12 +62,9 @@ def _submit(core: EngineCore, name: str, prompt: list[int], tokens: int) -> None
 def _assert_gives_up_in_time(kernels: HostPages) -> None:
     """Asserts that compiled steps are given up, and that the tokens are right."""
     core = _core("llama", kernels)
-    _submit(core, "a", [5, 6, 7], 3 * STEADY)
-    tokens: list[int] = []
-    while not core.idle:
-        tokens += [token for output in core.step().outputs for token in output.token_ids]
+    tokens = _tokens(core, {"a": [5, 6, 7]}, 3 * STEADY)["a"]
     assert _steps(core)._gives_up
-    assert tokens == solo_tokens(tiny_model("llama"), [5, 6, 7], 3 * STEADY)
+    assert tokens == solo_tokens(tiny_model("llama", head_dim=32), [5, 6, 7], 3 * STEADY)
 
 
 def _steps(core: EngineCore) -> CompiledSteps:
@@ -61,26 +74,23 @@ def _steps(core: EngineCore) -> CompiledSteps:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, Quantization(8, 32)])
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_shape_is_traced_once_and_correct_in_every_step(kind: TinyKind) -> None:
+def test_a_shape_is_traced_once_and_correct_in_every_step(
+    kind: TinyKind, quantization: Quantization | None
+) -> None:
     """Though positions, lengths and page tables differ in each step."""
     kernels = HostPages(traceable=True)
-    core = _core(kind, kernels)
+    core = _core(kind, kernels, quantization)
     forward = core.pipeline.forward
     assert isinstance(forward, PagedForward)
     forward._steps = steps = ComparedSteps(forward._model)
     prompts = {"a": [5, 6, 7], "b": list(range(9, 40))}
-    tokens: dict[str, list[int]] = {name: [] for name in prompts}
-    for name, prompt in prompts.items():
-        _submit(core, name, prompt, 60)
-    while not core.idle:
-        for output in core.step().outputs:
-            tokens[output.request_id] += output.token_ids
-    expected = tiny_model(kind)
-    assert tokens == {name: solo_tokens(expected, prompt, 60) for name, prompt in prompts.items()}
+    tokens = _tokens(core, prompts, 60)
+    assert tokens == _tokens(_core(kind, None, quantization), prompts, 60)
     assert steps.compared > 30
     shapes = sum(count > STEADY for count in steps._seen.values())
-    assert len(kernels.traces) == shapes * len(expected.layers)
+    assert len(kernels.traces) == shapes * len(tiny_model(kind).layers)
 
 
 def test_steps_that_cannot_be_traced_run_uncompiled() -> None:
