@@ -40,9 +40,9 @@ class _Version(argparse.Action):
     """Prints the version. Reading it takes too long to do it for each command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import version
+        from chairlift.api.http.version import VERSION
 
-        print(f"chairlift {version('chairlift')}")
+        print(f"chairlift {VERSION}")
         parser.exit()
 
 

@@ -21,12 +21,12 @@ _MLX_LM_LAUNCHER = (
 
 
 def ours(model: Path, extra: Sequence[str] = ()) -> ServerSpec:
-    """The Chairlift installed beside this Python, with default settings and the flags ``extra``."""
+    """This Chairlift, with default settings and the flags ``extra``."""
     port = free_port()
-    command = Path(sys.executable).with_name("chairlift")
+    command = [sys.executable, "-P", "-m", "chairlift", "serve", str(model)]
     return ServerSpec(
         name="ours",
-        command=[str(command), "serve", str(model), "--port", str(port), *extra],
+        command=[*command, "--port", str(port), *extra],
         port=port,
         body={"ignore_eos": True},
         notes=("full length by ignore_eos",),

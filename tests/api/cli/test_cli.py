@@ -20,6 +20,7 @@ from chairlift.api.cli.flags import byte_size
 from chairlift.api.cli.main import main
 from chairlift.api.cli.serve import add_arguments
 from chairlift.api.cli.serve_flags import output_flags
+from chairlift.api.http.version import VERSION, own_version
 from chairlift.engine.config import EngineConfig, decode_path, encode_path
 from chairlift.engine.device.limits import step_seconds
 from chairlift.engine.device.memory import swap_bytes
@@ -32,12 +33,7 @@ FLAG = re.compile(r"--[a-z][a-z-]*")
 
 def chairlift(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from chairlift.api.cli.main import main; raise SystemExit(main())",
-            *list(arguments),
-        ],
+        [sys.executable, "-P", "-m", "chairlift", *arguments],
         capture_output=True,
         text=True,
         timeout=180,
@@ -67,6 +63,13 @@ def test_the_command_line_imports_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chairlift("--version").stdout == f"chairlift {VERSION}\n"
+    assert own_version() == VERSION
+    monkeypatch.setattr(sys, "path", [])
+    assert own_version() == "0+checkout"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
