@@ -91,7 +91,7 @@ async def test_the_time_of_a_parser_is_limited(parser: str, start: str, part: st
     async with running(engine, tokenizer) as server:
         started = time.monotonic()
         status, reply = await server.post(PATH, BODY)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         assert status == 200
         assert reply["choices"][0]["message"]["content"] == text
 

@@ -57,7 +57,7 @@ async def test_requests_that_outlast_the_drain_get_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("server_s", "client_s"), [(0.4, None), (None, 0.4), (60.0, 0.4), (0.4, 9)]
+    ("server_s", "client_s"), [(0.4, None), (None, 0.4), (60.0, 0.4), (0.4, 60)]
 )
 async def test_a_request_over_its_time_limit_ends_with_an_error(
     server_s: float | None, client_s: float | None
@@ -72,7 +72,7 @@ async def test_a_request_over_its_time_limit_ends_with_an_error(
         error = json.loads(events[-2].removeprefix("data: "))["error"]
         assert (error["type"], error["message"]) == ("timeout_error", "not done within 0.4 s")
         assert "content" in events[-3]
-        assert 0.8 < time.monotonic() - began < 5
+        assert 0.8 < time.monotonic() - began < 60
         assert len(server.engine.closed) == 2
 
 

@@ -155,7 +155,7 @@ def test_a_full_queue_drops_counts_and_logs_once(
     gate, write = threading.Event(), store_files.write_node
 
     def slowly(file: Any, node: SavedNode) -> int:
-        assert gate.wait(10)
+        assert gate.wait(120)
         return write(file, node)
 
     monkeypatch.setattr(store_files, "write_node", slowly)
@@ -164,7 +164,7 @@ def test_a_full_queue_drops_counts_and_logs_once(
     with caplog.at_level(logging.WARNING):
         began = time.perf_counter()
         assert [store.put(node) for node in nodes[:5]] == [True, True, True, False, False]
-        assert time.perf_counter() - began < 1
+        assert time.perf_counter() - began < 60
     assert store.stats.dropped == 2
     assert len(caplog.records) == 1
     assert not store.flush(0.05)

@@ -123,7 +123,7 @@ def test_a_caller_does_not_wait_for_a_thread_that_has_not_started() -> None:
 
     def slow() -> int:
         if threading.current_thread() is not threading.main_thread():
-            blocked.wait(10)
+            blocked.wait(120)
             return 0
         called.append(1)
         return 1
@@ -131,6 +131,6 @@ def test_a_caller_does_not_wait_for_a_thread_that_has_not_started() -> None:
     start = time.monotonic()
     for _ in range(5):
         threads.run(slow)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     assert len(called) == 5
     blocked.set()
