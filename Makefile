@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+CORES := $(shell getconf _NPROCESSORS_ONLN)
 # How many test files run at a time: one more than cores, because tests with real servers often wait.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+JOBS ?= $(shell expr $(CORES) + 1)
 
 # Extras of pyproject.toml to install. Metal and the CPU need none. `make serve EXTRA=cpu,mkl` adds
 # MKL, which is a sixth faster than OpenBLAS, more on CPUs with AMX.
@@ -78,9 +79,11 @@ test: dev $(PROMETHEUS) $(CHROMIUM)
 	@$(BIN)/python -m compileall -q $(wildcard src/chairlift/*/)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-# The inner loop: no servers, browsers or GPUs, and nothing that takes long.
+# The inner loop: no servers, browsers or GPUs, and nothing that takes long. Each process takes 6 s
+# to compile the tests if it may not keep the result.
 test-fast: dev
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not system and not slow and not gpu' $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(CORES) --dist loadfile \
+		-m 'not system and not slow and not gpu' $(ARGS)
 
 $(VENV)/prometheus: | dev
 	rm -rf $@.deb && mkdir $@.deb

@@ -97,7 +97,7 @@ BOUNDED = settings(
 )
 TestQuantized = pytest.mark.slow(QuantizedMachine.TestCase)
 TestQuantizedWindow = pytest.mark.slow(QuantizedWindowMachine.TestCase)
-TestState = StateMachine.TestCase
+TestState = pytest.mark.slow(StateMachine.TestCase)
 TestNested = pytest.mark.slow(NestedMachine.TestCase)
 TestQuantized.settings = TestQuantizedWindow.settings = BOUNDED
 TestState.settings = TestNested.settings = BOUNDED

@@ -68,6 +68,7 @@ def test_each_row_goes_on_behind_its_own_tokens(
         assert_rows_hold_their_tokens(batch)
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     window=st.integers(2, 12),
@@ -114,6 +115,7 @@ def host_step(batch: BatchCache) -> tuple[mx.array, mx.array]:
     return written
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     steps=st.integers(1, 30),

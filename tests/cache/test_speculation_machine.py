@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -108,7 +109,7 @@ class SpeculationMachine(RuleBasedStateMachine):
             assert_rows_hold(self.batch, self.rows, self.packing)
 
 
-TestSpeculation = SpeculationMachine.TestCase
+TestSpeculation = pytest.mark.slow(SpeculationMachine.TestCase)
 TestSpeculation.settings = settings(
     max_examples=30,
     stateful_step_count=12,

@@ -81,6 +81,7 @@ def greedy_choices(
     return mx.argmax(logits, axis=-1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_next_logits_equal_those_after_single_steps(name: str) -> None:
     model, random_ = MODELS[name](2), random.Random(2)

@@ -43,6 +43,7 @@ def _draft(chance: float, length: int = 8) -> Draft:
     return Draft(list(range(10, 10 + length)), [chance ** (i + 1) for i in range(length)])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(0.01, 0.99), min_size=1, max_size=12),
     st.integers(0, 30),
@@ -105,6 +106,7 @@ def test_drafts_fit_the_sequence_and_the_step(left: int, room: int) -> None:
     assert all(len(tokens) + 1 <= left for tokens in chosen.values())
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(1, 9))
 def test_recurrent_rows_get_drafts_of_one_length(lengths: list[int], left: int) -> None:
     cost = _cost(1e-4, 1e-5, 0, 0.02)
@@ -135,6 +137,7 @@ def test_drafts_that_once_took_long_are_tried_again() -> None:
     assert max(choices) <= 4
 
 
+@pytest.mark.slow
 @given(
     rows=st.integers(1, 64),
     step=st.floats(1e-3, 2e-2),
@@ -178,6 +181,7 @@ def test_without_proposals_nothing_is_drafted(uniform: bool) -> None:
     assert DraftChooser(uniform).choose({}, [_sequence(0)], Work(1, 100), cost, ROOM) == {}
 
 
+@pytest.mark.slow
 def test_drafts_in_vain_are_tried_ever_more_rarely() -> None:
     """Where a full batch computes each draft at nearly its worth, a trial costs a few steps."""
     cost = _cost(row=1e-4, draft=1e-4, drafting=1e-3, step=0.001)

@@ -195,6 +195,7 @@ class _CountingSequence(Sequence):
         return super().num_tokens
 
 
+@pytest.mark.slow
 def test_a_decision_costs_the_same_however_long_the_queue() -> None:
     def reads(waiting: int) -> tuple[int, int, int]:
         prefix_lookups: list[Sequence] = []

@@ -273,6 +273,7 @@ def test_the_gpu_takes_as_long_as_measured(
     assert rate == pytest.approx(measured, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_machines_keep_within_their_own_limits() -> None:
     for machine in MACHINES.values():
         requests = list(Traffic(60, rate=1000.0).draw())

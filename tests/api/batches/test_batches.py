@@ -87,6 +87,7 @@ async def test_a_failed_request_is_in_the_error_file(server: Running) -> None:
         assert line["response"]["body"]["error"]["param"] == param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "code", "line"),
     [

@@ -43,6 +43,7 @@ def damaged(seed: int) -> bytes:
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionHeader")
 @pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionParam")
 async def test_damaged_bodies_are_refused(server: Running) -> None:

@@ -78,6 +78,7 @@ def check(reply: ParsedReply, example: Example) -> None:
     assert reply.finish == ("tool_calls" if example.calls else "stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_an_example_at_every_split_of_its_tokens(name: str) -> None:
     example = ALL[name]

@@ -101,6 +101,7 @@ def check_calls(
     return one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", ALL_VALUES)
 @PROPERTY
 @given(

@@ -131,6 +131,7 @@ async def test_a_grammar_limits_the_number_of_calls() -> None:
                 assert not allows(last_grammar(server), "\n".join(calls), tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 async def test_a_call_is_not_repeated(chunk: int) -> None:
     call, longer = CALL, CALL.replace("3}}", "31}}")

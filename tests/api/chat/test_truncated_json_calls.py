@@ -78,6 +78,7 @@ def test_text_and_two_calls_of_a_model_without_a_format(
     assert complete.content == before.rstrip()
 
 
+@pytest.mark.slow
 def test_half_a_surrogate_pair_and_unusual_numbers() -> None:
     for arguments in ('{"s": "\\ud83d"}', '{"s": 1e999}', '{"s": -0.10, "t": 1E+5}'):
         for model in CONSTRAINED:

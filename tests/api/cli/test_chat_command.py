@@ -25,6 +25,7 @@ def prompt_of(request: Submit) -> str:
     return str(TOKENIZER.decode(request.prompt))
 
 
+@pytest.mark.slow
 async def test_a_conversation_continues_after_a_stopped_reply() -> None:
     replies = iter(["Hello\x1b[2J", "x" * 5000, "Bye"])
     engine = FakeEngine(
@@ -77,6 +78,7 @@ async def test_one_question_prints_the_reply_to_stdout_and_the_speed_to_stderr()
     assert "From a pipe" in prompt_of(second)
 
 
+@pytest.mark.slow
 async def test_the_key_comes_from_the_environment_or_a_flag() -> None:
     engine = FakeEngine(model_info(), ending("Yes"))
     async with running(engine, keys=given_keys(["a-good-key"], NO_LIMITS)) as server:
@@ -162,6 +164,7 @@ async def test_a_pasted_text_of_several_lines_is_one_question_and_stays_in_a_pri
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 async def test_keys_typed_while_a_reply_streams_are_not_shown_in_it_but_read_afterwards() -> None:
     replies = iter(["x" * 300, "Second"])
     engine = FakeEngine(

@@ -22,6 +22,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_flag_can_be_abbreviated(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     (subparsers,) = (a for a in build_parser(COMMANDS)._actions if a.dest == "==SUPPRESS==")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.api.simulated_models import SimulatedLoader, lazy, simulated, use
@@ -33,6 +34,7 @@ _Models = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(models=_Models, budget=st.integers(4, 10), uses=_Uses)
 def test_any_traffic_keeps_the_budget_and_leaves_nobody_waiting(

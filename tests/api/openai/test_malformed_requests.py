@@ -146,6 +146,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "param"), BAD_FIELDS, ids=lambda part: str(part)[:40])
 async def test_bad_chat_fields_are_named(
     server: Running, change: dict[str, Any], param: str

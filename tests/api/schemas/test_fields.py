@@ -213,6 +213,7 @@ def message_of(text: str) -> str:
     return error if isinstance(error, str) else error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ENDPOINTS)
 async def test_fields_that_are_done_have_an_effect(server: Running, api: Api) -> None:
     without_effect = []

@@ -215,6 +215,7 @@ async def test_long_texts_have_the_same_tokens_in_a_worker(
     assert server.metric("chairlift_worker_jobs_total", outcome="done") == 4
 
 
+@pytest.mark.slow
 async def test_a_text_that_takes_too_long_to_tokenize_is_refused_by_name(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ async def test_requests_that_outlast_the_drain_get_an_error() -> None:
         assert len(server.service.drain) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server_s", "client_s"), [(0.4, None), (None, 0.4), (60.0, 0.4), (0.4, 60)]
 )

@@ -97,6 +97,7 @@ def test_counting_a_text_of_quotation_marks_takes_linear_time() -> None:
         assert time.thread_time() - began < 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_turns_of_one_role_are_joined_in_linear_time(role: Any) -> None:
     """Joining them one by one would copy the text 4096 times."""

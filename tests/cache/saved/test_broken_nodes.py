@@ -197,6 +197,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "a"

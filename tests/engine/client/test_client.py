@@ -199,6 +199,7 @@ async def test_a_stopped_choice_counts_as_stop_and_the_other_continues(
     assert stopped.generated_tokens < 300
 
 
+@pytest.mark.slow
 async def test_a_prompt_too_long_is_refused(engine: Engine) -> None:
     with pytest.raises(PromptTooLong, match=str(CONTEXT)):
         engine.client.submit(request([5] * (CONTEXT - 7), max_tokens=8))
@@ -224,6 +225,7 @@ async def test_a_full_queue_refuses_until_there_is_room(engine: Engine) -> None:
     assert len(tokens_of((await drained(late))[0])) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "process"])
 async def test_a_broken_model_is_a_one_line_error(
     kind: Kind, model_path: Path, tmp_path: Path
@@ -242,6 +244,7 @@ async def test_a_broken_model_is_a_one_line_error(
     await client.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "process"])
 async def test_stopping_ends_open_streams_and_leaves_nothing_behind(
     kind: Kind, model_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +264,7 @@ async def test_stopping_ends_open_streams_and_leaves_nothing_behind(
     await client.stop()  # harmless
 
 
+@pytest.mark.slow
 async def test_every_stream_fails_if_the_engine_cannot_be_restarted(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +301,7 @@ async def test_an_engine_process_that_cannot_start_is_reported(
     await client.stop()
 
 
+@pytest.mark.slow
 async def test_the_engine_process_ends_with_its_parent_and_leaves_nothing_behind(
     model_path: Path,
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_suspect_runs_alone_until_it_has_passed_the_crash() -> None:
     assert not quarantine.active
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 def test_innocent_requests_survive(seed: int) -> None:
     random_ = random.Random(seed)

@@ -24,6 +24,7 @@ def _tokens(seed: int, count: int) -> list[int]:
 KINDS: list[TinyKind] = ["llama", "gemma3", "lfm2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
     model = tiny_model(kind, seed=5)
@@ -48,6 +49,7 @@ def test_a_shared_prefix_is_computed_once(kind: TinyKind) -> None:
     assert bench.stats[-1].prefix_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_turn_of_a_chat_reuses_the_reply(kind: TinyKind) -> None:
     model = tiny_model(kind, seed=5)

@@ -160,6 +160,7 @@ def _half_a_prompt(swap: int) -> Bench:
     return bench
 
 
+@pytest.mark.slow
 def test_a_partly_computed_prompt_is_not_recomputed() -> None:
     swapped, recomputed = _half_a_prompt(PLENTY), _half_a_prompt(0)
     assert _preemptions(swapped) == _total(swapped, "memory") == 1

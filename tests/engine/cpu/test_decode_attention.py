@@ -21,6 +21,7 @@ def _replace_layers_of_any_size(backend: Backend, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(host_linear, "MIN_WEIGHTS", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["llama", "mixtral", "qwen2", "qwen3", "gemma3_text", "ministral3"]
 )

@@ -32,6 +32,7 @@ def test_infinity_stays_nonfinite() -> None:
     assert not np.isfinite(high + (middle + low)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 16, 65, 500])
 @pytest.mark.parametrize("outputs", [[192], [576, 192, 192], [1000]])
 @pytest.mark.parametrize("inputs", [576, 70, 2500])

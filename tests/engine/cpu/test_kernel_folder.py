@@ -88,6 +88,7 @@ def test_without_a_folder_mlx_compiles_where_it_would(
     assert os.environ["TMPDIR"] == "/before"
 
 
+@pytest.mark.slow
 def test_mlx_compiles_into_the_folder_and_loads_what_is_there(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path

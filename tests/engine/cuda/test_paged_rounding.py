@@ -34,6 +34,7 @@ def _numbers(kind: str, tokens: int, dim: int, dtype: mx.Dtype) -> mx.array:
     return mx.array(numbers.astype(np.float32)).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 @pytest.mark.parametrize(("bits", "group", "dim"), [(8, 64, 128), (4, 32, 96), (8, 128, 256)])
 @pytest.mark.parametrize("kind", ["normal", "outliers", "far from zero", "equal", "zeros"])

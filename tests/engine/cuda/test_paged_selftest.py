@@ -65,6 +65,7 @@ def test_wrong_attention_of_tokens_is_found(
         assert selftest.tokens_right(9, 50, with_sinks) == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_the_attention_of_one_token_is_right(with_sinks: bool) -> None:
     with emulated(token_attention, backwards=True):

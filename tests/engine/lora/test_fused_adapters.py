@@ -128,6 +128,7 @@ def test_fused_blocks_and_compiled_steps_have_each_rows_adapter(
     assert bool(LOW_RANK_CALLS) == kernel
 
 
+@pytest.mark.slow
 def test_a_compiled_step_does_not_keep_unloaded_adapters(tmp_path: Path, kernels: None) -> None:
     served = Served("llama", None, tmp_path)
     prompt, count = [5, 6, 7], 3 * STEADY

@@ -213,6 +213,7 @@ def test_loading_and_unloading_changes_no_other_row(tmp_path: Path) -> None:
     assert "not loaded" in (refused.error or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_cpus_faster_layers_add_adapters(
     fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_blocks_cover_all_queries_in_order_and_are_small(
     assert len(runs) <= 2 * max(1, 4 * seen * order.size // score_bytes) * max(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     shapes,

@@ -63,6 +63,7 @@ def test_latent_attention_is_served_from_columns() -> None:
     assert not isinstance(choice.forward, PagedForward)
 
 
+@pytest.mark.slow
 def test_all_steps_have_recurring_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those with prompts, too, whatever the lengths of these; the tokens are the same as alone."""
     model = tiny_model("qwen3")

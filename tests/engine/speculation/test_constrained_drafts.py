@@ -63,6 +63,7 @@ def _serve(bench: Bench, seed: int) -> dict[str, list[list[int]]]:
     return {str(number): [bench.tokens(str(number))] for number in range(12)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
 def test_tokens_are_those_without_drafts(wrong: float) -> None:
     model = _model()
@@ -74,6 +75,7 @@ def test_tokens_are_those_without_drafts(wrong: float) -> None:
     assert len(verified) > 10
 
 
+@pytest.mark.slow
 def test_forced_tokens_of_a_schema_take_no_steps_of_their_own() -> None:
     """Here a byte is a token. A step costs the same with and without a draft."""
     model = _model()

@@ -77,6 +77,7 @@ def test_tokens_are_those_without_drafts(
     assert least <= accepted / proposed <= most
 
 
+@pytest.mark.slow
 def test_a_model_on_the_host_drafts_for_itself() -> None:
     model = _model("llama", 6, eager=True)
     expected = _serve(Bench(model, eager=True), 0.0)
@@ -115,6 +116,7 @@ def test_a_configured_draft_model_is_loaded(tmp_path: Path) -> None:
     assert accepted > 5
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = tiny_model_dir(tmp_path, "llama")
     recurrent = tiny_model_dir(tmp_path, "lfm2")

@@ -143,6 +143,7 @@ def test_preempted_rows_go_on_with_the_same_tokens(kind: TinyKind, swap: int) ->
     assert len(verified) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"eager": True}, {"kernels": HostPages(), "kv": 1 << 20}])
 def test_a_request_that_comes_again_takes_fewer_steps(settings: dict[str, Any]) -> None:
     """Greedy or with the same seed; another prompt or another salt gets nothing proposed."""

@@ -145,6 +145,7 @@ async def test_errors_keep_their_type_and_fields(workers: Workers, outcomes: lis
     assert outcomes[-1] == "refused"
 
 
+@pytest.mark.slow
 async def test_a_fixture_is_loaded_once_in_each_process(workers: Workers) -> None:
     loads: list[int] = []
 
