@@ -24,8 +24,8 @@ from chairlift.engine.cuda.paged.arrays import (
     window_array,
 )
 from chairlift.engine.cuda.paged.chunk_source import SOURCE
+from chairlift.engine.cuda.paged.packing import PACKED_ROWS, template_of
 from chairlift.engine.cuda.paged.ptx import HEADER, launch_bounds
-from chairlift.engine.cuda.paged.rounding import PACKED_ROWS, template_of
 from chairlift.engine.cuda.paged.token_attention import empty_pool
 
 # Rows of a block's products, pairs of a token and a head.
@@ -65,7 +65,7 @@ def chunk_attention(
         queries: ``[tokens, heads, 1, dim]``, float16 or bfloat16.
         new: ``[tokens, key heads, 1, dim]``.
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
-            quantization, and then nothing is written: ``rounding.rounded`` does that.
+            quantization, and then nothing is written: ``packing.pack`` does that.
         step: the chunks, which need not have all of the tokens.
         scale: factor of the scores, positive.
         window: how many columns a token sees at most, its own included; None: all.

@@ -10,7 +10,7 @@ from chairlift.cache.quantized import Quantization
 from chairlift.engine.cuda.paged import put as paged_put
 from chairlift.engine.cuda.paged.arrays import TokenStep
 from chairlift.engine.cuda.paged.chunk_attention import chunk_attention
-from chairlift.engine.cuda.paged.rounding import rounded
+from chairlift.engine.cuda.paged.packing import pack
 from chairlift.engine.cuda.paged.tiles import chunk_step
 from chairlift.engine.cuda.paged.token_attention import DTYPES, HEAD_DIMS, token_attention
 
@@ -33,7 +33,7 @@ class CudaPages:
         tokens, rows = step.tokens, step.tokens.rows
         if quantization is not None:
             places = step.tables, tokens.owners, tokens.stops
-            new = rounded(new, buffers, *places, quantization)
+            new = pack(new, buffers, *places, quantization)
         more = scale, window, sinks, quantization
         if not tokens.chunks or queries.dtype == mx.float32:
             return _token_by_token(queries, new, buffers, step, *more)

@@ -23,9 +23,9 @@ from chairlift.engine.cuda.paged.arrays import (
     scale_array,
     sinks_array,
 )
+from chairlift.engine.cuda.paged.packing import PACKED_ROWS, template_of
 from chairlift.engine.cuda.paged.plain_token_source import PLAIN
 from chairlift.engine.cuda.paged.ptx import HEADER
-from chairlift.engine.cuda.paged.rounding import PACKED_ROWS, template_of
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -56,7 +56,7 @@ def token_attention(
         queries: ``[tokens, heads, 1, dim]``.
         new: ``[tokens, key heads, 1, dim]``.
         pool: ``[pages, key heads, PAGE_TOKENS, dim]``, contiguous; packed, if there is a
-            quantization, and then nothing is written: ``rounding.rounded`` does that.
+            quantization, and then nothing is written: ``packing.pack`` does that.
         step: the tokens' columns.
         scale: factor of the scores.
         sinks: ``[heads]``, or None.

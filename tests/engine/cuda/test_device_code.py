@@ -19,7 +19,7 @@ from chairlift.engine.cuda import grouped, heads, low_rank
 from chairlift.engine.cuda.grouped import Weights, grouped_product
 from chairlift.engine.cuda.heads import HeadNorms, Heads, split_heads, swiglu
 from chairlift.engine.cuda.low_rank import add_low_rank
-from chairlift.engine.cuda.paged import chunk_attention, put, rounding, token_attention
+from chairlift.engine.cuda.paged import chunk_attention, packing, put, token_attention
 from chairlift.engine.cuda.paged.arrays import ChunkStep, TokenStep
 from chairlift.engine.cuda.paged.tiles import chunk_tiles
 
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 MODULES: list[ModuleType] = [
-    *(chunk_attention, token_attention, put, rounding),
+    *(chunk_attention, token_attention, put, packing),
     *(heads, grouped, low_rank),
 ]
 EIGHT, FOUR = Quantization(8, 64), Quantization(4, 32)
@@ -123,10 +123,10 @@ def test_attention_of_chunks_compiles(
 
 
 @pytest.mark.parametrize("quantization", [EIGHT, FOUR])
-def test_rounding_of_keys_compiles(quantization: Quantization, compiled: list[Compiled]) -> None:
+def test_packing_of_keys_compiles(quantization: Quantization, compiled: list[Compiled]) -> None:
     _, new, pool = _layer(3, 1, 128, mx.bfloat16, quantization)
     own = _numbers(3, dtype=mx.int32)
-    rounding.rounded(new, pool, _numbers(1, 8, dtype=mx.int32), own, own, quantization)
+    packing.pack(new, pool, _numbers(1, 8, dtype=mx.int32), own, own, quantization)
 
 
 def test_kernels_beside_attention_compile(compiled: list[Compiled]) -> None:

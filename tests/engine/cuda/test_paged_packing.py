@@ -1,4 +1,4 @@
-"""The kernel of ``rounding``, run on the CPU by the emulator."""
+"""The kernel of ``packing``, run on the CPU by the emulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emulator.sequences import unpacked
 from chairlift.cache.pages.kernels import KeysValues
 from chairlift.cache.pages.page import PAGE_TOKENS
 from chairlift.cache.quantized import Quantization
-from chairlift.engine.cuda.paged import rounding
+from chairlift.engine.cuda.paged import packing
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ on Linux")
 
@@ -52,8 +52,8 @@ def test_pages_and_step_have_the_same_numbers_close_to_the_keys(
     stops = mx.array([PAGE_TOKENS + slot + 1 for _, slot in PLACES], mx.int32)
     owners = mx.arange(tokens, dtype=mx.int32)
     mx.eval(new, pool, tables, stops, owners)
-    with emulated(rounding, backwards=False):
-        result = rounding.rounded(new, pool, tables, owners, stops, quantization)
+    with emulated(packing, backwards=False):
+        result = packing.pack(new, pool, tables, owners, stops, quantization)
     for buffer, numbers, rounded in zip(pool, new, result, strict=True):
         rows = mx.stack([buffer[page, :, slot] for page, slot in PLACES])[:, :, None]
         assert mx.array_equal(rounded, unpacked(rows, quantization, dim, dtype))

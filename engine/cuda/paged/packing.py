@@ -98,7 +98,7 @@ _SOURCE = """
 """
 
 
-def rounded(
+def pack(
     new: KeysValues,
     pool: KeysValues,
     tables: mx.array,
@@ -145,7 +145,7 @@ def template_of(quantization: Quantization | None) -> list[tuple[str, int]]:
 @functools.cache
 def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name="chairlift_rounded",
+        name="chairlift_pages_pack",
         input_names=["new_keys", "new_values", "keys", "values", "tables", "owners", "stops"],
         output_names=["rounded_keys", "rounded_values"],
         header=HEADER + PACKED_ROWS,
