@@ -107,6 +107,7 @@ def _compile(source: str) -> tuple[int, int]:
         f"-arch={ARCHITECTURE}",
         "-std=c++17",
         "--ptxas-options=-v",
+        "--pch",  # keeps what it has read of NVIDIA's headers for the next kernel
         *(f"-I{path}/include{part}" for part in ("", "/cccl")),
     ]
     try:
