@@ -17,7 +17,7 @@ from chairlift.scheduler.sequence import Sequence
 
 
 @pytest.mark.slow
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     kv=st.sampled_from([60_000, 200_000, 2_000_000]),

@@ -17,7 +17,7 @@ from chairlift.scheduler.simulate.report import figures
 from chairlift.scheduler.simulate.simulation import Simulation
 from chairlift.scheduler.simulate.trace import TraceRequest
 
-SEEDS = int(os.environ.get("SCHEDULER_FUZZ_SEEDS", "60"))
+SEEDS = int(os.environ.get("SCHEDULER_FUZZ_SEEDS", "40"))
 COST = StepCost(step=5e-3, row=5e-4, context=1e-7, token=1e-4, pair=1e-8)
 
 

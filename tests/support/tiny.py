@@ -38,14 +38,14 @@ def tiny_config(
 ) -> dict[str, Any]:
     """The config.json of a tiny model: 64 wide, 4 heads, 2 KV heads, context 4096.
 
-    gemma3 has 6 layers, two sliding-window ones to each global one. lfm2 has 4; every other one is
+    gemma3 has 4 layers, sliding-window ones but for the third, which is global. lfm2 has 4; every other one is
     a short convolution with a recurrent state. The others have 2 layers.
     With ``tied`` False the output matrix is separate from the embedding.
     """
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": 64,
-        "num_hidden_layers": layers or (6 if kind == "gemma3" else 2),
+        "num_hidden_layers": layers or (4 if kind == "gemma3" else 2),
         "intermediate_size": 128,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

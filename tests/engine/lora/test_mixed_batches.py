@@ -81,7 +81,7 @@ def test_rows_of_eight_adapters_and_none_get_the_tokens_of_each_alone(
     model = _model(kind, quantized)
     bench = Bench(model, rows=6, tokens=24, swap=1 << 20, bands=2)
     _load(bench, _folders(tmp_path, model))
-    prompts, count, turns = _prompts(), 6, 2 if kind == "llama" else 1
+    prompts, count, turns = _prompts(2), 6, 2 if kind == "llama" else 1
     expected = _expected(tmp_path, kind, quantized, prompts, count)
     assert len({tuple(tokens) for tokens in expected}) == len(prompts)
     # Requests join while others decode, and one leaves early.

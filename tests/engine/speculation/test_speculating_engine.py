@@ -86,31 +86,35 @@ def _run(bench: Bench, requests: list[Request]) -> dict[str, list[list[int]]]:
     }
 
 
-CASES = [
-    pytest.param("llama", {"eager": True}, id="eager"),
-    pytest.param("llama", {}, id="lazy"),
-    pytest.param("gemma3", {"eager": True, "bands": 3}, id="windows in bands"),
-    pytest.param("gemma3", {"prefix": 1 << 22}, id="windows with prefixes"),
-    pytest.param("llama4", {"quantization": Quantization(8, 32)}, id="quantized"),
-    pytest.param("llama4", {"eager": True}, id="chunked"),
-    pytest.param("llama", {"kernels": HostPages(), "kv": 1 << 20}, id="pages"),
-    pytest.param(
-        "gemma3", {"kernels": HostPages(), "kv": 2 << 20, "prefix": 1 << 19}, id="windows in pages"
-    ),
-    pytest.param("lfm2", {}, id="recurrent"),
-    pytest.param("lfm2", {"eager": True, "prefix": 1 << 22}, id="recurrent with prefixes"),
-]
+CASES: dict[str, tuple[TinyKind | Literal["llama4"], dict[str, Any]]] = {
+    "eager": ("llama", {"eager": True}),
+    "lazy": ("llama", {}),
+    "windows in bands": ("gemma3", {"eager": True, "bands": 3}),
+    "windows with prefixes": ("gemma3", {"prefix": 1 << 22}),
+    "quantized": ("llama4", {"quantization": Quantization(8, 32)}),
+    "chunked": ("llama4", {"eager": True}),
+    "pages": ("llama", {"kernels": HostPages(), "kv": 1 << 20}),
+    "windows in pages": ("gemma3", {"kernels": HostPages(), "kv": 2 << 20, "prefix": 1 << 19}),
+    "recurrent": ("lfm2", {}),
+    "recurrent with prefixes": ("lfm2", {"eager": True, "prefix": 1 << 22}),
+}
+
+
+@cache
+def _served(case: str) -> tuple[list[Request], dict[str, list[list[int]]]]:
+    """Requests of a case, and their tokens without drafts."""
+    kind, settings = CASES[case]
+    requests = _requests(seed=list(CASES).index(case), count=11, longest=32)
+    return requests, _run(Bench(_model(kind, settings.get("eager", False)), **settings), requests)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "settings"), CASES)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
-def test_tokens_are_those_without_drafts(
-    kind: TinyKind | Literal["llama4"], settings: dict[str, Any], wrong: float
-) -> None:
+def test_tokens_are_those_without_drafts(case: str, wrong: float) -> None:
+    kind, settings = CASES[case]
+    requests, expected = _served(case)
     model = _model(kind, settings.get("eager", False))
-    requests = _requests(seed=int(10 * wrong), count=14)
-    expected = _run(Bench(model, **settings), requests)
     bench = Bench(model, draft=DRAFT, propose=oracles(expected, wrong), **settings)
     verified = verify_any(bench.core)
     assert _run(bench, requests) == expected
@@ -123,17 +127,23 @@ def test_tokens_are_those_without_drafts(
         assert accepted < 0.1 * proposed
 
 
+@cache
+def _served_long(kind: TinyKind) -> tuple[list[Request], dict[str, list[list[int]]]]:
+    """Requests whose rows together outgrow a small memory, and their tokens without drafts."""
+    requests = _requests(seed=5, count=10, spread=4, longest=40)
+    for number, request in enumerate(requests):
+        del request.prompt[12:]
+        request.params.update(max_tokens=70 + 6 * number, stop_token_ids=())
+    return requests, _run(Bench(_model(kind, False)), requests)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 @pytest.mark.parametrize("swap", [0, 1 << 24])
 def test_preempted_rows_go_on_with_the_same_tokens(kind: TinyKind, swap: int) -> None:
     model = _model(kind, False)
-    requests = _requests(seed=5, count=10, spread=4, longest=40)
-    for number, request in enumerate(requests):
-        del request.prompt[12:]
-        request.params.update(max_tokens=90 + 6 * number, stop_token_ids=())
-    expected = _run(Bench(model), requests)
-    memory = Bench(model).core.limits.bytes_alone(170)
+    requests, expected = _served_long(kind)
+    memory = Bench(model).core.limits.bytes_alone(140)
     bench = Bench(
         model, draft=DRAFT, propose=oracles(expected, 0.3), kv=memory, swap=swap, prefix=1 << 20
     )

@@ -12,13 +12,14 @@ from mlx_lm.models.cache import make_prompt_cache
 def solo_tokens(model: Any, prompt: Seq[int], count: int) -> list[int]:
     """The ``count`` greedy tokens after ``prompt``, computed alone with mlx-lm's caches."""
     cache = make_prompt_cache(model)
-    tokens: list[int] = []
+    tokens: list[mx.array] = []
     inputs = mx.array([list(prompt)])
     for _ in range(count):
         chosen = mx.argmax(model(inputs, cache=cache)[:, -1], axis=-1)
-        tokens.append(int(chosen.item()))
+        mx.async_eval(chosen)
+        tokens.append(chosen)
         inputs = chosen[None]
-    return tokens
+    return [int(token.item()) for token in tokens]
 
 
 def solo_logprobs(model: Any, prompt: Seq[int]) -> mx.array:
