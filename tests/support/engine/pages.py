@@ -93,6 +93,12 @@ class HostPages:
             memory_of(buffer)[where // PAGE_TOKENS, :, where % PAGE_TOKENS] = tokens
         return mx.array([1])
 
+    def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
+        source, target = memory_of(pairs).T
+        for buffer in buffers:
+            memory_of(buffer)[target] = memory_of(buffer)[source]
+        return mx.array([1])
+
 
 def _gathered(buffer: mx.array, tables: mx.array) -> mx.array:
     """Each sequence's columns: ``[sequences, key heads, columns, dim]``."""
