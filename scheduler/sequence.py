@@ -35,6 +35,8 @@ class Sequence:
         cached: tokens that were cached when it was first scheduled; None before that.
         shared: prompt tokens that other prompts are known to begin with as well.
         match: the version of the prefix cache at its last look-up, and the tokens found.
+        pages: numbers of the full pages of the prefix cache from which it began, or would begin
+            after its last look-up. Rows and prompts that have the same number share the page.
         prompt_bytes: bytes reserved for its prompt's cache, from its first chunk until its rows
             have joined.
         prompt_tokens: length of the prompt.
@@ -71,6 +73,7 @@ class Sequence:
     cached: int | None = None
     shared: int = 0
     match: tuple[int, int] = (-1, 0)
+    pages: tuple[int, ...] = ()
     prompt_bytes: int = 0
     prompt_tokens: int = field(default=0)
     forked: bool = False
@@ -156,3 +159,4 @@ class Sequence:
     def start_over(self) -> None:
         """Resets a preempted sequence: none of its tokens count as computed."""
         self.computed = 0
+        self.pages = ()
