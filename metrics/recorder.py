@@ -9,12 +9,12 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
 )
 
 from chairlift.engine.messages import ModelInfo, StepStats
+from chairlift.metrics.histogram import Histogram
 from chairlift.metrics.model_recorder import Instrument, ModelRecorder
 from chairlift.metrics.table import ENGINE, MODEL, SERVER, Metric, token_buckets
 

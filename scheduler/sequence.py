@@ -40,6 +40,7 @@ class Sequence:
         prompt_bytes: bytes reserved for its prompt's cache, from its first chunk until its rows
             have joined.
         prompt_tokens: length of the prompt.
+        max_total_tokens: the maximum tokens, prompt and output, that it may reach.
         forked: whether it stands for one choice only.
         shares_prompt: whether its row began with the cache of a prompt that other choices of the
             request began with as well; set by the scheduler whenever its row begins.
@@ -75,7 +76,8 @@ class Sequence:
     match: tuple[int, int] = (-1, 0)
     pages: tuple[int, ...] = ()
     prompt_bytes: int = 0
-    prompt_tokens: int = field(default=0)
+    prompt_tokens: int = 0
+    max_total_tokens: int = field(init=False)
     forked: bool = False
     shares_prompt: bool = False
     finished: bool = False
@@ -91,6 +93,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.prompt_tokens or len(self.tokens)
+        self.max_total_tokens = self.prompt_tokens + self.max_tokens
         self.forked = self.forked or self.n == 1
 
     @property
@@ -106,19 +109,14 @@ class Sequence:
         return self._ids
 
     @property
-    def max_total_tokens(self) -> int:
-        """The maximum tokens, prompt and output, that the sequence may reach."""
-        return self.prompt_tokens + self.max_tokens
-
-    @property
     def generated(self) -> int:
         """Output tokens, those in flight included."""
-        return self.num_tokens - self.prompt_tokens
+        return len(self.tokens) + self.in_flight - self.prompt_tokens
 
     @property
     def rows(self) -> int:
         """The rows that the sequence takes, or will take once it forks."""
-        return len(self.choices) if self.max_tokens else 0
+        return self.num_choices if self.max_tokens else 0
 
     @property
     def scored(self) -> bool:
@@ -134,6 +132,11 @@ class Sequence:
     def choices(self) -> list[int]:
         """The indices of the choices that the sequence stands for."""
         return [self.index] if self.forked else list(range(self.n))
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices that the sequence stands for."""
+        return 1 if self.forked else self.n
 
     @property
     def rank(self) -> tuple[float, int, int]:
