@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,25 +60,48 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def test_every_example_has_an_expected_output() -> None:
-    assert {name for name in TEXTS if blocks(TEXTS[name], "python")} == PRINTED.keys()
+@pytest.fixture(scope="module")
+def runs(
+    url: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """The selected scripts, four at a time: the default model computes their replies in batches."""
+    selected = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.function is test_an_example_runs_unchanged
+    ]
+    pool = ThreadPoolExecutor(4)
+    yield {
+        name: pool.submit(_run, name, url, tmp_path_factory.mktemp("example")) for name in selected
+    }
+    pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("name", PRINTED)
-def test_an_example_runs_unchanged(name: str, url: str, tmp_path: Path) -> None:
+def _run(name: str, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = "".join(blocks(TEXTS[name], "python"))
     assert ADDRESS in script
     # smolagents reads the source of a tool from its file.
-    file = tmp_path / "example.py"
+    file = folder / "example.py"
     file.write_text(script.replace(ADDRESS, url))
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, file],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def test_every_example_has_an_expected_output() -> None:
+    assert {name for name in TEXTS if blocks(TEXTS[name], "python")} == PRINTED.keys()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs_unchanged(
+    name: str, runs: dict[str, Future[subprocess.CompletedProcess[str]]]
+) -> None:
+    done = runs[name].result()
     assert done.returncode == 0, done.stderr
     assert re.search(PRINTED[name], done.stdout, re.DOTALL), done.stdout
 

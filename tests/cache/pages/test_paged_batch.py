@@ -30,7 +30,7 @@ def _memory(pages: int = 60, kinds: tuple[LayerKind, ...] = KINDS) -> PagedMemor
         layer.buffers_for(KeysValues(*[mx.zeros((1, KEY_HEADS, 1, DIM))] * 2))
         # Memory that no row has written must not be read.
         for array in layer.buffers or ():
-            memory_of(array)[:] = float("nan")
+            memory_of(array)[0][:] = float("nan")
     return memory
 
 

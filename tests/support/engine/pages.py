@@ -13,11 +13,11 @@ from chairlift.cache.pages.step import KindStep
 from chairlift.cache.quantized import Quantization
 
 
-def memory_of(array: mx.array) -> np.ndarray[Any, Any]:
-    """An array's own memory, once everything that reads it has run, as on the device."""
-    mx.eval(array)
+def memory_of(*arrays: mx.array) -> list[np.ndarray[Any, Any]]:
+    """The arrays' own memory, once everything that reads them has run, as on the device."""
+    mx.eval(arrays)
     mx.synchronize()
-    return np.array(array, copy=False)
+    return [np.array(array, copy=False) for array in arrays]
 
 
 class HostPages:
@@ -48,22 +48,25 @@ class HostPages:
     ) -> mx.array:
         stored = KeysValues(*map(quantization.pack, new)) if quantization else new
         tokens, tables = step.tokens, step.tables
-        positions = tokens.stops - 1
-        numbers = tables[tokens.owners, positions // PAGE_TOKENS]
         longest = tables.shape[1] * PAGE_TOKENS
+        written = []
         try:
-            longest = int(memory_of(tokens.stops).max())
-            slots = memory_of(numbers), memory_of(positions % PAGE_TOKENS)
-            written = []
-            for buffer, array in zip(buffers, stored, strict=True):
-                memory_of(buffer)[slots[0], :, slots[1]] = memory_of(array)[:, :, 0]
+            stops, owners, pages, *memory = memory_of(
+                tokens.stops, tokens.owners, tables, *buffers, *stored
+            )
+            longest = int(stops.max())
+            positions = stops - 1
+            slots = pages[owners, positions // PAGE_TOKENS], positions % PAGE_TOKENS
+            for buffer, array in zip(memory[: len(buffers)], memory[len(buffers) :], strict=True):
+                buffer[slots[0], :, slots[1]] = array[:, :, 0]
                 # A copy: lazy operations must not see what the next step writes.
-                written.append(mx.array(memory_of(buffer).copy()))
+                written.append(mx.array(buffer.copy()))
         except (ValueError, RuntimeError):  # while a step is traced, there are no numbers
             if not self.traceable:
                 raise
             self.traces.append(queries.shape[0])
-            written = []
+            positions = tokens.stops - 1
+            numbers = tables[tokens.owners, positions // PAGE_TOKENS]
             for buffer, array in zip(buffers, stored, strict=True):
                 changed = mx.array(buffer)
                 changed[numbers, :, positions % PAGE_TOKENS] = array[:, :, 0]
@@ -87,10 +90,9 @@ class HostPages:
         )
 
     def put(self, buffers: KeysValues, new: KeysValues, slots: mx.array) -> mx.array:
-        where = memory_of(slots)
-        for buffer, array in zip(buffers, new, strict=True):
-            tokens = memory_of(mx.contiguous(array))[0].swapaxes(0, 1)
-            memory_of(buffer)[where // PAGE_TOKENS, :, where % PAGE_TOKENS] = tokens
+        where, *memory = memory_of(slots, *buffers, *map(mx.contiguous, new))
+        for buffer, array in zip(memory[: len(buffers)], memory[len(buffers) :], strict=True):
+            buffer[where // PAGE_TOKENS, :, where % PAGE_TOKENS] = array[0].swapaxes(0, 1)
         return mx.array([1])
 
     def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
