@@ -15,8 +15,8 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chairlift.engine.cpu import llvm_attention
-from chairlift.engine.cpu.llvm_attention import WIDE
+from chairlift.engine.cpu.compiled import llvm_attention, llvm_row_attention
+from chairlift.engine.cpu.compiled.llvm_attention import WIDE
 
 # Inputs whose weights in a panel stay in the L1 or L2 cache while all tokens are multiplied.
 _BLOCK = 1024
@@ -39,6 +39,7 @@ class Kernel(NamedTuple):
         bfloat16: the same for panels in bfloat16.
         transposed: see ``llvm_attention``.
         plain: see ``llvm_attention``.
+        rows: see ``llvm_row_attention``.
         engine: owns the code's memory.
     """
 
@@ -48,6 +49,7 @@ class Kernel(NamedTuple):
     bfloat16: Callable[..., int]
     transposed: Callable[..., int]
     plain: Callable[..., int]
+    rows: Callable[..., int]
     engine: Any
 
 
@@ -85,18 +87,21 @@ def compiled() -> Kernel | None:
     engine.finalize_object()
     size, address = ctypes.c_int64, ctypes.c_void_p
 
-    def function(name: str, sizes: int) -> Callable[..., int]:
-        prototype = ctypes.CFUNCTYPE(size, *[address] * 3, *[size] * sizes, address)
+    def function(name: str, addresses: int, sizes: int) -> Callable[..., int]:
+        # Behind a function's own arguments: the number of parts, the share, and the counters.
+        types = [*[address] * addresses, *[size] * (sizes + 2), address]
+        prototype = ctypes.CFUNCTYPE(size, *types)
         compiled_function: Callable[..., int] = prototype(engine.get_function_address(name))
         return compiled_function
 
     return Kernel(
         lanes=registers.lanes,
         outputs=WIDE * registers.lanes,
-        float32=function("float", 5),
-        bfloat16=function("bfloat", 5),
-        transposed=function("transposed", 9),
-        plain=function("plain", 9),
+        float32=function("float", 3, 3),
+        bfloat16=function("bfloat", 3, 3),
+        transposed=function("transposed", 3, 7),
+        plain=function("plain", 3, 7),
+        rows=function("rows", llvm_row_attention.ADDRESSES, llvm_row_attention.SIZES),
         engine=engine,
     )
 
@@ -117,7 +122,8 @@ def _source(registers: _Registers) -> str:
         counts = range(1, registers.tokens + 1)
         parts += [_tile(kind, registers.lanes, tokens) for tokens in counts]
         parts.append(_panels(kind, registers))
-    parts.append(llvm_attention.source(registers.lanes, registers.tokens))
+    for attention in (llvm_attention, llvm_row_attention):
+        parts.append(attention.source(registers.lanes, registers.tokens))
     return "\n".join(parts)
 
 
