@@ -281,7 +281,8 @@ def _attended_on_host(
         new = (mx.array(_unpacked_on_host(tokens, place)) for tokens in (keys, values))
         seen = layer.update_and_fetch(*new)
     if layer.sees_all(mask, place.step):
-        mixed = attend.by_row(queries, *layer.state, place.counts, layer.ring.cursors)
+        all_keys, all_values = layer.state
+        mixed = attend.by_row(queries, all_keys, all_values, place.counts, layer.ring.cursors)
         if mixed is not None:
             return mixed
     mixed = _by_column(attend.masked(_unpacked_on_host(queries, place), *seen, mask))[:, :, 0]

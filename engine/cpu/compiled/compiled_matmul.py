@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from chairlift.engine.cpu import worker_threads
 from chairlift.engine.cpu.compiled import llvm_kernel
-from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.compiled.llvm_attention import COUNTER_BYTES
+from chairlift.engine.cpu.gemm import Floats
 from chairlift.engine.cpu.views import Scratch, view
 
 # Products of fewer numbers end before another thread has begun.

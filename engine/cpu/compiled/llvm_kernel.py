@@ -111,13 +111,16 @@ def _registers(features: Any) -> _Registers | None:
         return _Registers(lanes=4, tokens=8)
     if not (features.get("avx2") and features.get("fma")):
         return None
-    return _Registers(16, 8) if features.get("avx512f") else _Registers(8, 6)
+    return _Registers(16, 12) if features.get("avx512f") else _Registers(8, 6)
 
 
 def _source(registers: _Registers) -> str:
     """The kernel in LLVM's language."""
     vector = f"<{registers.lanes} x float>"
-    parts = [f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})"]
+    parts = [
+        f"declare {vector} @llvm.fma.v{registers.lanes}f32({vector}, {vector}, {vector})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+    ]
     for kind in ("float", "bfloat"):
         counts = range(1, registers.tokens + 1)
         parts += [_tile(kind, registers.lanes, tokens) for tokens in counts]
@@ -130,7 +133,8 @@ def _source(registers: _Registers) -> str:
 def _tile(kind: str, lanes: int, tokens: int) -> str:
     """A function that adds a block of inputs to the sums of some tokens and one panel.
 
-    The weights of an input are ``step`` numbers after those of the input before.
+    The weights of an input are ``step`` numbers after those of the input before. With bfloat16,
+    which only panels have, the next panel is prefetched while this one is multiplied.
     """
     vector, integers = f"<{lanes} x float>", f"<{lanes} x i32>"
     loaded = vector if kind == "float" else f"<{lanes} x i16>"
@@ -161,6 +165,12 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
         lines.append(f"%s{name} = phi {vector} [%b{name}, %entry], [%n{name}, %loop]")
     element = "float" if kind == "float" else "i16"
     lines += ["%at = mul i64 %i, %step", f"%wi = getelementptr {element}, ptr %w, i64 %at"]
+    if kind == "bfloat":
+        lines += [
+            f"%ahead = mul i64 %inputs, {WIDE * lanes}",
+            "%wa = getelementptr i16, ptr %wi, i64 %ahead",
+            "call void @llvm.prefetch.p0(ptr %wa, i32 0, i32 2, i32 1)",
+        ]
     for wide in range(WIDE):
         lines.append(f"%wp{wide} = getelementptr {loaded}, ptr %wi, i64 {wide}")
         if kind == "float":
@@ -199,7 +209,10 @@ def _tile(kind: str, lanes: int, tokens: int) -> str:
 
 
 def _panels(kind: str, registers: _Registers) -> str:
-    """The function that takes panels until none is left; see ``Kernel``."""
+    """The function that takes panels until none is left; see ``Kernel``.
+
+    The tokens are divided evenly: a small tile takes nearly as long as a large one.
+    """
     outputs, most = WIDE * registers.lanes, registers.tokens
     tiles = "\n".join(
         f"tile{tokens}:\n"
@@ -234,10 +247,15 @@ tokens_loop:
   %to = mul i64 %t, %stride
   %yt = getelementptr float, ptr %yp, i64 %to
   %rest = sub i64 %tokens, %t
-  switch i64 %rest, label %tile{most} [ {cases} ]
+  %rest_up = add i64 %rest, {most - 1}
+  %tiles = udiv i64 %rest_up, {most}
+  %others = sub i64 %tiles, 1
+  %tile_up = add i64 %rest, %others
+  %tile = udiv i64 %tile_up, %tiles
+  switch i64 %tile, label %tile{most} [ {cases} ]
 {tiles}
 tokens_end:
-  %t_next = add i64 %t, {most}
+  %t_next = add i64 %t, %tile
   %t_more = icmp ult i64 %t_next, %tokens
   br i1 %t_more, label %tokens_loop, label %block_end
 block_end:

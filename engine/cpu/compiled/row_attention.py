@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_matmul import MIN_SHARED, run_shared
@@ -64,12 +65,12 @@ def attend(
     return result
 
 
-def _tiles(counts: Sequence[int], begun: Sequence[int], most: int) -> np.ndarray:
+def _tiles(counts: Sequence[int], begun: Sequence[int], most: int) -> NDArray[np.int64]:
     """The tiles of at most ``most`` tokens; see ``llvm_row_attention``."""
-    starts = accumulate(counts, initial=0)
+    starts = [*accumulate(counts, initial=0)][:-1]
     tiles = [
         (start + done, min(most, count - done), row, columns + done + 1)
-        for row, (start, count, columns) in enumerate(zip(starts, counts, begun))
+        for row, (start, count, columns) in enumerate(zip(starts, counts, begun, strict=True))
         for done in range(0, count, most)
     ]
     return np.array(tiles, np.int64).reshape(-1, 4)
