@@ -60,7 +60,7 @@ def attend(
         *(array.ctypes.data for array in (scaled, *stored, result, tiles)),
         *(heads, key_heads, dim, dim, *steps),
         parts=len(tiles) * key_heads,
-        is_shared=keys.size >= MIN_SHARED,
+        is_shared=int(tiles[:, 3].sum()) * key_heads * dim >= MIN_SHARED,
     )
     return result
 
