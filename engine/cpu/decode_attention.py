@@ -91,9 +91,10 @@ class HostAttention:
         begun: Sequence[int],
     ) -> Floats | None:
         """See ``HostAttend``."""
-        if not row_attention.supports(queries.shape[1], keys.shape[1], self._dim):
+        stored = view(keys), view(values)
+        if not row_attention.supports(queries, *stored):
             return None
-        return row_attention.attend(queries, keys, values, counts, begun, self._layer.scale)
+        return row_attention.attend(queries, *stored, counts, begun, self._layer.scale)
 
     def masked(self, queries: Floats, keys: mx.array, values: mx.array, mask: Mask) -> Floats:
         """See ``HostAttend``."""

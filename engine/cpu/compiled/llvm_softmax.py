@@ -15,6 +15,8 @@ _MIN_EXPONENT = -87.0
 # log(2) as the sum of two numbers, the first with so few digits that its multiples are exact.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)
 _LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
+# Added to a small number, it rounds it to an integer, which is in the lowest bits of the sum.
+_ROUND = 1.5 * 2**23
 
 
 def number(value: float) -> str:
@@ -34,12 +36,12 @@ def exponential(lanes: int) -> str:
     fma, least = f"call {vector} @llvm.fma.v{lanes}f32", _all(_MIN_EXPONENT, lanes)
     bias, shift = (", ".join([f"i32 {value}"] * lanes) for value in (127, 23))
     lines = [
-        f"declare {vector} @llvm.rint.v{lanes}f32({vector})",
         f"define internal {vector} @exponential({vector} %x) alwaysinline {{",
         f"%small = fcmp olt {vector} %x, {least}",
         f"%c = select <{lanes} x i1> %small, {vector} {least}, {vector} %x",
         f"%t = fmul {vector} %c, {_all(1 / math.log(2), lanes)}",
-        f"%n = call {vector} @llvm.rint.v{lanes}f32({vector} %t)",
+        f"%m = fadd {vector} %t, {_all(_ROUND, lanes)}",
+        f"%n = fsub {vector} %m, {_all(_ROUND, lanes)}",
         f"%r0 = {fma}({vector} %n, {vector} {_all(-_LOG2_HIGH, lanes)}, {vector} %c)",
         f"%r = {fma}({vector} %n, {vector} {_all(-_LOG2_LOW, lanes)}, {vector} %r0)",
     ]
@@ -52,7 +54,7 @@ def exponential(lanes: int) -> str:
         f"%rr = fmul {vector} %r, %r",
         f"%y0 = {fma}({vector} {power}, {vector} %rr, {vector} %r)",
         f"%y = fadd {vector} %y0, {_all(1.0, lanes)}",
-        f"%i = fptosi {vector} %n to {integers}",
+        f"%i = bitcast {vector} %m to {integers}",
         f"%b = add {integers} %i, <{bias}>",
         f"%e = shl {integers} %b, <{shift}>",
         f"%f = bitcast {integers} %e to {vector}",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import add
+from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,14 +14,20 @@ from chairlift.engine.cpu.compiled import llvm_kernel
 from chairlift.engine.cpu.compiled.compiled_matmul import MIN_SHARED, run_shared
 from chairlift.engine.cpu.compiled.llvm_row_attention import MAX_QUERIES
 from chairlift.engine.cpu.gemm import Floats
-from chairlift.engine.cpu.views import view
 
 
-def supports(heads: int, key_heads: int, dim: int) -> bool:
-    """Whether there is a kernel, and it computes heads of this form."""
+def supports(queries: Floats, keys: NDArray[Any], values: NDArray[Any]) -> bool:
+    """Whether there is a kernel, and it reads arrays of this form; see ``attend``."""
     kernel = llvm_kernel.compiled()
+    if kernel is None:
+        return False
+    _, heads, dim = queries.shape
+    key_heads = keys.shape[1]
     return (
-        kernel is not None
+        keys.dtype == values.dtype == np.float32
+        and keys.strides[3] == values.strides[3] == keys.itemsize
+        and keys.shape == values.shape
+        and keys.shape[3] == dim
         and dim % kernel.outputs == 0
         and heads % key_heads == 0
         and heads // key_heads <= MAX_QUERIES
@@ -29,8 +36,8 @@ def supports(heads: int, key_heads: int, dim: int) -> bool:
 
 def attend(
     queries: Floats,
-    keys: mx.array,
-    values: mx.array,
+    keys: Floats,
+    values: Floats,
     counts: Sequence[int],
     begun: Sequence[int],
     scale: float,
@@ -49,15 +56,17 @@ def attend(
     kernel = llvm_kernel.compiled()
     assert kernel is not None
     tokens, heads, dim = queries.shape
-    key_heads = keys.shape[1]
-    stored = view(keys), view(values)
-    steps = [stride // 4 for array in stored for stride in array.strides[:3]]
+    rows, key_heads, columns, _ = keys.shape
+    assert len(counts) <= rows
+    assert sum(counts) == tokens
+    assert max(map(add, counts, begun)) <= columns
+    steps = [stride // array.itemsize for array in (keys, values) for stride in array.strides[:3]]
     tiles = _tiles(counts, begun, max(1, MAX_QUERIES // (heads // key_heads)))
     scaled = np.multiply(queries, np.float32(scale), order="C")
     result = np.empty((tokens, heads, dim), np.float32)
     run_shared(
         kernel.rows,
-        *(array.ctypes.data for array in (scaled, *stored, result, tiles)),
+        *(array.ctypes.data for array in (scaled, keys, values, result, tiles)),
         *(heads, key_heads, dim, dim, *steps),
         parts=len(tiles) * key_heads,
         is_shared=int(tiles[:, 3].sum()) * key_heads * dim >= MIN_SHARED,

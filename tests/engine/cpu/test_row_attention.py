@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import add
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,7 +49,7 @@ def test_each_token_attends_to_its_own_row_up_to_itself(
     queries, keys, values = _random(counts, begun, key_heads, group, blocks, spread)
     shared.set(threads)
     result = row_attention.attend(queries, keys, values, counts, begun, 0.125)
-    exact = _exact(queries, np.array(keys), np.array(values), counts, begun, 0.125)
+    exact = _exact(queries, keys, values, counts, begun, 0.125)
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * max(1.0, spread))
 
 
@@ -78,27 +78,32 @@ def test_numbers_that_are_not_finite_stay(broken: float) -> None:
 def test_supported_forms() -> None:
     kernel = llvm_kernel.compiled()
     assert kernel is not None
-    dim = 2 * kernel.outputs
-    assert row_attention.supports(9, 3, dim)
-    assert not row_attention.supports(9, 3, dim - 1)
-    assert not row_attention.supports(2 * MAX_QUERIES, 1, dim)
+    queries, keys, values = _random([2], [5], 3, 3, 2, 1.0)
+    assert row_attention.supports(queries, keys, values)
+    assert not row_attention.supports(queries[..., 1:], keys[..., 1:], values[..., 1:])
+    assert not row_attention.supports(queries, keys, values[..., : kernel.outputs])
+    assert not row_attention.supports(queries, keys.astype(np.float16), values)
+    assert not row_attention.supports(queries, keys, np.asfortranarray(values))
+    assert not row_attention.supports(queries[:, :8], keys, values)
+    many = np.repeat(queries, MAX_QUERIES, axis=1)
+    assert not row_attention.supports(many, keys, values)
 
 
 def _random(
     counts: list[int], begun: list[int], key_heads: int, group: int, blocks: int, spread: float
-) -> tuple[Floats, mx.array, mx.array]:
-    """Queries, and the keys and values of buffers with a further row and further columns."""
+) -> tuple[Floats, Floats, Floats]:
+    """Queries, and keys and values; buffers have a further row and further columns, all NaN."""
     kernel = llvm_kernel.compiled()
     assert kernel is not None
     dim = blocks * kernel.outputs
     rng = np.random.default_rng(sum(counts) + sum(begun))
     columns = max(n + old for n, old in zip(counts, begun, strict=True)) + sum(begun) % 3
     queries = spread * rng.normal(size=(sum(counts), key_heads * group, dim)).astype(np.float32)
-    kv = (
-        mx.array(rng.normal(size=(len(counts) + 1, key_heads, columns, dim)).astype(np.float32))
-        for _ in range(2)
-    )
-    return queries.astype(np.float32), *kv
+    keys, values = np.full((2, len(counts) + 1, key_heads, columns, dim), np.nan, np.float32)
+    for row, used in enumerate(map(add, counts, begun)):
+        for buffer in (keys, values):
+            buffer[row, :, :used] = rng.normal(size=(key_heads, used, dim))
+    return queries, keys, values
 
 
 def _exact(
