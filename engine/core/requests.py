@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -39,9 +38,7 @@ class ActiveRequest:
         constrained = params.grammar is not None or params.thinking is not None
         return Constraint(params, matcher) if constrained else None
 
-    def end(
-        self, sequence: Sequence, tokens: list[int]
-    ) -> tuple[list[int], FinishReason | None]:
+    def end(self, sequence: Sequence, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
         """Whether a sequence ends with one of the tokens that were just read, at least one.
 
         Returns:

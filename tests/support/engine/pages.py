@@ -96,9 +96,9 @@ class HostPages:
         return mx.array([1])
 
     def copy(self, buffers: KeysValues, pairs: mx.array) -> mx.array:
-        source, target = memory_of(pairs).T
-        for buffer in buffers:
-            memory_of(buffer)[target] = memory_of(buffer)[source]
+        (source, target), *memory = (array.T for array in memory_of(pairs, *buffers))
+        for buffer in memory:
+            buffer[..., target] = buffer[..., source]
         return mx.array([1])
 
 
